@@ -1,0 +1,78 @@
+# Everything a developer or CI runs. `make help` lists it. Needs make and Python 3.11 or newer, nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Test processes; `auto` is one for each core. JOBS=0 runs the tests in this process, for a debugger.
+JOBS ?= auto
+# Further arguments for pytest, the bench and the resolver: make test ARGS='-k cursor', make lock ARGS=--upgrade
+ARGS ?=
+
+BIN := $(VENV)/bin
+RUN := $(VENV)/.installed-run
+DEV := $(VENV)/.installed-dev
+# What a user's command needs. A development install holds all of the run lock, so it is never installed over.
+INSTALLED := $(if $(wildcard $(DEV)),$(DEV),$(RUN))
+
+.DEFAULT_GOAL := help
+# Two goals would otherwise set up the same environment at the same time.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(INSTALLED) ## Run 10,000 URLs against a small site on loopback
+	$(BIN)/conveyor demo $(ARGS)
+
+.PHONY: test
+test: check ## Run the checks, then every test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+.PHONY: check
+check: $(DEV) ## Check format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+
+.PHONY: format
+format: $(DEV) ## Format the source and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(INSTALLED) ## Measure, each figure as a ratio to a bare limit
+	$(BIN)/python -m bench $(ARGS)
+
+# --no-config and the two --no-emit options keep this machine's registry out of the lock.
+LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --only-binary :all: \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS)
+
+.PHONY: lock
+lock: $(DEV) ## Write the lock files again (ARGS=--upgrade for newer versions)
+	$(LOCK) -o requirements/run.txt pyproject.toml requirements/build.in
+	$(LOCK) -o requirements/dev.txt -c requirements/run.txt --extra dev pyproject.toml
+
+.PHONY: clean
+clean: ## Remove the environment, caches and builds; data stays
+	rm -rf $(VENV) .cache .hypothesis build dist
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(RUN): requirements/run.txt pyproject.toml
+	$(call install,run)
+
+$(DEV): requirements/dev.txt pyproject.toml
+	$(call install,dev)
+
+# --no-compile: Python compiles the modules that it imports; compiling all of them takes a quarter of the set-up.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -qq --no-compile
+
+define install
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Conveyor needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@echo 'Setting up $(VENV) from requirements/$(1).txt'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/$(1).txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+endef
