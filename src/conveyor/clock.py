@@ -1,0 +1,59 @@
+"""Time and randomness, passed in. Nothing else in Conveyor asks the operating system for either."""
+
+import asyncio
+import random
+import secrets
+import time
+from typing import Protocol
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_TIME_CHARS = 10
+_RANDOM_CHARS = 16
+
+
+class Clock(Protocol):
+    """What the system may know of time and chance."""
+
+    def now(self) -> float:
+        """Seconds since 1970, for what is stored and shown."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, for waits and deadlines inside one process."""
+
+    def jitter(self) -> float:
+        """A number in [0, 1)."""
+
+    def new_id(self, prefix: str) -> str:
+        """An id that nobody else makes, whose text sorts by time of making."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+
+
+def sortable_id(prefix: str, now: float, entropy: int) -> str:
+    """48 bits of milliseconds and 80 bits of entropy, in an alphabet that sorts as it counts."""
+    number = (int(now * 1000) << 80) | (entropy & ((1 << 80) - 1))
+    chars = []
+    for _ in range(_TIME_CHARS + _RANDOM_CHARS):
+        chars.append(_ALPHABET[number & 31])
+        number >>= 5
+    return f"{prefix}_{''.join(reversed(chars))}"
+
+
+class SystemClock:
+    """The machine's own clock and entropy."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def jitter(self) -> float:
+        return random.random()
+
+    def new_id(self, prefix: str) -> str:
+        return sortable_id(prefix, time.time(), secrets.randbits(80))
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,45 @@
+"""Coordinator: leases, semaphores, rate limits and a cache. Primitives; the policies stand in coordination/.
+
+Losing all of it costs no correctness: what must not be lost is in Records and Tasks.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A right that lapses. `fence` grows with every grant of the same name, over restarts too."""
+
+    name: str
+    holder: str
+    fence: int
+
+
+class Coordinator(Protocol):
+    """Times are the engine's own clock, so that holders need not agree on theirs."""
+
+    async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        """Grant the lease if nobody else holds it; a holder that asks again gets a new fence."""
+
+    async def renew(self, lease: Lease, ttl: float) -> bool:
+        """Prolong it. False if it lapsed or another holds it: the holder must stop."""
+
+    async def release(self, lease: Lease) -> None:
+        """Give it back. A stale lease changes nothing."""
+
+    async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
+        """Set what this holder holds to as much of `want` as `limit` leaves after the others; returns it. It lapses
+        after `ttl` unless set again. 0 lets go."""
+
+    async def held(self, semaphore: str) -> int:
+        """What all holders hold together."""
+
+    async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
+        """GCRA: reserve `count` passes at `rate` a second; returns how long to wait before using them."""
+
+    async def cache(self, key: str, value: bytes, ttl: float) -> None:
+        """Keep a value that can be made again."""
+
+    async def cached(self, key: str) -> bytes | None:
+        """A kept value, if it has not lapsed."""

@@ -1,0 +1,86 @@
+"""Queue: messages that are seen by one receiver at a time, until acknowledged. A hint; the rows are the truth."""
+
+from collections.abc import Collection, Sequence
+from typing import NewType, Protocol
+
+import msgspec
+
+from conveyor.model import Page, RunId
+
+QueueName = NewType("QueueName", str)
+
+CONTROL = QueueName("control")
+
+
+def run_queue(run_id: RunId) -> QueueName:
+    """The queue of one run's references."""
+    return QueueName(f"run:{run_id}")
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message to send; it becomes visible after `delay` seconds."""
+
+    body: bytes
+    delay: float = 0.0
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A message as received. `receipt` is good for this delivery only: a later one makes it stale."""
+
+    message_id: str
+    receipt: str
+    # Deliveries so far, this one included.
+    receives: int
+    body: bytes
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """How many messages wait, are held by receivers, or are delayed."""
+
+    ready: int
+    held: int
+    delayed: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that was given up, with its reason."""
+
+    message_id: str
+    queue: QueueName
+    body: bytes
+    reason: str
+    at: float
+
+
+class Queue(Protocol):
+    """At least once, in no promised order."""
+
+    async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        """Send a batch. Returns the positions that were not taken, to be sent again; empty when all were."""
+
+    async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
+        """Take up to `limit` visible messages; nobody else sees them for `visibility` seconds."""
+
+    async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
+        """Hold messages for `visibility` seconds from now. Returns the receipts that were stale: those are lost."""
+
+    async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
+        """Remove messages for good. Returns the receipts that were stale."""
+
+    async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
+        """Give messages back unprocessed, visible after `delay` seconds, without counting the receive."""
+
+    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+        """Move messages to the dead letters."""
+
+    async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
+        """What was buried, oldest first."""
+
+    async def redrive(self, message_ids: Collection[str]) -> int:
+        """Send dead letters back to the queues that they came from; returns how many."""
+
+    async def depth(self, queue: QueueName) -> Depth:
+        """Approximate on engines that only know it so."""
+
+    async def drop(self, queue: QueueName) -> None:
+        """Remove a queue and all in it."""

@@ -1,0 +1,79 @@
+"""Tasks: the rows of tasks and their events, the bulk. Batches in, batches out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
+from conveyor.states import TaskStatus
+
+
+class TaskFilter(msgspec.Struct, frozen=True):
+    """Which tasks a listing returns; every given field must match."""
+
+    status: TaskStatus | None = None
+    error_code: str | None = None
+    http_status: int | None = None
+
+
+class TaskEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something that happened to one task: an attempt that failed, a dead letter."""
+
+    index: int
+    at: float
+    event: str
+    data: str
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What a batch of terminal transitions really moved."""
+
+    moved: frozenset[int]
+    counts: Counts
+
+
+class Tasks(Protocol):
+    """Every method takes the RunKey, which names the tenant, the run and its shard count; the shard of a task
+    follows from these alone."""
+
+    async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        """Write tasks as pending. One that is there already is left as it is, whatever its status."""
+
+    async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
+        """The status guard: which of these exist and are not terminal."""
+
+    async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
+        """Move each pending task to its terminal status, once. Those that were terminal before, or are not there,
+        do not move; counts follow the moves in the same step, by status and by error code."""
+
+    async def cancel_pending(self, run: RunKey, limit: int, at: float) -> int:
+        """Move up to `limit` pending tasks to cancelled; returns how many moved."""
+
+    async def counts(self, run: RunKey) -> Counts:
+        """Counts as they are kept with the moves, without a scan."""
+
+    async def recount(self, run: RunKey) -> Counts:
+        """Count rows, repair the kept counts if they drifted, and return the truth."""
+
+    async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
+        """The most frequent error codes of failed tasks."""
+
+    async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
+        """One task."""
+
+    async def page(self, run: RunKey, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
+        """Up to `limit` tasks that match, in lexicographic order of task_id, following `after`."""
+
+    async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
+        """Append to the audit trail."""
+
+    async def events(
+        self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int
+    ) -> Page[Event]:
+        """What was noted of the run, or of one of its tasks, oldest first."""
+
+    async def delete(self, run: RunKey, limit: int) -> int:
+        """Remove up to `limit` rows of the run and return how many; 0 when nothing is left."""
+
+

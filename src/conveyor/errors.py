@@ -1,0 +1,189 @@
+"""One tree of errors. The class docstring is the message, `code` is stable on the wire, `status` is for HTTP.
+
+    ConveyorError
+    ├── BadInput (400)
+    │   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
+    │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415)
+    ├── Unauthorized (401) ── MissingKey · InvalidKey
+    ├── NotFound (404) ── RouteNotFound
+    ├── MethodNotAllowed (405)
+    ├── Conflict (409) ── IdempotencyMismatch
+    ├── NoBody (404)
+    ├── Unavailable (503)
+    │   ├── DataDirectoryInUse · ServerUnreachable
+    │   └── EngineFailed
+    └── ListUnreadable (400)
+"""
+
+from typing import Any, ClassVar
+
+
+class ConveyorError(Exception):
+    """Something went wrong inside Conveyor; the log has the details."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        self.message = message or (type(self).__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
+        self.details = details
+        super().__init__(self.message)
+
+
+class BadInput(ConveyorError):
+    """The request is not valid."""
+
+    code = "bad_input"
+    status = 400
+
+
+class MalformedJson(BadInput):
+    """The body is not valid JSON."""
+
+    code = "malformed_json"
+
+
+class UnknownField(BadInput):
+    """The body has a field that this route does not know."""
+
+    code = "unknown_field"
+
+
+class InvalidField(BadInput):
+    """A field has a value that it can not have."""
+
+    code = "invalid_field"
+
+
+class InvalidTasks(BadInput):
+    """Some tasks are not valid; `errors` names each by its index. Nothing was written."""
+
+    code = "invalid_tasks"
+
+
+class NoTasks(BadInput):
+    """The job has no tasks. Give at least one in `tasks`."""
+
+    code = "no_tasks"
+
+
+class BadCursor(BadInput):
+    """The cursor is not one that this listing gave out. Start again without a cursor."""
+
+    code = "bad_cursor"
+
+
+class InvalidSetting(BadInput):
+    """A setting has a value that it can not have."""
+
+    code = "invalid_setting"
+
+
+class ListUnreadable(BadInput):
+    """The list of tasks could not be read."""
+
+    code = "list_unreadable"
+
+
+class TooManyTasks(BadInput):
+    """The request carries more tasks than one request may. Send the list in several jobs, or use `conveyor run`."""
+
+    code = "too_many_tasks"
+    status = 413
+
+
+class BodyTooLarge(BadInput):
+    """The request body is larger than the server takes."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class UnsupportedMediaType(BadInput):
+    """The body must be JSON: send `Content-Type: application/json`."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class Unauthorized(ConveyorError):
+    """The request is not authorised."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class MissingKey(Unauthorized):
+    """No API key was given. Send `Authorization: Bearer <key>`; `conveyor keys create` makes one."""
+
+    code = "missing_key"
+
+
+class InvalidKey(Unauthorized):
+    """The API key is not known, has expired or was revoked. `conveyor keys create` makes one."""
+
+    code = "invalid_key"
+
+
+class NotFound(ConveyorError):
+    """There is nothing under this id."""
+
+    code = "not_found"
+    status = 404
+
+
+class RouteNotFound(NotFound):
+    """There is no such route. `/v1/openapi.json` lists them."""
+
+    code = "route_not_found"
+
+
+class NoBody(NotFound):
+    """The task has no result body."""
+
+    code = "no_body"
+
+
+class MethodNotAllowed(ConveyorError):
+    """The route does not take this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class Conflict(ConveyorError):
+    """The request conflicts with the present state."""
+
+    code = "conflict"
+    status = 409
+
+
+class IdempotencyMismatch(Conflict):
+    """The Idempotency-Key was used before with another body. Use a new key for a new request."""
+
+    code = "idempotency_key_reused"
+
+
+class Unavailable(ConveyorError):
+    """The service can not answer now. Try again."""
+
+    code = "unavailable"
+    status = 503
+
+
+class DataDirectoryInUse(Unavailable):
+    """Another Conveyor process owns this data directory. Stop it, or choose another with --data."""
+
+    code = "data_directory_in_use"
+
+
+class ServerUnreachable(Unavailable):
+    """No Conveyor server answers. Start one with `conveyor up`, or set CONVEYOR_URL."""
+
+    code = "server_unreachable"
+
+
+class EngineFailed(Unavailable):
+    """A storage engine failed."""
+
+    code = "engine_failed"

@@ -1,0 +1,293 @@
+"""The nouns: what a job, a run, a task and a result are. Values are frozen and do no I/O."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Generic, NewType, TypeVar
+
+import msgspec
+
+from conveyor.states import RunState, TaskStatus
+
+TenantId = NewType("TenantId", str)
+JobId = NewType("JobId", str)
+RunId = NewType("RunId", str)
+TaskId = NewType("TaskId", str)
+# A task's input as JSON text: a URL string or an object for `fetch`, any value for `python`.
+InputJson = NewType("InputJson", str)
+
+T = TypeVar("T")
+
+MAX_INDEX = (1 << 40) - 1
+
+
+def task_id(run_id: RunId, index: int) -> TaskId:
+    """Deterministic, so that writing a task again overwrites it and never makes a second one."""
+    return TaskId(sha256(f"{run_id}:{index}".encode()).hexdigest())
+
+
+def shard_of(task: TaskId, shard_count: int) -> int:
+    """fnv32a(task_id) % N; a job with N ≤ 1 has one shard."""
+    if shard_count <= 1:
+        return 0
+    acc = 0x811C9DC5
+    for byte in task.encode():
+        acc = ((acc ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return acc % shard_count
+
+
+class JobKind(StrEnum):
+    """Which executor runs the tasks."""
+
+    FETCH = "fetch"
+    PYTHON = "python"
+
+
+class ResultLayout(StrEnum):
+    """How bodies are kept: an object each, or many to a segment. Pinned on the job."""
+
+    OBJECT = "object"
+    PACKED = "packed"
+
+
+class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Delay before attempt n+1: random in [0, min(cap, base * rate**(n-1))] when `jitter`, else that bound."""
+
+    base: float = 1.0
+    rate: float = 2.0
+    cap: float = 300.0
+    jitter: bool = True
+
+
+class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fetch through a proxy (`proxy`, an HTTP proxy URL) or an API gateway (`url`, a template with {url})."""
+
+    proxy: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = {}
+
+
+class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stop the job at `failed` failed tasks, or when more than `ratio` of at least `after` ended tasks failed."""
+
+    failed: int | None = None
+    ratio: float | None = None
+    after: int = 100
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a job's tasks are run. Every field has a default that is polite and safe."""
+
+    concurrency: int = 64
+    rate_per_host: float | None = None
+    concurrency_per_host: int | None = None
+    attempts: int = 4
+    backoff: Backoff = Backoff()
+    retry_statuses: Sequence[int] = (408, 425, 429, 500, 502, 503, 504)
+    timeout: float = 30.0
+    connect_timeout: float = 10.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_redirects: int = 5
+    headers: Mapping[str, str] = {}
+    # Empty means 200 to 299.
+    success_statuses: Sequence[int] = ()
+    gateway: Gateway | None = None
+    # The registered name of the function, for kind "python".
+    handler: str | None = None
+    # Among one tenant's runs, a higher number is served first.
+    priority: int = 0
+    retention_days: float = 14.0
+    failure_threshold: FailureThreshold | None = None
+    chunk_size: int = 100
+
+
+class TaskSeed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A task before it has run."""
+
+    index: int
+    input: InputJson
+
+
+class TaskRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a worker needs to run one task. Travels in a Chunk, which carries what all its references share."""
+
+    index: int
+    input: InputJson
+    attempt: int = 1
+    # Starts that ended without an outcome: the worker died while it held the task.
+    lost_starts: int = 0
+
+
+class RunKey(msgspec.Struct, frozen=True, array_like=True):
+    """Where a run's rows are, in every engine."""
+
+    tenant: TenantId
+    job_id: JobId
+    run_id: RunId
+    shard_count: int = 1
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """The body of a message on a run's queue: references of one run. `version` is for messages in flight at a deploy."""
+
+    run: RunKey
+    refs: list[TaskRef]
+    version: int = 1
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    """Why a task failed, or why an attempt is tried again."""
+
+    code: str
+    message: str
+
+
+class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a result body is: a whole object, or `length` bytes at `offset` of a segment."""
+
+    key: str
+    length: int
+    sha256: str
+    # -1: the object holds this body alone.
+    offset: int = -1
+
+
+class Outcome(msgspec.Struct, gc=False):
+    """What one attempt came to. `retry_after` set means: not terminal, try again after so many seconds."""
+
+    status: TaskStatus
+    http_status: int | None = None
+    error: TaskError | None = None
+    body: bytes | None = None
+    content_type: str | None = None
+    final_url: str | None = None
+    headers: list[tuple[str, str]] | None = None
+    elapsed: float = 0.0
+    retry_after: float | None = None
+
+
+class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a finished task that no query filters by; kept as one JSON value in its row."""
+
+    error: TaskError | None = None
+    content_type: str | None = None
+    final_url: str | None = None
+    headers: list[tuple[str, str]] | None = None
+    body: BodyRef | None = None
+    elapsed: float = 0.0
+
+
+class TaskEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One terminal transition, as it is written."""
+
+    index: int
+    status: TaskStatus
+    attempts: int
+    http_status: int | None
+    error_code: str | None
+    detail: str
+    at: float
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task as it is read back."""
+
+    task_id: TaskId
+    index: int
+    input: msgspec.Raw
+    status: TaskStatus
+    attempts: int = 0
+    http_status: int | None = None
+    error_code: str | None = None
+    detail: ResultDetail = ResultDetail()
+    finished_at: float | None = None
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Stored tasks of a run by terminal status. Pending is what is left of the total."""
+
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.succeeded + self.failed + self.cancelled
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One pass over a job's tasks."""
+
+    run_id: RunId
+    number: int
+    state: RunState
+    total: int
+    # Set once all tasks are written and `total` is final; completion is impossible before.
+    last_batch: bool
+    created_at: float
+    ended_at: float | None = None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job and its latest run."""
+
+    tenant: TenantId
+    job_id: JobId
+    name: str | None
+    kind: JobKind
+    # "closed": the list is given whole.
+    mode: str
+    options: Options
+    task_shard_count: int
+    result_layout: ResultLayout
+    state: RunState
+    reason: str | None
+    created_at: float
+    expires_at: float
+    run: Run
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.tenant, self.job_id, self.run.run_id, self.task_shard_count)
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """An outbox entry: something a client is to be told, written in the same step as the change it tells of."""
+
+    notice_id: str
+    tenant: TenantId
+    job_id: JobId
+    run_id: RunId
+    event: str
+    at: float
+    data: dict[str, Any]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An entry of a job's audit trail."""
+
+    seq: int
+    at: float
+    event: str
+    run_id: RunId
+    index: int | None
+    data: dict[str, Any]
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key as it is stored: the secret only as its hash."""
+
+    key_id: str
+    tenant: TenantId
+    name: str | None
+    secret_sha256: str
+    created_at: float
+    revoked_at: float | None = None
+    expires_at: float | None = None
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Part of a listing. `next_cursor` is None at its end."""
+
+    items: list[T]
+    next_cursor: str | None = None

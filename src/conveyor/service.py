@@ -1,0 +1,82 @@
+"""The one loop of every background role: tick() -> delay. Errors, back-off, wake-ups and stopping live only here."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from conveyor.clock import Clock
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 30.0
+
+
+class Role(Protocol):
+    """A background role. `tick` does what is due and returns how many seconds nothing more will be."""
+
+    name: str
+
+    async def tick(self) -> float: ...
+
+    async def close(self) -> None:
+        """Finish or give back what is held; called once, after the last tick."""
+
+
+class Service:
+    """Runs one role until it is told to stop."""
+
+    def __init__(self, role: Role, clock: Clock) -> None:
+        self.role = role
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    def wake(self) -> None:
+        """Tick now rather than when the delay is over."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the present tick, close the role, end."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        pause = _FIRST_PAUSE
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                try:
+                    delay = await self.role.tick()
+                    pause = _FIRST_PAUSE
+                except Exception:
+                    log.exception("role failed; it goes on after a pause", role=self.role.name, pause=pause)
+                    delay, pause = pause, min(pause * 2, _LONGEST_PAUSE)
+                await self._rest(delay)
+        finally:
+            await self.role.close()
+
+    async def _rest(self, delay: float) -> None:
+        if delay <= 0:
+            await asyncio.sleep(0)
+            return
+        timer = asyncio.ensure_future(self._clock.sleep(delay))
+        waker = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({timer, waker}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            waker.cancel()
+
+
+async def run_until(services: Sequence[Service], stopped: Callable[[], Awaitable[object]]) -> None:
+    """Run services side by side until `stopped` returns; then stop them all and wait for each to close."""
+    tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
+    try:
+        await stopped()
+    finally:
+        for service in services:
+            service.stop()
+        await asyncio.gather(*tasks)
