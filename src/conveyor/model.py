@@ -128,10 +128,20 @@ class RunKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """The body of a message on a run's queue: references of one run. `version` is for messages in flight at a deploy."""
+    """A message on a run's queue: references of one run. `version` is for messages in flight at a deploy."""
 
     run: RunKey
     refs: list[TaskRef]
+    version: int = 1
+
+
+class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):
+    """A message on the control queue: the list staged at `source` is to become the tasks of a run."""
+
+    tenant: TenantId
+    job_id: JobId
+    run_id: RunId
+    source: str
     version: int = 1
 
 
@@ -245,6 +255,8 @@ class Job(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float
     run: Run
+    # Where the staged list is, for a job that is ingested.
+    source: str | None = None
 
     @property
     def key(self) -> RunKey:

@@ -18,6 +18,8 @@ class Role(Protocol):
     """A background role. `tick` does what is due and returns how many seconds nothing more will be."""
 
     name: str
+    # Set by the service; a role calls it when there is something to do before its delay is over.
+    wake: Callable[[], None]
 
     async def tick(self) -> float: ...
 
@@ -33,6 +35,7 @@ class Service:
         self._clock = clock
         self._wake = asyncio.Event()
         self._stopping = False
+        role.wake = self.wake
 
     def wake(self) -> None:
         """Tick now rather than when the delay is over."""

@@ -1,1 +1,1 @@
-""""""
+"""Coordination: policies (limits per target), once, over the coordinator's primitives."""

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.engines.queue import Outgoing
+from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.model import ApiKey, Event, Job, JobId, Notice, Page, Run, RunId, TaskSeed, TenantId
 from conveyor.states import RunState
 
@@ -22,12 +22,17 @@ class IdempotencyRow(msgspec.Struct, frozen=True):
     expires_at: float
 
 
+class Checkpoint(msgspec.Struct, frozen=True):
+    """How far an ingest has come: every line before `offset` is a task below `next_index`, durable and enqueued."""
+
+    next_index: int
+    offset: int
+
+
 class Records(Protocol):
     """A missing row is None or False, never an exception; every row of a tenant is found only through it."""
 
-    async def create_job(
-        self, job: Job, notice: Notice, idempotency: IdempotencyRow | None
-    ) -> IdempotencyRow | None:
+    async def create_job(self, job: Job, notice: Notice, idempotency: IdempotencyRow | None) -> IdempotencyRow | None:
         """Write job, run, notice and idempotency row in one step. If the idempotency key is taken by an unexpired
         row, write nothing and return that row."""
 
@@ -52,6 +57,13 @@ class Records(Protocol):
     async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
         """Say that all tasks are written; an ingesting run becomes running. Returns the run as it then is."""
 
+    async def checkpoint(self, job_id: JobId, run_id: RunId, at: Checkpoint, fence: int) -> bool:
+        """Keep how far the run's ingest is, and show it as the run's total so far. False, and nothing written, if a
+        later holder of the ingest lease has written already (fence), or the run is latched or has ended."""
+
+    async def checkpointed(self, run_id: RunId) -> Checkpoint | None:
+        """The last checkpoint of the run's ingest."""
+
     async def move_run(
         self,
         job_id: JobId,
@@ -63,6 +75,12 @@ class Records(Protocol):
     ) -> bool:
         """Move the run, and the job with it, if it is in one of `sources`; write the notice in the same step.
         True for the one caller that moved it. A run moves to `completed` only once it is latched."""
+
+    async def ended_unswept(self, limit: int) -> list[Job]:
+        """Jobs whose latest run has ended and whose remains (pending tasks, its queue) were not yet swept."""
+
+    async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
+        """Say that an ended run has left nothing behind."""
 
     async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
         """The job's events, oldest first: what was written to the outbox."""
@@ -89,6 +107,7 @@ class AcceptsWhole(Protocol):
         notice: Notice,
         idempotency: IdempotencyRow | None,
         seeds: Sequence[TaskSeed],
+        queue: QueueName,
         messages: Sequence[Outgoing],
     ) -> IdempotencyRow | None:
-        """create_job, the tasks and the messages on the run's queue, all or nothing."""
+        """create_job, the tasks and the messages on a queue, all or nothing."""

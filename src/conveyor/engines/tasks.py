@@ -62,18 +62,15 @@ class Tasks(Protocol):
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         """One task."""
 
-    async def page(self, run: RunKey, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
-        """Up to `limit` tasks that match, in lexicographic order of task_id, following `after`."""
+    async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
+        """Up to `limit` tasks of one shard that match, in lexicographic order of task_id, following `after`.
+        A run has the shards 0 to shard_count - 1; merging them is the reader's part (serve/)."""
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         """Append to the audit trail."""
 
-    async def events(
-        self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int
-    ) -> Page[Event]:
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
         """What was noted of the run, or of one of its tasks, oldest first."""
 
     async def delete(self, run: RunKey, limit: int) -> int:
         """Remove up to `limit` rows of the run and return how many; 0 when nothing is left."""
-
-

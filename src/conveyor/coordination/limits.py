@@ -1,0 +1,51 @@
+"""Limits per target: how many requests a second, and how many at once, one host may get from one job."""
+
+from conveyor.engines.coordinator import Coordinator
+from conveyor.model import Job
+
+# How soon a target whose slots are all taken is asked for again.
+_TRY_AGAIN = 0.05
+# A holder that died frees its slots after this long.
+_HOLD_SECONDS = 60.0
+
+
+class TargetLimits:
+    """The limits of one job, as one worker sees them; shared with other workers through the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, job: Job, holder: str) -> None:
+        self._coordinator = coordinator
+        self._holder = holder
+        self._prefix = f"target:{job.tenant}:{job.job_id}:"
+        self._rate = job.options.rate_per_host
+        self._most = job.options.concurrency_per_host
+        self._running: dict[str, int] = {}
+        self.limited = self._rate is not None or self._most is not None
+
+    async def reserve(self, target: str | None) -> float:
+        """Reserve the next pass to the target at its rate; returns how long until it may be used."""
+        if self._rate is None or target is None:
+            return 0.0
+        return await self._coordinator.reserve(self._prefix + target, 1, self._rate, 1)
+
+    async def enter(self, target: str | None) -> float:
+        """Take one of the target's slots; a number above 0 says that none is free and when to ask again."""
+        if self._most is None or target is None:
+            return 0.0
+        want = self._running.get(target, 0) + 1
+        if await self._hold(target, want) < want:
+            return _TRY_AGAIN
+        self._running[target] = want
+        return 0.0
+
+    async def leave(self, target: str | None) -> None:
+        """Give the slot back."""
+        if self._most is None or target is None:
+            return
+        left = self._running.pop(target) - 1
+        if left:
+            self._running[target] = left
+        await self._hold(target, left)
+
+    async def _hold(self, target: str, count: int) -> int:
+        assert self._most is not None
+        return await self._coordinator.hold(self._prefix + target, self._holder, count, self._most, _HOLD_SECONDS)

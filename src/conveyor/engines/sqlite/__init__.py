@@ -1,0 +1,61 @@
+"""The embedded engine: Records, Tasks, Queue and Coordinator on one SQLite database that one process owns."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import apsw
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import Outgoing, QueueName
+from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.sqlite.coordinator import SqliteCoordinator
+from conveyor.engines.sqlite.database import Database, open_database
+from conveyor.engines.sqlite.queue import SqliteQueue, insert_messages
+from conveyor.engines.sqlite.records import SqliteRecords, insert_job
+from conveyor.engines.sqlite.tasks import SqliteTasks, insert_tasks, seed_rows
+from conveyor.model import Job, Notice, TaskSeed
+
+
+class SqliteEngine:
+    """All four seams on one database, and so the capability to accept a job whole."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self.records = SqliteRecords(database, clock)
+        self.tasks = SqliteTasks(database)
+        self.queue = SqliteQueue(database, clock)
+        self.coordinator = SqliteCoordinator(database, clock)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, directory: Path, clock: Clock) -> AsyncIterator[Self]:
+        """Take ownership of the directory; whatever the last owner held is free again."""
+        async with open_database(directory) as database:
+            engine = cls(database, clock)
+            await engine.queue.release_all()
+            yield engine
+
+    async def accept_whole(
+        self,
+        job: Job,
+        notice: Notice,
+        idempotency: IdempotencyRow | None,
+        seeds: Sequence[TaskSeed],
+        queue: QueueName,
+        messages: Sequence[Outgoing],
+    ) -> IdempotencyRow | None:
+        now = self._clock.now()
+        rows = seed_rows(job.key, seeds)
+
+        def work(db: apsw.Connection) -> IdempotencyRow | None:
+            taken = insert_job(db, now, job, notice, idempotency)
+            if taken is None:
+                if seeds:
+                    insert_tasks(db, job.key, rows)
+                insert_messages(db, now, queue, messages)
+            return taken
+
+        return await self._database.write(work)

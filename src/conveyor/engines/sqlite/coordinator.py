@@ -1,0 +1,85 @@
+"""Coordinator of the embedded system. Leases are rows, because a fence must grow over restarts; the rest is memory,
+because one process owns the database and what it counts dies with it."""
+
+from conveyor.clock import Clock
+from conveyor.engines.coordinator import Lease
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.faults import crashpoint
+
+SQL = named_queries("coordinator.sql")
+
+# Past this, buckets that have long been idle and values that lapsed are thrown out.
+_MOST_ENTRIES = 50_000
+
+
+class SqliteCoordinator:
+    """Leases in SQLite; semaphores, buckets and cache in memory."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._holders: dict[str, dict[str, tuple[int, float]]] = {}
+        # The time at which each bucket's next pass is due (GCRA's theoretical arrival time).
+        self._buckets: dict[str, float] = {}
+        self._cache: dict[str, tuple[bytes, float]] = {}
+
+    async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        now = self._clock.now()
+        values = {"name": name, "holder": holder, "now": now, "until": now + ttl}
+        crashpoint("lease.grant.before")
+        row = await self._database.write(lambda db: db.execute(SQL["grant"], values).fetchone())
+        crashpoint("lease.grant.after")
+        return Lease(name, holder, int(row[0])) if row else None
+
+    async def renew(self, lease: Lease, ttl: float) -> bool:
+        now = self._clock.now()
+        values = {**_fields(lease), "now": now, "until": now + ttl}
+
+        return await self._database.change(SQL["renew"], values) > 0
+
+    async def release(self, lease: Lease) -> None:
+        await self._database.change(SQL["release"], _fields(lease))
+
+    async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
+        now = self._clock.monotonic()
+        holders = self._live(semaphore, now)
+        others = sum(count for name, (count, _) in holders.items() if name != holder)
+        granted = max(0, min(want, limit - others))
+        if granted:
+            holders[holder] = (granted, now + ttl)
+            self._holders[semaphore] = holders
+        else:
+            holders.pop(holder, None)
+        if not holders:
+            self._holders.pop(semaphore, None)
+        return granted
+
+    async def held(self, semaphore: str) -> int:
+        return sum(count for count, _ in self._live(semaphore, self._clock.monotonic()).values())
+
+    async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
+        now = self._clock.monotonic()
+        step = 1 / rate
+        due = max(self._buckets.get(bucket, 0.0), now)
+        self._buckets[bucket] = due + count * step
+        if len(self._buckets) > _MOST_ENTRIES:
+            self._buckets = {name: due for name, due in self._buckets.items() if due > now}
+        return max(0.0, due - now - (burst - 1) * step)
+
+    async def cache(self, key: str, value: bytes, ttl: float) -> None:
+        now = self._clock.monotonic()
+        if len(self._cache) > _MOST_ENTRIES:
+            self._cache = {name: entry for name, entry in self._cache.items() if entry[1] > now}
+        self._cache[key] = (value, now + ttl)
+
+    async def cached(self, key: str) -> bytes | None:
+        value, until = self._cache.get(key, (None, 0.0))
+        return value if until > self._clock.monotonic() else None
+
+    def _live(self, semaphore: str, now: float) -> dict[str, tuple[int, float]]:
+        holders = self._holders.get(semaphore, {})
+        return {name: entry for name, entry in holders.items() if entry[1] > now}
+
+
+def _fields(lease: Lease) -> dict[str, str | int]:
+    return {"name": lease.name, "holder": lease.holder, "fence": lease.fence}

@@ -1,0 +1,12 @@
+-- name: grant
+INSERT INTO leases VALUES (:name, :holder, 1, :until)
+ON CONFLICT (name) DO UPDATE SET holder = :holder, fence = fence + 1, expires_at = :until
+WHERE expires_at <= :now OR holder = :holder
+RETURNING fence;
+
+-- name: renew
+UPDATE leases SET expires_at = :until
+WHERE name = :name AND holder = :holder AND fence = :fence AND expires_at > :now;
+
+-- name: release
+UPDATE leases SET expires_at = 0 WHERE name = :name AND holder = :holder AND fence = :fence;

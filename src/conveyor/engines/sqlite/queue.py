@@ -1,0 +1,123 @@
+"""Queue on SQLite. A receipt is "<id>.<receives>": the next delivery of the message makes it stale."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.records import after as after_seq
+from conveyor.faults import crashpoint
+from conveyor.model import Page
+
+SQL = named_queries("queue.sql")
+
+_ROWS_IN_ONE_INSERT = 50
+
+
+class SqliteQueue:
+    """Messages of all queues in one table."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        now = self._clock.now()
+        crashpoint("queue.send.before")
+        await self._database.write(lambda db: insert_messages(db, now, queue, messages))
+        crashpoint("queue.send.after")
+        return []
+
+    async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
+        now = self._clock.now()
+        values = {"queue": queue, "now": now, "until": now + visibility, "limit": limit}
+        # An idle queue is asked often: a read costs no commit.
+        if not await self._database.row(SQL["due"], values):
+            return []
+        rows: list[Any] = await self._database.write(lambda db: db.execute(SQL["take"], values).fetchall())
+        crashpoint("queue.receive.after")
+        return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[1], row[2]) for row in rows]
+
+    async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
+        until = self._clock.now() + visibility
+        return await self._each("extend", queue, receipts, {"until": until})
+
+    async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
+        crashpoint("queue.ack.before")
+        stale = await self._each("ack", queue, receipts, {})
+        crashpoint("queue.ack.after")
+        return stale
+
+    async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
+        await self._each("release", queue, receipts, {"until": self._clock.now() + delay})
+
+    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+        values = {"reason": reason, "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> None:
+            _apply(db, "bury", queue, receipts, values)
+            _apply(db, "ack", queue, receipts, {})
+
+        crashpoint("queue.bury.before")
+        await self._database.write(work)
+        crashpoint("queue.bury.after")
+
+    async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
+        values = {"after": after_seq(cursor), "limit": limit + 1}
+        rows = await self._database.rows(SQL["dead_letters"], values)
+        items = [DeadLetter(str(row[0]), QueueName(row[1]), row[2], row[3], row[4]) for row in rows[:limit]]
+        return Page(items, items[-1].message_id if len(rows) > limit else None)
+
+    async def redrive(self, message_ids: Collection[str]) -> int:
+        ids = [int(text) for text in message_ids if text.isascii() and text.isdigit()]
+        values = {"ids": msgspec.json.encode(ids).decode(), "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> int:
+            db.execute(SQL["redrive_send"], values)
+            db.execute(SQL["redrive_forget"], {"ids": values["ids"]})
+            return int(db.changes())
+
+        return await self._database.write(work)
+
+    async def depth(self, queue: QueueName) -> Depth:
+        values = {"queue": queue, "now": self._clock.now()}
+        row = await self._database.row(SQL["depth"], values)
+        return Depth(*row)
+
+    async def drop(self, queue: QueueName) -> None:
+        await self._database.change(SQL["drop"], {"queue": queue})
+
+    async def release_all(self) -> None:
+        """For the owner of a database that was just opened: whoever held a message died with the last owner."""
+        values = {"now": self._clock.now()}
+        await self._database.change(SQL["release_all"], values)
+
+    async def _each(
+        self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
+    ) -> frozenset[str]:
+        return await self._database.write(lambda db: _apply(db, query, queue, receipts, values))
+
+
+def insert_messages(db: apsw.Connection, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
+    """Part of a transaction. Many rows to a statement: see the head of database.py."""
+    for start in range(0, len(messages), _ROWS_IN_ONE_INSERT):
+        batch = messages[start : start + _ROWS_IN_ONE_INSERT]
+        values = [value for one in batch for value in (queue, now + one.delay, one.body)]
+        marks = ",".join(["(?,?,?)"] * len(batch))
+        db.execute(f"INSERT INTO messages (queue, visible_at, body) VALUES {marks}", values)  # noqa: S608
+
+
+def _apply(
+    db: apsw.Connection, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
+) -> frozenset[str]:
+    stale = set()
+    for receipt in receipts:
+        message, _, receives = receipt.partition(".")
+        db.execute(SQL[query], {"id": int(message), "queue": queue, "receives": int(receives), **values})
+        if db.changes() == 0:
+            stale.add(receipt)
+    return frozenset(stale)

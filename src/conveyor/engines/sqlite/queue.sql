@@ -1,0 +1,46 @@
+-- name: due
+SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit;
+
+-- name: take
+UPDATE messages SET visible_at = :until, receives = receives + 1, held = 1
+WHERE id IN (
+    SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit
+)
+RETURNING id, receives, body;
+
+-- name: extend
+UPDATE messages SET visible_at = :until
+WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+
+-- name: ack
+DELETE FROM messages WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+
+-- name: release
+UPDATE messages SET visible_at = :until, receives = receives - 1, held = 0
+WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+
+-- name: release_all
+UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
+
+-- name: bury
+INSERT INTO dead_letters (queue, body, reason, at)
+SELECT queue, body, :reason, :now FROM messages
+WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+
+-- name: dead_letters
+SELECT id, queue, body, reason, at FROM dead_letters WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: redrive_send
+INSERT INTO messages (queue, visible_at, body)
+SELECT queue, :now, body FROM dead_letters WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: redrive_forget
+DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: depth
+SELECT count(*) FILTER (WHERE visible_at <= :now), count(*) FILTER (WHERE visible_at > :now AND held = 1),
+    count(*) FILTER (WHERE visible_at > :now AND held = 0)
+FROM messages WHERE queue = :queue;
+
+-- name: drop
+DELETE FROM messages WHERE queue = :queue;

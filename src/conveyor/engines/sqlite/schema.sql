@@ -1,0 +1,150 @@
+-- SPEC §5 describes every table. A change here is a new step in migrations (database.py) and a change of SPEC §5.
+
+CREATE TABLE jobs (
+    job_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    name TEXT,
+    kind TEXT NOT NULL,
+    mode TEXT NOT NULL,
+    options TEXT NOT NULL,
+    task_shard_count INTEGER NOT NULL DEFAULT 1,
+    result_layout TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    run_id TEXT NOT NULL,
+    source TEXT
+) WITHOUT ROWID;
+CREATE INDEX jobs_by_tenant ON jobs (tenant, job_id);
+CREATE INDEX jobs_active ON jobs (state) WHERE state IN ('ingesting', 'running', 'paused');
+
+CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY,
+    job_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    total INTEGER NOT NULL,
+    last_batch INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    ended_at REAL,
+    -- 1 once an ended run has no pending tasks and no queue any more.
+    swept INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX runs_by_job ON runs (job_id, number);
+CREATE INDEX runs_unswept ON runs (ended_at) WHERE ended_at IS NOT NULL AND swept = 0;
+
+CREATE TABLE ingests (
+    run_id TEXT PRIMARY KEY,
+    next_index INTEGER NOT NULL,
+    byte_offset INTEGER NOT NULL,
+    -- Fence of the lease under which it was written.
+    fence INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE notices (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    notice_id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    event TEXT NOT NULL,
+    at REAL NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX notices_by_job ON notices (tenant, job_id, seq);
+
+CREATE TABLE idempotency (
+    tenant TEXT NOT NULL,
+    route TEXT NOT NULL,
+    key TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    status INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    expires_at REAL NOT NULL,
+    PRIMARY KEY (tenant, route, key)
+) WITHOUT ROWID;
+
+CREATE TABLE keys (
+    key_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    name TEXT,
+    secret_sha256 TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    revoked_at REAL,
+    expires_at REAL
+) WITHOUT ROWID;
+
+-- The kept counts of a run, and the small number under which its tasks stand.
+CREATE TABLE task_runs (
+    run_no INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    succeeded INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE task_errors (
+    run_no INTEGER NOT NULL,
+    error_code TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (run_no, error_code)
+) WITHOUT ROWID;
+
+-- Rows stand by index, so that a chunk of tasks is a few pages to write: by task_id, which is a hash, each would be a
+-- page of its own. sort_key is the first 60 bits of the task_id, whose order the listing follows; the task_id itself
+-- is made from the run and the index.
+CREATE TABLE tasks (
+    run_no INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    shard INTEGER NOT NULL,
+    sort_key INTEGER NOT NULL,
+    status INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    http_status INTEGER,
+    error_code TEXT,
+    finished_at REAL,
+    input TEXT NOT NULL,
+    detail TEXT,
+    PRIMARY KEY (run_no, idx)
+) WITHOUT ROWID;
+CREATE INDEX tasks_by_id ON tasks (run_no, shard, sort_key);
+CREATE INDEX tasks_failed ON tasks (run_no, shard, sort_key) WHERE status = 2;
+
+CREATE TABLE task_events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_no INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    at REAL NOT NULL,
+    event TEXT NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX task_events_by_run ON task_events (run_no, seq);
+CREATE INDEX task_events_by_task ON task_events (run_no, idx, seq);
+
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue TEXT NOT NULL,
+    visible_at REAL NOT NULL,
+    receives INTEGER NOT NULL DEFAULT 0,
+    -- 1 from receive until ack, release or lapse.
+    held INTEGER NOT NULL DEFAULT 0,
+    body BLOB NOT NULL
+);
+CREATE INDEX messages_due ON messages (queue, visible_at, id);
+
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue TEXT NOT NULL,
+    body BLOB NOT NULL,
+    reason TEXT NOT NULL,
+    at REAL NOT NULL
+);
+
+CREATE TABLE leases (
+    name TEXT PRIMARY KEY,
+    holder TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    expires_at REAL NOT NULL
+) WITHOUT ROWID;

@@ -1,0 +1,267 @@
+"""Tasks on SQLite. A batch goes in as one JSON value and moves in one statement."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.records import after as after_seq
+from conveyor.engines.sqlite.records import events_page
+from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter
+from conveyor.faults import crashpoint
+from conveyor.model import (
+    Counts,
+    Event,
+    Page,
+    ResultDetail,
+    RunId,
+    RunKey,
+    Task,
+    TaskEnd,
+    TaskId,
+    TaskSeed,
+    shard_of,
+    task_id,
+)
+from conveyor.states import TaskStatus
+
+SQL = named_queries("tasks.sql")
+
+# 15 hexadecimal digits are the most that a signed 64-bit integer holds whole.
+_SORT_DIGITS = 15
+
+_encode = msgspec.json.encode
+_indexes = msgspec.json.Decoder(list[int])
+_detail = msgspec.json.Decoder(ResultDetail)
+
+
+class SqliteTasks:
+    """Rows of tasks, the counts kept with them, and their events."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # A run's number never changes, so that knowing it once is enough.
+        self._numbers: dict[RunId, int] = {}
+
+    async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        rows = seed_rows(run, seeds)
+        crashpoint("tasks.put.before")
+        await self._database.write(lambda db: insert_tasks(db, run, rows))
+        crashpoint("tasks.put.after")
+
+    async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
+        number = await self._number(run)
+        if number is None:
+            return frozenset()
+        values = {"run_no": number, "indexes": _encode(indexes).decode()}
+        return await self._database.read(lambda db: _unfinished(db, values))
+
+    async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
+        number = await self._number(run)
+        if number is None:
+            return Finished(frozenset(), Counts())
+        crashpoint("tasks.finish.before")
+        finished = await self._database.write(lambda db: _finish(db, number, ends))
+        crashpoint("tasks.finish.after")
+        return finished
+
+    async def cancel_pending(self, run: RunKey, limit: int, at: float) -> int:
+        number = await self._number(run)
+        if number is None:
+            return 0
+
+        def work(db: apsw.Connection) -> int:
+            db.execute(SQL["cancel_pending"], {"run_no": number, "limit": limit, "at": at})
+            moved: int = db.changes()
+            _count(db, number, Counts(cancelled=moved))
+            return moved
+
+        return await self._database.write(work)
+
+    async def counts(self, run: RunKey) -> Counts:
+        number = await self._number(run)
+        if number is None:
+            return Counts()
+        row = await self._database.row(SQL["counts"], {"run_no": number})
+        return Counts(*row) if row else Counts()
+
+    async def recount(self, run: RunKey) -> Counts:
+        number = await self._number(run)
+        if number is None:
+            return Counts()
+
+        def work(db: apsw.Connection) -> Counts:
+            truth = Counts(*_row(db, SQL["recount"], {"run_no": number}))
+            db.execute(SQL["set_counts"], {"run_no": number, **msgspec.structs.asdict(truth)})
+            return truth
+
+        return await self._database.write(work)
+
+    async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
+        number = await self._number(run)
+        if number is None:
+            return []
+        values = {"run_no": number, "limit": limit}
+        rows = await self._database.rows(SQL["error_codes"], values)
+        return [(code, count) for code, count in rows]
+
+    async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
+        number = await self._number(run)
+        if number is None:
+            return None
+        values = {
+            "run_no": number,
+            "shard": shard_of(task_id, run.shard_count),
+            "sort_key": sort_key(task_id),
+        }
+        rows = await self._database.rows(SQL["task"], values)
+        return next((task for task in (_task(run.run_id, row) for row in rows) if task.task_id == task_id), None)
+
+    async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
+        number = await self._number(run)
+        if number is None:
+            return []
+        values = {
+            "run_no": number,
+            "shard": shard,
+            "limit": limit,
+            "after_key": -1 if after is None else sort_key(after),
+            **msgspec.structs.asdict(where),
+        }
+
+        def work(db: apsw.Connection) -> list[Any]:
+            values["after_idx"] = -1 if after is None else _index_of(db, run, values, after)
+            return db.execute(SQL[_page_query(where)], values).fetchall()
+
+        return [_task(run.run_id, row) for row in await self._database.read(work)]
+
+    async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
+        number = await self._number(run)
+        if number is not None:
+            values = {"run_no": number, "events": _encode(events).decode()}
+            await self._database.change(SQL["note"], values)
+
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+        values = {"run_id": run.run_id, "after": after_seq(cursor), "limit": limit + 1}
+        values["run_no"] = await self._number(run)
+        query = "events"
+        if task_id is not None:
+            task = await self.task(run, task_id)
+            values["idx"] = task.index if task else None
+            query = "events_of_task"
+        rows = await self._database.rows(SQL[query], values)
+        return events_page(rows, limit)
+
+    async def delete(self, run: RunKey, limit: int) -> int:
+        number = await self._number(run)
+        if number is None:
+            return 0
+
+        def work(db: apsw.Connection) -> int:
+            gone = 0
+            for query in ("delete_tasks", "delete_events"):
+                db.execute(SQL[query], {"run_no": number, "limit": limit})
+                gone += db.changes()
+            if gone == 0:
+                db.execute(SQL["delete_errors"], {"run_no": number})
+                db.execute(SQL["delete_run_no"], {"run_no": number})
+            return gone
+
+        gone = await self._database.write(work)
+        if gone == 0:
+            self._numbers.pop(run.run_id, None)
+        return gone
+
+    async def _number(self, run: RunKey) -> int | None:
+        number = self._numbers.get(run.run_id)
+        if number is None:
+            number = await self._database.read(lambda db: _find_number(db, run))
+            if number is not None:
+                self._numbers[run.run_id] = number
+        return number
+
+
+def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
+    """The rows of a put, as the statement takes them."""
+    shards = run.shard_count
+    rows = []
+    for seed in seeds:
+        name = task_id(run.run_id, seed.index)
+        rows.append((seed.index, shard_of(name, shards), sort_key(name), seed.input))
+    return _encode(rows).decode()
+
+
+def insert_tasks(db: apsw.Connection, run: RunKey, rows: str) -> None:
+    """Part of a transaction."""
+    number = _find_number(db, run)
+    if number is None:
+        number = _row(db, SQL["insert_run_no"], {"run_id": run.run_id, "tenant": run.tenant})[0]
+    db.execute(SQL["put"], {"run_no": number, "seeds": rows})
+
+
+def sort_key(task: TaskId) -> int:
+    return int(task[:_SORT_DIGITS], 16)
+
+
+def _row(db: apsw.Connection, query: str, values: dict[str, Any]) -> Any:
+    row = db.execute(query, values).fetchone()
+    assert row is not None
+    return row
+
+
+def _find_number(db: apsw.Connection, run: RunKey) -> int | None:
+    row = db.execute(SQL["run_no"], {"run_id": run.run_id, "tenant": run.tenant}).fetchone()
+    return int(row[0]) if row else None
+
+
+def _unfinished(db: apsw.Connection, values: dict[str, Any]) -> frozenset[int]:
+    return frozenset(_indexes.decode(_row(db, SQL["unfinished"], values)[0]))
+
+
+def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
+    # The last of several ends of one task in a batch would win the update; the first must.
+    first = {end.index: end for end in reversed(ends)}
+    live = _unfinished(db, {"run_no": number, "indexes": _encode(list(first)).decode()})
+    moving = [end for end in first.values() if end.index in live]
+    db.execute(SQL["finish"], {"run_no": number, "ends": _encode(moving).decode()})
+    assert db.changes() == len(moving)
+    statuses = Counter(end.status for end in moving)
+    by_status = (statuses[s] for s in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED))
+    codes = Counter(end.error_code for end in moving if end.status == TaskStatus.FAILED)
+    if codes:
+        db.execute(SQL["count_errors"], {"run_no": number, "counts": _encode(codes).decode()})
+    return Finished(live, _count(db, number, Counts(*by_status)))
+
+
+def _count(db: apsw.Connection, number: int, more: Counts) -> Counts:
+    return Counts(*_row(db, SQL["count"], {"run_no": number, **msgspec.structs.asdict(more)}))
+
+
+def _page_query(where: TaskFilter) -> str:
+    if where.status is None:
+        return "page"
+    return "page_failed" if where.status == TaskStatus.FAILED else "page_by_status"
+
+
+def _index_of(db: apsw.Connection, run: RunKey, values: dict[str, Any], after: TaskId) -> int:
+    """The index behind a cursor, for the rare tasks that share a sort key; a task that is gone counts as last."""
+    rows: list[Any] = db.execute(SQL["task"], {**values, "sort_key": values["after_key"]}).fetchall()
+    return next((row[0] for row in rows if task_id(run.run_id, row[0]) == after), 1 << 62)
+
+
+def _task(run_id: RunId, row: Any) -> Task:
+    index, text, status, attempts, http_status, error_code, detail, finished_at = row
+    return Task(
+        task_id=task_id(run_id, index),
+        index=index,
+        input=msgspec.Raw(text.encode()),
+        status=TaskStatus(status),
+        attempts=attempts,
+        http_status=http_status,
+        error_code=error_code,
+        detail=_detail.decode(detail) if detail else ResultDetail(),
+        finished_at=finished_at,
+    )

@@ -1,0 +1,111 @@
+-- name: run_no
+SELECT run_no FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
+
+-- name: insert_run_no
+INSERT INTO task_runs (run_id, tenant) VALUES (:run_id, :tenant) RETURNING run_no;
+
+-- name: put
+INSERT INTO tasks (run_no, idx, shard, sort_key, status, input)
+SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, 0, value ->> 3 FROM jsonb_each(:seeds) WHERE TRUE
+ON CONFLICT (run_no, idx) DO NOTHING;
+
+-- name: unfinished
+SELECT json_group_array(t.idx)
+FROM (SELECT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
+CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
+WHERE t.status = 0;
+
+-- name: finish
+-- The run number stands in each row, so that the planner looks tasks up by ends and not the other way round.
+WITH ends AS MATERIALIZED (
+    SELECT :run_no AS run_no, value ->> 0 AS idx, value ->> 1 AS status, value ->> 2 AS attempts,
+        value ->> 3 AS http_status, value ->> 4 AS error_code, value ->> 5 AS detail, value ->> 6 AS at
+    FROM jsonb_each(:ends)
+)
+UPDATE tasks
+SET status = ends.status, attempts = ends.attempts, http_status = ends.http_status,
+    error_code = ends.error_code, detail = ends.detail, finished_at = ends.at
+FROM ends
+WHERE tasks.run_no = ends.run_no AND tasks.idx = ends.idx AND tasks.status = 0;
+
+-- name: count
+UPDATE task_runs
+SET succeeded = succeeded + :succeeded, failed = failed + :failed, cancelled = cancelled + :cancelled
+WHERE run_no = :run_no
+RETURNING succeeded, failed, cancelled;
+
+-- name: count_errors
+INSERT INTO task_errors (run_no, error_code, count)
+SELECT :run_no, key, value FROM json_each(:counts) WHERE TRUE
+ON CONFLICT (run_no, error_code) DO UPDATE SET count = count + excluded.count;
+
+-- name: cancel_pending
+UPDATE tasks SET status = 3, finished_at = :at
+WHERE run_no = :run_no AND idx IN (
+    SELECT idx FROM tasks WHERE run_no = :run_no AND status = 0 LIMIT :limit
+);
+
+-- name: counts
+SELECT succeeded, failed, cancelled FROM task_runs WHERE run_no = :run_no;
+
+-- name: recount
+SELECT count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3)
+FROM tasks WHERE run_no = :run_no;
+
+-- name: set_counts
+UPDATE task_runs SET succeeded = :succeeded, failed = :failed, cancelled = :cancelled WHERE run_no = :run_no;
+
+-- name: error_codes
+SELECT error_code, count FROM task_errors WHERE run_no = :run_no ORDER BY count DESC, error_code LIMIT :limit;
+
+-- name: task
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND shard = :shard AND sort_key = :sort_key;
+
+-- name: page
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+    AND (:error_code IS NULL OR error_code = :error_code)
+    AND (:http_status IS NULL OR http_status = :http_status)
+ORDER BY sort_key, idx LIMIT :limit;
+
+-- name: page_by_status
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+    AND status = :status
+    AND (:error_code IS NULL OR error_code = :error_code)
+    AND (:http_status IS NULL OR http_status = :http_status)
+ORDER BY sort_key, idx LIMIT :limit;
+
+-- name: page_failed
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+    AND status = 2
+    AND (:error_code IS NULL OR error_code = :error_code)
+    AND (:http_status IS NULL OR http_status = :http_status)
+ORDER BY sort_key, idx LIMIT :limit;
+
+-- name: note
+INSERT INTO task_events (run_no, idx, at, event, data)
+SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM jsonb_each(:events);
+
+-- name: events
+SELECT seq, at, event, :run_id, idx, data FROM task_events
+WHERE run_no = :run_no AND seq > :after ORDER BY seq LIMIT :limit;
+
+-- name: events_of_task
+SELECT seq, at, event, :run_id, idx, data FROM task_events
+WHERE run_no = :run_no AND idx = :idx AND seq > :after ORDER BY seq LIMIT :limit;
+
+-- name: delete_tasks
+DELETE FROM tasks WHERE run_no = :run_no AND idx IN (SELECT idx FROM tasks WHERE run_no = :run_no LIMIT :limit);
+
+-- name: delete_events
+DELETE FROM task_events WHERE run_no = :run_no
+    AND seq IN (SELECT seq FROM task_events WHERE run_no = :run_no LIMIT :limit);
+
+-- name: delete_errors
+DELETE FROM task_errors WHERE run_no = :run_no;
+
+-- name: delete_run_no
+DELETE FROM task_runs WHERE run_no = :run_no;

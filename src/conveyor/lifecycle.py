@@ -1,0 +1,92 @@
+"""The only code that moves a run. Stages tell it what happened; it decides what that makes of the run.
+
+A run is complete when it is latched and as many tasks have ended as its total says. That is asked by everyone who
+ends tasks, by whoever sets the latch after setting it, and by the sweeper; one conditional write wins.
+"""
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.records import Records
+from conveyor.engines.tasks import Tasks
+from conveyor.faults import crashpoint
+from conveyor.model import Counts, FailureThreshold, Job, Notice, Run
+from conveyor.states import RunState, sources_of
+
+log = structlog.get_logger()
+
+_EVENTS = {
+    RunState.COMPLETED: "run.completed",
+    RunState.FAILED: "run.failed",
+    RunState.CANCELLED: "run.cancelled",
+    RunState.PAUSED: "run.paused",
+    RunState.RUNNING: "run.resumed",
+    RunState.INGESTING: "run.resumed",
+}
+
+
+class Lifecycle:
+    """Moves runs; every move that a client may wait for writes its notice in the same step."""
+
+    def __init__(self, records: Records, tasks: Tasks, clock: Clock) -> None:
+        self._records = records
+        self._tasks = tasks
+        self._clock = clock
+
+    async def settle(self, job: Job, counts: Counts) -> RunState | None:
+        """Complete the run, or stop it at its failure threshold, if these counts say so. Returns the new state."""
+        breach = _breach(job.options.failure_threshold, counts)
+        if breach is not None:
+            return await self.move(job, RunState.FAILED, breach, counts)
+        # The job in hand may be from before the latch or the total; they are final once latched.
+        run = job.run if job.run.last_batch else await self._records.run(job.job_id, job.run.run_id)
+        if run is None or not _complete(run, counts):
+            return None
+        return await self.move(job, RunState.COMPLETED, None, counts)
+
+    async def latch(self, job: Job, total: int) -> None:
+        """All tasks are written: fix the total, then the latch, then see whether they have all ended already."""
+        crashpoint("lifecycle.total.before")
+        await self._records.set_total(job.job_id, job.run.run_id, total)
+        crashpoint("lifecycle.latch.before")
+        run = await self._records.latch(job.job_id, job.run.run_id)
+        crashpoint("lifecycle.latch.after")
+        if run is not None:
+            latched = msgspec.structs.replace(job, run=run)
+            await self.settle(latched, await self._tasks.counts(job.key))
+
+    async def move(self, job: Job, target: RunState, reason: str | None, counts: Counts) -> RunState | None:
+        """Move the run to `target` if its state allows it; None if somebody else was first."""
+        notice = Notice(
+            notice_id=self._clock.new_id("evt"),
+            tenant=job.tenant,
+            job_id=job.job_id,
+            run_id=job.run.run_id,
+            event=_EVENTS[target],
+            at=self._clock.now(),
+            data={"counts": msgspec.structs.asdict(counts), "reason": reason},
+        )
+        crashpoint("lifecycle.move.before")
+        moved = await self._records.move_run(job.job_id, job.run.run_id, sources_of(target), target, reason, notice)
+        crashpoint("lifecycle.move.after")
+        if not moved:
+            return None
+        log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
+        return target
+
+
+def _complete(run: Run, counts: Counts) -> bool:
+    return run.last_batch and counts.ended >= run.total
+
+
+def _breach(threshold: FailureThreshold | None, counts: Counts) -> str | None:
+    if threshold is None:
+        return None
+    if threshold.failed is not None and counts.failed >= threshold.failed:
+        return f"failure threshold: {counts.failed} tasks failed, the limit is {threshold.failed}"
+    if threshold.ratio is not None and counts.ended >= threshold.after:
+        ratio = counts.failed / counts.ended
+        if ratio > threshold.ratio:
+            return f"failure threshold: {ratio:.0%} of {counts.ended} tasks failed, the limit is {threshold.ratio:.0%}"
+    return None

@@ -1,0 +1,64 @@
+"""Bodies: keep the bodies of a batch of outcomes and say where each is. A row that points to a body comes after it.
+
+`packed` joins the bodies of a batch into one segment, so that one object and one fsync serve them all; `object`
+makes one object of each. A body over a mebibyte always gets an object of its own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import sha256
+
+from conveyor.clock import Clock
+from conveyor.engines.blobs import Blobs
+from conveyor.faults import crashpoint
+from conveyor.model import BodyRef, Job, Outcome, ResultLayout
+
+LARGE = 1024 * 1024
+
+_AT_ONCE = 16
+
+
+class Bodies:
+    """Writes result bodies under results/<tenant>/<job>/<run>/."""
+
+    def __init__(self, blobs: Blobs, clock: Clock) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def keep(self, job: Job, outcomes: Sequence[Outcome]) -> list[BodyRef | None]:
+        """A reference for each outcome, None where it has no body; durable when this returns."""
+        crashpoint("bodies.keep.before")
+        packed = job.result_layout is ResultLayout.PACKED
+        refs: list[BodyRef | None] = [None] * len(outcomes)
+        segment: list[tuple[int, bytes]] = []
+        alone: list[tuple[int, bytes]] = []
+        for position, outcome in enumerate(outcomes):
+            if outcome.body is not None:
+                kind = segment if packed and len(outcome.body) <= LARGE else alone
+                kind.append((position, outcome.body))
+        writes = [self._keep_alone(job, refs, position, body) for position, body in alone]
+        if segment:
+            writes.append(self._keep_segment(job, refs, segment))
+        await asyncio.gather(*writes)
+        crashpoint("bodies.keep.after")
+        return refs
+
+    async def _keep_segment(self, job: Job, refs: list[BodyRef | None], bodies: Sequence[tuple[int, bytes]]) -> None:
+        key = self._key(job, "seg")
+        data = b"".join([body for _, body in bodies])
+        await self._blobs.put(key, data)
+        offset = 0
+        for position, body in bodies:
+            refs[position] = BodyRef(key, len(body), sha256(body).hexdigest(), offset)
+            offset += len(body)
+
+    async def _keep_alone(self, job: Job, refs: list[BodyRef | None], position: int, body: bytes) -> None:
+        async with self._at_once:
+            key = self._key(job, "body")
+            await self._blobs.put(key, body)
+            refs[position] = BodyRef(key, len(body), sha256(body).hexdigest())
+
+    def _key(self, job: Job, kind: str) -> str:
+        # Unique to this attempt: a late worker never writes over the body of the one that won.
+        return f"results/{job.tenant}/{job.job_id}/{job.run.run_id}/{self._clock.new_id(kind)}"

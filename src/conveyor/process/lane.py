@@ -1,0 +1,184 @@
+"""Lane: one run's work inside one worker. References wait here; runners take them, a few at once or one by one."""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from conveyor.clock import Clock
+from conveyor.coordination.limits import TargetLimits
+from conveyor.model import Job, TaskRef
+from conveyor.process.executors import Executor
+from conveyor.process.recorder import HeldChunk, Recorder
+
+# Seconds of work that a lane holds ahead of its runners.
+_AHEAD = 0.3
+_SMOOTHING = 0.3
+# References that wait for their targets, before no more are taken from the queue.
+_MOST_PARKED = 5000
+
+
+class Held:
+    """A reference that waits its turn. `reserved`: its target has promised it a pass."""
+
+    __slots__ = ("chunk", "ref", "reserved")
+
+    def __init__(self, chunk: HeldChunk, ref: TaskRef) -> None:
+        self.chunk = chunk
+        self.ref = ref
+        self.reserved = False
+
+
+class Lane:
+    """Made by the worker when a run has work, dropped when the run has ended or is paused."""
+
+    def __init__(
+        self,
+        job: Job,
+        executor: Executor,
+        recorder: Recorder,
+        limits: TargetLimits,
+        clock: Clock,
+        hungry: Callable[[], None],
+    ) -> None:
+        self.job = job
+        self.width = 0
+        self.active = 0
+        self.chunks: dict[str, HeldChunk] = {}
+        self.next_poll = 0.0
+        self.poll_pause = 0.0
+        self._executor = executor
+        self._recorder = recorder
+        self._limits = limits
+        self._clock = clock
+        self._hungry = hungry
+        self._waiting: deque[Held] = deque()
+        # References whose target has its turn later.
+        self._parked: list[tuple[float, int, Held]] = []
+        self._parkings = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._rate = 0.0
+        self._ended = 0
+        self._measured_at = clock.monotonic()
+        self._low = 0
+
+    @property
+    def want(self) -> int:
+        """Slots that it could use now."""
+        return self.active + len(self._waiting)
+
+    def shortage(self) -> int:
+        """How many more references it should hold, from what it gets done in a moment."""
+        self._measure()
+        goal = max(2 * self.width, int(self._rate * _AHEAD))
+        self._low = goal // 2
+        return max(0, goal - len(self._waiting)) if len(self._parked) < _MOST_PARKED else 0
+
+    def feed(self, chunk: HeldChunk, refs: list[TaskRef]) -> None:
+        self.chunks[chunk.receipt] = chunk
+        self._waiting.extend([Held(chunk, ref) for ref in refs])
+
+    def spread(self, width: int) -> None:
+        """Run with `width` runners: more start now, too many end after what they are doing."""
+        self.width = width
+        for _ in range(min(width - self.active, -(-len(self._waiting) // self._executor.grain(self.job)))):
+            self.active += 1
+            task = asyncio.create_task(self._run())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    def forget_done(self) -> None:
+        self.chunks = {receipt: chunk for receipt, chunk in self.chunks.items() if chunk.left > 0 and not chunk.lost}
+
+    async def stop(self, grace: float) -> list[HeldChunk]:
+        """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
+        self.width = 0
+        self._waiting.clear()
+        self._parked.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace)
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        return [chunk for chunk in self.chunks.values() if not chunk.lost]
+
+    async def _run(self) -> None:
+        try:
+            while self.active <= self.width:
+                held = await self._take_limited() if self._limits.limited else self._take()
+                if not held:
+                    return
+                await self._attempt(held)
+        finally:
+            self.active -= 1
+
+    async def _attempt(self, held: list[Held]) -> None:
+        chunks = [one.chunk for one in held]
+        refs = [one.ref for one in held]
+        try:
+            outcomes = await self._executor.attempt(self.job, refs)
+        finally:
+            if self._limits.limited:
+                await self._limits.leave(self._executor.target(refs[0]))
+        self._recorder.add(self.job, chunks, refs, outcomes)
+        self._ended += len(refs)
+        if len(self._waiting) <= self._low and self._clock.monotonic() >= self.next_poll:
+            self._hungry()
+        if self._recorder.full:
+            await self._recorder.room()
+
+    def _take(self) -> list[Held]:
+        grain = self._executor.grain(self.job)
+        held: list[Held] = []
+        while self._waiting and len(held) < grain:
+            one = self._waiting.popleft()
+            if not one.chunk.lost:
+                held.append(one)
+        return held
+
+    async def _take_limited(self) -> list[Held]:
+        """The next reference whose target may be asked now; others are parked until their turn."""
+        while self._waiting:
+            one = self._waiting.popleft()
+            if one.chunk.lost:
+                continue
+            target = self._executor.target(one.ref)
+            wait = 0.0 if one.reserved else await self._limits.reserve(target)
+            one.reserved = True
+            wait = wait or await self._limits.enter(target)
+            if wait == 0:
+                return [one]
+            self._park(one, wait)
+        return []
+
+    def _park(self, held: Held, wait: float) -> None:
+        self._parkings += 1
+        heapq.heappush(self._parked, (self._clock.monotonic() + wait, self._parkings, held))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0.0, self._parked[0][0] - self._clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._unpark)
+
+    def _unpark(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        while self._parked and self._parked[0][0] <= now:
+            self._waiting.appendleft(heapq.heappop(self._parked)[2])
+        if self._parked:
+            self._set_timer()
+        self.spread(self.width)
+
+    def _measure(self) -> None:
+        now = self._clock.monotonic()
+        passed = now - self._measured_at
+        if passed >= 0.1:
+            self._rate += _SMOOTHING * (self._ended / passed - self._rate)
+            self._ended = 0
+            self._measured_at = now

@@ -1,0 +1,248 @@
+"""Recorder: outcomes in, durable rows out, in batches. What one flush does, in order, is `_write`.
+
+Outcomes of many runners gather for a moment; a flush then keeps their bodies, ends their tasks, sends back what is
+to be tried again, lets the lifecycle look at the run, and acknowledges the messages that are done, last.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import Queue, QueueName
+from conveyor.engines.tasks import TaskEvent, Tasks
+from conveyor.errors import ConveyorError
+from conveyor.faults import crashpoint
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import BodyRef, Chunk, Job, Outcome, ResultDetail, RunId, TaskEnd, TaskRef
+from conveyor.process.bodies import Bodies
+from conveyor.process.retry import retry_delay
+from conveyor.references import encode, send_all
+from conveyor.states import TaskStatus
+
+log = structlog.get_logger()
+
+_FLUSH_COUNT = 1000
+_FLUSH_BYTES = 8 * 1024 * 1024
+# Above these, runners wait: the store is slower than the targets.
+_MOST_COUNT = 8 * _FLUSH_COUNT
+_MOST_BYTES = 8 * _FLUSH_BYTES
+_FLUSHES_AT_ONCE = 3
+_TRIES = 5
+
+_json = msgspec.json.encode
+
+
+class HeldChunk:
+    """A message that this worker holds, and how many of its references have no durable outcome yet."""
+
+    __slots__ = ("left", "lost", "queue", "receipt")
+
+    def __init__(self, queue: QueueName, receipt: str, left: int) -> None:
+        self.queue = queue
+        self.receipt = receipt
+        self.left = left
+        # Somebody else may hold it now: whatever of it has not started is not ours to start.
+        self.lost = False
+
+
+class Done(msgspec.Struct, gc=False):
+    """One attempt that has an outcome."""
+
+    job: Job
+    chunk: HeldChunk
+    ref: TaskRef
+    outcome: Outcome
+    # Set when the task is to be tried again.
+    delay: float | None
+
+
+class Recorder:
+    """One for each worker."""
+
+    def __init__(
+        self, tasks: Tasks, queue: Queue, bodies: Bodies, lifecycle: Lifecycle, clock: Clock, linger: float
+    ) -> None:
+        self._tasks = tasks
+        self._queue = queue
+        self._bodies = bodies
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._linger = linger
+        self._waiting: list[Done] = []
+        self._waiting_bytes = 0
+        self._count = 0
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @property
+    def full(self) -> bool:
+        return not self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until the store has caught up."""
+        await self._room.wait()
+
+    def add(self, job: Job, chunks: Sequence[HeldChunk], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
+        """Take outcomes of attempts; they are durable soon after."""
+        options, jitter = job.options, self._clock.jitter
+        size = 0
+        for chunk, ref, outcome in zip(chunks, refs, outcomes, strict=True):
+            delay = None
+            if outcome.status is not TaskStatus.SUCCEEDED:
+                delay = retry_delay(options, ref.attempt, outcome, jitter())
+            if delay is None and outcome.body is not None:
+                size += len(outcome.body)
+            self._waiting.append(Done(job, chunk, ref, outcome, delay))
+        self._count += len(refs)
+        self._waiting_bytes += size
+        self._bytes += size
+        self._some.set()
+        if len(self._waiting) >= _FLUSH_COUNT or self._waiting_bytes >= _FLUSH_BYTES:
+            self._enough.set()
+        if self._count >= _MOST_COUNT or self._bytes >= _MOST_BYTES:
+            self._room.clear()
+
+    async def run(self) -> None:
+        """Flush until closed and empty."""
+        while not (self._closing and not self._waiting):
+            await self._some.wait()
+            if not self._closing:
+                await self._gather()
+            while len(self._flushes) >= _FLUSHES_AT_ONCE:
+                await asyncio.wait(self._flushes, return_when=asyncio.FIRST_COMPLETED)
+            self._start_flush()
+        while self._flushes:
+            await asyncio.wait(self._flushes)
+
+    def close(self) -> None:
+        """Flush what is there and end `run`."""
+        self._closing = True
+        self._some.set()
+        self._enough.set()
+
+    async def _gather(self) -> None:
+        try:
+            async with asyncio.timeout(self._linger):
+                await self._enough.wait()
+        except TimeoutError:
+            pass
+
+    def _start_flush(self) -> None:
+        batch, size = self._waiting, self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+        self._enough.clear()
+        if not self._closing:
+            self._some.clear()
+        if batch:
+            task = asyncio.create_task(self._flush(batch, size))
+            self._flushes.add(task)
+            task.add_done_callback(self._flushes.discard)
+
+    async def _flush(self, batch: list[Done], size: int) -> None:
+        try:
+            await asyncio.gather(*(self._persist(group) for group in _by_run(batch)))
+        finally:
+            self._count -= len(batch)
+            self._bytes -= size
+            if self._count < _MOST_COUNT and self._bytes < _MOST_BYTES:
+                self._room.set()
+
+    async def _persist(self, group: list[Done]) -> None:
+        """Write one run's part of a flush, trying again while the store fails; at last let go of the messages."""
+        pause = 0.1
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return await self._write(group)
+            except (ConveyorError, OSError) as error:
+                log.warning("results were not written", run=group[0].job.run.run_id, attempt=attempt, error=str(error))
+                await self._clock.sleep(pause)
+                pause *= 3
+        log.error("results given up; their messages will be delivered again", count=len(group))
+        for done in group:
+            done.chunk.lost = True
+        return None
+
+    async def _write(self, group: list[Done]) -> None:
+        job = group[0].job
+        ended = [done for done in group if done.delay is None]
+        again = [done for done in group if done.delay is not None]
+        if ended:
+            bodies = await self._bodies.keep(job, [done.outcome for done in ended])
+            now = self._clock.now()
+            ends = [_end(done, body, now) for done, body in zip(ended, bodies, strict=True)]
+            finished = await self._tasks.finish(job.key, ends)
+            await self._note(job, ended, "task.failed")
+            await self._lifecycle.settle(job, finished.counts)
+        if again:
+            await self._note(job, again, "task.retried")
+            await self._send_back(job, again)
+        crashpoint("recorder.ack.before")
+        await self._acknowledge(group)
+
+    async def _note(self, job: Job, attempts: list[Done], event: str) -> None:
+        now = self._clock.now()
+        events = [_event(done, event, now) for done in attempts if done.outcome.error is not None]
+        if events:
+            await self._tasks.note(job.key, events)
+
+    async def _send_back(self, job: Job, again: list[Done]) -> None:
+        outgoing = [encode(Chunk(job.key, [_next_attempt(done.ref)]), done.delay or 0.0) for done in again]
+        await send_all(self._queue, again[0].chunk.queue, outgoing, self._clock)
+
+    async def _acknowledge(self, group: list[Done]) -> None:
+        for done in group:
+            done.chunk.left -= 1
+        complete = {done.chunk.receipt: done.chunk for done in group if done.chunk.left == 0}
+        if complete:
+            await self._queue.ack(group[0].chunk.queue, list(complete))
+
+
+def _by_run(batch: Iterable[Done]) -> list[list[Done]]:
+    groups: dict[RunId, list[Done]] = {}
+    for done in batch:
+        groups.setdefault(done.job.run.run_id, []).append(done)
+    return list(groups.values())
+
+
+def _next_attempt(ref: TaskRef) -> TaskRef:
+    return TaskRef(ref.index, ref.input, ref.attempt + 1)
+
+
+def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:
+    outcome = done.outcome
+    detail = ResultDetail(
+        error=outcome.error,
+        content_type=outcome.content_type,
+        final_url=outcome.final_url,
+        headers=outcome.headers,
+        body=body,
+        elapsed=round(outcome.elapsed, 6),
+    )
+    return TaskEnd(
+        done.ref.index,
+        outcome.status,
+        done.ref.attempt,
+        outcome.http_status,
+        outcome.error.code if outcome.error else None,
+        _json(detail).decode(),
+        now,
+    )
+
+
+def _event(done: Done, event: str, now: float) -> TaskEvent:
+    data: dict[str, object] = {
+        "attempt": done.ref.attempt,
+        "error": done.outcome.error,
+        "http_status": done.outcome.http_status,
+    }
+    if done.delay is not None:
+        data["retry_in"] = round(done.delay, 3)
+    return TaskEvent(done.ref.index, now, event, _json(data).decode())

@@ -1,0 +1,211 @@
+"""Worker: finds runs with work, takes their chunks fairly, guards against what has ended already, and feeds lanes.
+
+One tick: who is there → deal the slots → fill what runs low → keep what is held. The runners of the lanes and the
+recorder work between the ticks.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.coordination.limits import TargetLimits
+from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import Delivery, Queue, run_queue
+from conveyor.engines.records import Records
+from conveyor.engines.tasks import Tasks
+from conveyor.faults import crashpoint
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import Chunk, Job, JobKind, ResultDetail, RunId, TaskEnd, TaskError, TaskRef
+from conveyor.process.bodies import Bodies
+from conveyor.process.dispatch import Demand, deal
+from conveyor.process.executors import Executor
+from conveyor.process.lane import Lane
+from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.references import decode, encode, send_all
+from conveyor.settings import Settings
+from conveyor.states import WORKABLE, TaskStatus
+
+log = structlog.get_logger()
+
+_LOOK_FOR_RUNS = 0.25
+_LONGEST_POLL = 1.0
+_MOST_CHUNKS = 64
+# What a lane may grow to before its first measure of how fast it is.
+_FIRST_TASTE = 1
+_DRAIN_SECONDS = 5.0
+
+
+class Worker:
+    """A role; several may run in one process and many in a fleet."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        records: Records,
+        tasks: Tasks,
+        queue: Queue,
+        coordinator: Coordinator,
+        bodies: Bodies,
+        lifecycle: Lifecycle,
+        executors: Mapping[JobKind, Executor],
+    ) -> None:
+        self.name = clock.new_id("worker")
+        self.wake: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._clock = clock
+        self._records = records
+        self._tasks = tasks
+        self._queue = queue
+        self._coordinator = coordinator
+        self._lifecycle = lifecycle
+        self._executors = executors
+        self._recorder = Recorder(tasks, queue, bodies, lifecycle, clock, settings.flush_seconds)
+        self._recording: asyncio.Task[None] | None = None
+        self._lanes: dict[RunId, Lane] = {}
+        self._turn = 0
+        self._look_at = 0.0
+        self._beat_at = clock.monotonic() + settings.lease_seconds / 3
+
+    async def tick(self) -> float:
+        if self._recording is None:
+            self._recording = asyncio.create_task(self._recorder.run())
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            await self._look_for_runs()
+            self._look_at = now + _LOOK_FOR_RUNS
+        if now >= self._beat_at:
+            await self._keep_held()
+            self._beat_at = now + self._settings.lease_seconds / 3
+        await self._fill()
+        await self._deal()
+        return self._rest()
+
+    async def close(self) -> None:
+        """Give running attempts a moment, record what they came to, give everything else back."""
+        for lane in list(self._lanes.values()):
+            await self._drop(lane, _DRAIN_SECONDS)
+        self._recorder.close()
+        if self._recording is not None:
+            await self._recording
+
+    async def _look_for_runs(self) -> None:
+        jobs = {job.run.run_id: job for job in await self._records.active_jobs() if job.state in WORKABLE}
+        for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
+            await self._drop(self._lanes[run_id], 0.0)
+        for run_id, job in jobs.items():
+            lane = self._lanes.get(run_id)
+            if lane is None:
+                self._lanes[run_id] = self._lane(job)
+            elif lane.job != job:
+                lane.job = job
+
+    def _lane(self, job: Job) -> Lane:
+        limits = TargetLimits(self._coordinator, job, self.name)
+        executor = self._executors[job.kind]
+        return Lane(job, executor, self._recorder, limits, self._clock, self._hungry)
+
+    def _hungry(self) -> None:
+        self.wake()
+
+    async def _drop(self, lane: Lane, grace: float) -> None:
+        self._lanes.pop(lane.job.run.run_id, None)
+        undone = await lane.stop(grace)
+        if undone:
+            queue = run_queue(lane.job.run.run_id)
+            await self._queue.release(queue, [chunk.receipt for chunk in undone], 0.0)
+        await self._coordinator.hold(f"run:{lane.job.run.run_id}", self.name, 0, 1, 1.0)
+
+    async def _deal(self) -> None:
+        self._turn += 1
+        demands = [
+            Demand(lane.job.tenant, run_id, min(lane.want, lane.job.options.concurrency), lane.job.options.priority)
+            for run_id, lane in self._lanes.items()
+        ]
+        widths = deal(demands, self._settings.worker_concurrency, self._turn)
+        for run_id, lane in self._lanes.items():
+            lane.spread(await self._granted(lane, widths.get(run_id, 0)))
+
+    async def _granted(self, lane: Lane, width: int) -> int:
+        """What the run's concurrency leaves this worker; held, it is also the count of what runs."""
+        ttl = self._settings.lease_seconds
+        name = f"run:{lane.job.run.run_id}"
+        return await self._coordinator.hold(name, self.name, width, lane.job.options.concurrency, ttl)
+
+    async def _fill(self) -> None:
+        now = self._clock.monotonic()
+        short = [(lane, self._shortage(lane)) for lane in self._lanes.values() if now >= lane.next_poll]
+        await asyncio.gather(*(self._fill_lane(lane, count) for lane, count in short if count > 0))
+
+    def _shortage(self, lane: Lane) -> int:
+        if lane.width == 0 and lane.want == 0:
+            return _FIRST_TASTE
+        return lane.shortage()
+
+    async def _fill_lane(self, lane: Lane, count: int) -> None:
+        job = lane.job
+        chunks = min(_MOST_CHUNKS, -(-count // job.options.chunk_size))
+        deliveries = await self._queue.receive(run_queue(job.run.run_id), chunks, self._settings.lease_seconds)
+        if not deliveries:
+            lane.poll_pause = min(_LONGEST_POLL, max(0.02, lane.poll_pause * 2))
+            lane.next_poll = self._clock.monotonic() + lane.poll_pause
+            return
+        lane.poll_pause = lane.next_poll = 0.0
+        await self._admit(lane, deliveries)
+
+    async def _admit(self, lane: Lane, deliveries: list[Delivery]) -> None:
+        """The status guard: what has ended already does not start again."""
+        chunks = [(delivery, decode(delivery.body)) for delivery in deliveries]
+        indexes = [ref.index for _, chunk in chunks for ref in chunk.refs]
+        live = await self._tasks.unfinished(lane.job.key, indexes)
+        queue = run_queue(lane.job.run.run_id)
+        ended: list[str] = []
+        for delivery, chunk in chunks:
+            refs = [ref for ref in chunk.refs if ref.index in live]
+            held = HeldChunk(queue, delivery.receipt, len(refs))
+            if not refs:
+                ended.append(delivery.receipt)
+            elif delivery.receives <= self._settings.max_lost_starts:
+                lane.feed(held, refs)
+            elif len(refs) > 1:
+                await self._try_alone(lane.job, held, refs)
+            else:
+                await self._give_up(lane.job, held, refs[0], delivery.receives - 1)
+        if ended:
+            await self._queue.ack(queue, ended)
+
+    async def _try_alone(self, job: Job, held: HeldChunk, refs: list[TaskRef]) -> None:
+        """A chunk that outlived several workers may hold one task that kills them: each goes on by itself."""
+        log.warning("chunk was lost with its workers; its tasks go on one by one", run=job.run.run_id, tasks=len(refs))
+        alone = [encode(Chunk(job.key, [ref])) for ref in refs]
+        await send_all(self._queue, held.queue, alone, self._clock)
+        crashpoint("worker.try_alone.between")
+        await self._queue.ack(held.queue, [held.receipt])
+
+    async def _give_up(self, job: Job, held: HeldChunk, ref: TaskRef, starts: int) -> None:
+        """Count starts, not failures: a task that takes its worker down leaves no failure behind."""
+        message = f"The worker was lost {starts} times while it ran this task."
+        log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=message)
+        detail = msgspec.json.encode(ResultDetail(error=TaskError("worker_lost", message))).decode()
+        end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, "worker_lost", detail, self._clock.now())
+        finished = await self._tasks.finish(job.key, [end])
+        await self._lifecycle.settle(job, finished.counts)
+        await self._queue.bury(held.queue, [held.receipt], message)
+
+    async def _keep_held(self) -> None:
+        for run_id, lane in self._lanes.items():
+            lane.forget_done()
+            receipts = list(lane.chunks)
+            if receipts:
+                stale = await self._queue.extend(run_queue(run_id), receipts, self._settings.lease_seconds)
+                for receipt in stale:
+                    # Done in the meantime, or lapsed; either way nothing of it may start here any more.
+                    lane.chunks[receipt].lost = True
+
+    def _rest(self) -> float:
+        now = self._clock.monotonic()
+        polls = [lane.next_poll for lane in self._lanes.values() if lane.next_poll > now]
+        return max(0.001, min([self._look_at, self._beat_at, *polls]) - now)

@@ -1,0 +1,111 @@
+"""Sweeper: finishes runs whose completion was missed, sends lost references again, clears up after ended runs.
+
+It looks at runs that are active or just ended, never at all tasks; `run_once` returns what it did.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import Queue, run_queue
+from conveyor.engines.records import Records
+from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import Counts, InputJson, Job, TaskId, TaskSeed
+from conveyor.references import messages, send_all
+from conveyor.states import RunState, TaskStatus
+
+log = structlog.get_logger()
+
+_EVERY = 2.0
+_RUNS = 100
+_ROWS = 5000
+
+
+class Swept(msgspec.Struct):
+    """What one pass did."""
+
+    checked: int = 0
+    completed: int = 0
+    requeued: int = 0
+    cancelled: int = 0
+    cleared: int = 0
+
+
+@dataclass
+class Sweeper:
+    """A role."""
+
+    records: Records
+    tasks: Tasks
+    queue: Queue
+    lifecycle: Lifecycle
+    clock: Clock
+    name: str = "sweeper"
+    wake: Callable[[], None] = field(default=lambda: None)
+
+    async def tick(self) -> float:
+        swept = await self.run_once()
+        if swept.completed or swept.requeued or swept.cancelled:
+            log.info("swept", **msgspec.structs.asdict(swept))
+        return _EVERY
+
+    async def close(self) -> None:
+        """Nothing is held between ticks."""
+
+    async def run_once(self) -> Swept:
+        swept = Swept()
+        for job in await self.records.active_jobs():
+            if job.state is RunState.RUNNING:
+                await self._check(job, swept)
+        for job in await self.records.ended_unswept(_RUNS):
+            await self._clear(job, swept)
+        return swept
+
+    async def _check(self, job: Job, swept: Swept) -> None:
+        swept.checked += 1
+        depth = await self.queue.depth(run_queue(job.run.run_id))
+        # Depth first: references are acknowledged after their tasks are counted, so counts read now include them.
+        counts = await self.tasks.counts(job.key)
+        if await self.lifecycle.settle(job, counts):
+            swept.completed += 1
+        elif depth.ready + depth.held + depth.delayed == 0 and job.run.last_batch:
+            await self._mend(job, counts, swept)
+
+    async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
+        """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
+        truth = await self.tasks.recount(job.key)
+        if truth != counts:
+            log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=truth)
+            if await self.lifecycle.settle(job, truth):
+                swept.completed += 1
+                return
+        for shard in range(max(1, job.task_shard_count)):
+            swept.requeued += await self._requeue(job, shard)
+
+    async def _requeue(self, job: Job, shard: int) -> int:
+        sent = 0
+        after: TaskId | None = None
+        while True:
+            page = await self.tasks.page(job.key, shard, after, _ROWS, TaskFilter(status=TaskStatus.PENDING))
+            if not page:
+                return sent
+            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
+            outgoing = messages(job.key, seeds, job.options.chunk_size)
+            await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
+            sent += len(page)
+            after = page[-1].task_id
+
+    async def _clear(self, job: Job, swept: Swept) -> None:
+        """Cancel what an ended run left pending, a bounded step at a time, then drop its queue."""
+        moved = await self.tasks.cancel_pending(job.key, _ROWS, self.clock.now())
+        swept.cancelled += moved
+        if moved == 0:
+            await self.queue.drop(run_queue(job.run.run_id))
+            await self.records.mark_swept(job.job_id, job.run.run_id)
+            swept.cleared += 1
+        else:
+            self.wake()
