@@ -1,3 +1,7 @@
 """Conveyor: durable bulk jobs. Hand over a list, watch it run, take the results away, whole, once."""
 
+from conveyor.handlers import Handlers, task
+
+__all__ = ["Handlers", "task"]
+
 __version__ = "0.1.0"

@@ -50,6 +50,22 @@ class ResultLayout(StrEnum):
     PACKED = "packed"
 
 
+class ListFormat(StrEnum):
+    """What a line of a list is: a URL, an input as JSON, or a row under a header."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+class Compression(StrEnum):
+    """How a staged list is compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delay before attempt n+1: random in [0, min(cap, base * rate**(n-1))] when `jitter`, else that bound."""
 

@@ -4,7 +4,6 @@ It looks at runs that are active or just ended, never at all tasks; `run_once` r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -35,17 +34,17 @@ class Swept(msgspec.Struct):
     cleared: int = 0
 
 
-@dataclass
 class Sweeper:
     """A role."""
 
-    records: Records
-    tasks: Tasks
-    queue: Queue
-    lifecycle: Lifecycle
-    clock: Clock
-    name: str = "sweeper"
-    wake: Callable[[], None] = field(default=lambda: None)
+    def __init__(self, records: Records, tasks: Tasks, queue: Queue, lifecycle: Lifecycle, clock: Clock) -> None:
+        self.name = "sweeper"
+        self.wake: Callable[[], None] = lambda: None
+        self._records = records
+        self._tasks = tasks
+        self._queue = queue
+        self._lifecycle = lifecycle
+        self._clock = clock
 
     async def tick(self) -> float:
         swept = await self.run_once()
@@ -58,29 +57,29 @@ class Sweeper:
 
     async def run_once(self) -> Swept:
         swept = Swept()
-        for job in await self.records.active_jobs():
+        for job in await self._records.active_jobs():
             if job.state is RunState.RUNNING:
                 await self._check(job, swept)
-        for job in await self.records.ended_unswept(_RUNS):
+        for job in await self._records.ended_unswept(_RUNS):
             await self._clear(job, swept)
         return swept
 
     async def _check(self, job: Job, swept: Swept) -> None:
         swept.checked += 1
-        depth = await self.queue.depth(run_queue(job.run.run_id))
+        depth = await self._queue.depth(run_queue(job.run.run_id))
         # Depth first: references are acknowledged after their tasks are counted, so counts read now include them.
-        counts = await self.tasks.counts(job.key)
-        if await self.lifecycle.settle(job, counts):
+        counts = await self._tasks.counts(job.key)
+        if await self._lifecycle.settle(job, counts):
             swept.completed += 1
         elif depth.ready + depth.held + depth.delayed == 0 and job.run.last_batch:
             await self._mend(job, counts, swept)
 
     async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
-        truth = await self.tasks.recount(job.key)
+        truth = await self._tasks.recount(job.key)
         if truth != counts:
             log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=truth)
-            if await self.lifecycle.settle(job, truth):
+            if await self._lifecycle.settle(job, truth):
                 swept.completed += 1
                 return
         for shard in range(max(1, job.task_shard_count)):
@@ -90,22 +89,22 @@ class Sweeper:
         sent = 0
         after: TaskId | None = None
         while True:
-            page = await self.tasks.page(job.key, shard, after, _ROWS, TaskFilter(status=TaskStatus.PENDING))
+            page = await self._tasks.page(job.key, shard, after, _ROWS, TaskFilter(status=TaskStatus.PENDING))
             if not page:
                 return sent
             seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
             outgoing = messages(job.key, seeds, job.options.chunk_size)
-            await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
+            await send_all(self._queue, run_queue(job.run.run_id), outgoing, self._clock)
             sent += len(page)
             after = page[-1].task_id
 
     async def _clear(self, job: Job, swept: Swept) -> None:
         """Cancel what an ended run left pending, a bounded step at a time, then drop its queue."""
-        moved = await self.tasks.cancel_pending(job.key, _ROWS, self.clock.now())
+        moved = await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
         swept.cancelled += moved
         if moved == 0:
-            await self.queue.drop(run_queue(job.run.run_id))
-            await self.records.mark_swept(job.job_id, job.run.run_id)
+            await self._queue.drop(run_queue(job.run.run_id))
+            await self._records.mark_swept(job.job_id, job.run.run_id)
             swept.cleared += 1
         else:
             self.wake()

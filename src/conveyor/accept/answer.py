@@ -1,0 +1,77 @@
+"""The answer to an accepted job, as it is sent and as it is kept for replay: the first part of what GET shows of it."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from conveyor.model import Job, JobId, JobKind, ResultLayout, RunId
+from conveyor.states import RunState
+
+
+class CountsView(msgspec.Struct, frozen=True):
+    """Tasks of a run by status; together they are the total."""
+
+    pending: int
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class RunView(msgspec.Struct, frozen=True):
+    """A run as a client sees it."""
+
+    id: RunId
+    number: int
+    state: RunState
+    total: int
+    counts: CountsView
+
+
+class AcceptedView(msgspec.Struct, frozen=True):
+    """A job in the moment it was accepted. Options are not repeated: headers and gateways carry secrets."""
+
+    id: JobId
+    name: str | None
+    kind: JobKind
+    mode: str
+    state: RunState
+    reason: str | None
+    task_shard_count: int
+    result_layout: ResultLayout
+    created_at: str
+    expires_at: str
+    run: RunView
+
+
+def answer(job: Job) -> bytes:
+    """The body of the 201."""
+    run = job.run
+    view = AcceptedView(
+        id=job.job_id,
+        name=job.name,
+        kind=job.kind,
+        mode=job.mode,
+        state=job.state,
+        reason=job.reason,
+        task_shard_count=job.task_shard_count,
+        result_layout=job.result_layout,
+        created_at=_iso(job.created_at),
+        expires_at=_iso(job.expires_at),
+        run=RunView(run.run_id, run.number, run.state, run.total, CountsView(pending=run.total)),
+    )
+    return msgspec.json.encode(view)
+
+
+def _iso(at: float) -> str:
+    # As everywhere in the API: UTC, to the millisecond.
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    id: JobId
+
+
+def accepted_id(body: bytes) -> JobId:
+    """The job's id out of a kept answer."""
+    return msgspec.json.decode(body, type=_Identified).id

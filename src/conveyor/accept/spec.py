@@ -1,0 +1,83 @@
+"""What a client asks for: the body of POST /v1/jobs as a value, and the way from bytes to it.
+
+Decoding says what is wrong with the shape (JSON, fields, types); `limits` says what is wrong with the values, and
+`seeds` what is wrong with the tasks.
+"""
+
+import re
+
+import msgspec
+
+from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
+from conveyor.model import JobKind, Options, ResultLayout
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_POSITION = re.compile(r"JSON is malformed: (?P<what>.*) \(byte (?P<position>\d+)\)", re.DOTALL)
+# msgspec appends the path last, so the last mark is its own, whatever a field is called.
+_AT = " - at `$"
+_SHOWN = 100
+
+
+class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job as it is asked for. The fields of Options stand beside its own."""
+
+    kind: JobKind = JobKind.FETCH
+    name: str | None = None
+    tasks: list[msgspec.Raw] = msgspec.field(default_factory=list)
+    # "closed": the list is given whole.
+    mode: str = "closed"
+    # Without it, the number of tasks decides.
+    result_layout: ResultLayout | None = None
+
+    def options(self) -> Options:
+        """The part that is kept with the job."""
+        return Options(**{field: getattr(self, field) for field in Options.__struct_fields__})
+
+
+_decoder = msgspec.json.Decoder(JobSpec)
+
+
+def decode_spec(body: bytes | bytearray) -> JobSpec:
+    """The spec in a request body, or what is wrong with it."""
+    _check_text(body)
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_shape(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise _malformed(str(error)) from None
+    except RecursionError:
+        raise MalformedJson("The body is nested too deeply.") from None
+
+
+def _check_text(body: bytes | bytearray) -> None:
+    # Tasks stay raw while the rest is decoded, and nobody looks into their strings then.
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedJson(f"The body is not UTF-8 at byte {error.start}.", position=error.start) from None
+    if not body.strip():
+        raise MalformedJson("The body is empty.")
+
+
+def _wrong_shape(text: str) -> BadInput:
+    message, mark, tail = text.rpartition(_AT)
+    path = tail.removesuffix("`").removeprefix(".") if mark else ""
+    message = message if mark else text
+    unknown = _UNKNOWN.fullmatch(message)
+    if unknown:
+        field = ".".join(filter(None, [path, unknown["name"][:_SHOWN]]))
+        return UnknownField(f"There is no field `{field}`.", field=field)
+    if not path:
+        return InvalidField(f"The body: {message}.", field="")
+    return InvalidField(f"`{path}`: {message}.", field=path)
+
+
+def _malformed(text: str) -> MalformedJson:
+    match = _POSITION.fullmatch(text)
+    if match is None:
+        return MalformedJson("The body is not valid JSON: it ends too early.")
+    return MalformedJson(
+        f"The body is not valid JSON: {match['what']} at byte {match['position']}.",
+        position=int(match["position"]),
+    )

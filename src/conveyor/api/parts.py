@@ -1,0 +1,54 @@
+"""What handlers are given, and how they answer. The app hands in the parts by name; nothing here is global."""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter, SkipValidation
+
+from conveyor.accept.submit import Submit
+from conveyor.engines.records import Records
+from conveyor.errors import BadCursor, NotFound, UnknownField
+from conveyor.model import ApiKey, Job, JobId, TenantId
+from conveyor.system import System
+
+ApiRequest = Request[Any, ApiKey, Any]
+SystemPart = NamedDependency[SkipValidation[System]]
+SubmitPart = NamedDependency[SkipValidation[Submit]]
+TenantPart = NamedDependency[SkipValidation[TenantId]]
+
+MAX_LIMIT = 1000
+Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="Most items of a page.")]
+Cursor = Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")]
+
+_JOB_ID = re.compile(r"job_[0-9a-z]{26}")
+_SHOWN = 100
+
+
+def answer(value: Any, headers: dict[str, str] | None = None) -> Response[bytes]:
+    """200 with JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+
+
+async def find_job(records: Records, tenant: TenantId, job_id: str) -> Job:
+    """The tenant's job. An id that never was, one that is gone and one of another tenant are the same NotFound."""
+    job = await records.job(tenant, JobId(job_id)) if _JOB_ID.fullmatch(job_id) else None
+    if job is None:
+        raise NotFound
+    return job
+
+
+def check_job_cursor(cursor: str | None) -> None:
+    """The cursor of the list of jobs is the last id of a page."""
+    if cursor is not None and not _JOB_ID.fullmatch(cursor):
+        raise BadCursor
+
+
+async def refuse_unknown_parameters(request: ApiRequest) -> None:
+    """A filter with a typing error would otherwise answer with everything."""
+    known = request.route_handler.parsed_fn_signature.parameters
+    for name in request.query_params:
+        if name not in known or name in request.route_handler.resolve_dependencies():
+            raise UnknownField(f"There is no parameter `{name[:_SHOWN]}` on this route.", field=name[:_SHOWN])

@@ -1,0 +1,118 @@
+"""Errors as problem+json. Gets any exception of a request, hands back an answer that says nothing internal."""
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    ValidationException,
+)
+from litestar.types import ExceptionHandlersMap
+
+from conveyor.api.edge import body_unread, request_id
+from conveyor.errors import (
+    BadInput,
+    ConveyorError,
+    InvalidField,
+    MethodNotAllowed,
+    RouteNotFound,
+)
+
+log = structlog.get_logger()
+
+MEDIA_TYPE = "application/problem+json"
+_SHOWN = 200
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The members that every problem has; some have more, such as `errors` or `field`."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+
+
+def of(error: ConveyorError) -> Problem:
+    """What the client is told. The message of a failure on our side is for the log."""
+    ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return Problem(
+        type=f"urn:conveyor:problem:{error.code}",
+        title=HTTPStatus(error.status).phrase,
+        status=error.status,
+        code=error.code,
+        detail=type(error)().message if ours else error.message,
+    )
+
+
+def answer_known(request: Request[Any, Any, Any], error: ConveyorError) -> Response[bytes]:
+    """An error of our own tree."""
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log_failure(request, error)
+        return _answer(request, error, {})
+    return _answer(request, error, error.details)
+
+
+def answer_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """An error that Litestar found: routing, methods, parameters."""
+    if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return answer_unknown(request, error)
+    known = _translated(error)
+    response = _answer(request, known, known.details)
+    for name, value in (error.headers or {}).items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def answer_unknown(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """A mistake of ours."""
+    _log_failure(request, error)
+    return _answer(request, ConveyorError(), {})
+
+
+HANDLERS: ExceptionHandlersMap = {
+    ConveyorError: answer_known,
+    HTTPException: answer_framework,
+    Exception: answer_unknown,
+}
+
+
+def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict[str, Any]) -> Response[bytes]:
+    problem = {**details, **msgspec.structs.asdict(of(error))}
+    response = Response(msgspec.json.encode(problem), status_code=error.status, media_type=MEDIA_TYPE)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="conveyor"'
+    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.headers["Retry-After"] = "1"
+    if body_unread(request.scope):
+        # Nobody reads the rest of it, so nothing can follow it on this connection.
+        response.headers["Connection"] = "close"
+    return response
+
+
+def _translated(error: HTTPException) -> ConveyorError:
+    match error:
+        case NotFoundException():
+            return RouteNotFound()
+        case MethodNotAllowedException():
+            return MethodNotAllowed()
+        case ValidationException(extra=[{"key": key, "message": message}, *_]):
+            return InvalidField(f"`{key}`: {str(message)[:_SHOWN]}.", field=key)
+        case _:
+            return BadInput(f"The request is not valid: {error.detail[:_SHOWN]}.")
+
+
+def _log_failure(request: Request[Any, Any, Any], error: Exception) -> None:
+    log.error(
+        "request failed",
+        request_id=request_id(request.scope),
+        method=request.method,
+        route=request.scope.get("path_template"),
+        exc_info=error,
+    )

@@ -1,0 +1,31 @@
+"""The list of commands. Each is a function in the file of its topic."""
+
+import typer
+
+from conveyor.cli import demo, doctor, jobs, keys, run, submit, up, version, watch
+
+app = typer.Typer(
+    name="conveyor",
+    help="Durable bulk jobs: hand over a list, watch it run, take the results away whole.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_HERE = "On this machine, no server needed"
+_SERVER = "With a server"
+_CARE = "Keys and care"
+
+app.command("run", rich_help_panel=_HERE)(run.run)
+app.command("demo", rich_help_panel=_HERE)(demo.demo)
+app.command("up", rich_help_panel=_SERVER)(up.up)
+app.command("submit", rich_help_panel=_SERVER)(submit.submit)
+app.command("jobs", rich_help_panel=_SERVER)(jobs.jobs)
+app.command("show", rich_help_panel=_SERVER)(jobs.show)
+app.command("watch", rich_help_panel=_SERVER)(watch.watch)
+app.command("results", rich_help_panel=_SERVER)(jobs.results)
+app.command("export", rich_help_panel=_SERVER)(jobs.export)
+app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)
+app.command("doctor", rich_help_panel=_CARE)(doctor.doctor)
+app.command("version", rich_help_panel=_CARE)(version.version)

@@ -1,0 +1,150 @@
+"""`conveyor jobs | show | results | export`: what a server has."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conveyor.cli.options import AsJson, Data, JobArgument, Limit, Server
+from conveyor.cli.output import print_json, print_json_array, print_lines
+from conveyor.settings import Settings
+
+_JOBS = [("job", 30), ("state", 10), ("created", 20), ("total", 10), ("done", 10), ("failed", 8), ("name", 0)]
+_RESULTS = [("index", 8), ("status", 10), ("http", 4), ("tries", 5), ("size", 10), ("input", 0)]
+_EVENTS = [("at", 20), ("event", 24), ("data", 0)]
+
+
+def jobs(as_json: AsJson = False, limit: Limit = None, url: Server = None, data: Data = None) -> None:
+    """List jobs, newest first."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        found = itertools.islice(client.jobs(), limit)
+        if as_json:
+            print_json_array(found)
+        else:
+            print_lines(_JOBS, map(_job_row, found), "There are no jobs.")
+
+
+def show(
+    job: JobArgument,
+    events: bool = typer.Option(False, "--events", help="The job's events too."),
+    as_json: AsJson = False,
+    url: Server = None,
+    data: Data = None,
+) -> None:
+    """Show one job: state, counts, rate, errors by code."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        found = client.job(job)
+        happened = list(client.events(job)) if events else []
+    if as_json:
+        print_json({**found, "events": happened} if events else found)
+        return
+    for name, value in _facts(found):
+        print(f"{name:<12}{value}")
+    if events:
+        print()
+        print_lines(_EVENTS, map(_event_row, happened), "There are no events.")
+
+
+def results(
+    job: JobArgument,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only these: pending, succeeded, failed, cancelled.")
+    ] = None,
+    error_code: Annotated[
+        str | None, typer.Option("--error", metavar="CODE", help="Only tasks that failed so.")
+    ] = None,
+    http_status: Annotated[int | None, typer.Option("--http", help="Only tasks with this HTTP status.")] = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    url: Server = None,
+    data: Data = None,
+) -> None:
+    """List the tasks of a job with their outcome, as they are read."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        page = min(limit or 500, 500)
+        every = client.results(job, page, status=status, error_code=error_code, http_status=http_status)
+        found = itertools.islice(every, limit)
+        if as_json:
+            print_json_array(found)
+        else:
+            print_lines(_RESULTS, map(_result_row, found), "There are no such tasks.")
+
+
+def export(
+    job: JobArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="The archive to write.")],
+    as_json: AsJson = False,
+    url: Server = None,
+    data: Data = None,
+) -> None:
+    """Write a job's results to one zip archive: a file per body, and manifest.jsonl with every task's outcome."""
+    from conveyor.cli import text
+    from conveyor.cli.connection import connect
+    from conveyor.cli.place import check_out
+
+    check_out(out)
+    with connect(Settings.load(url=url, data=data)) as client:
+        size = client.export(job, out)
+    if as_json:
+        print_json({"job": job, "archive": str(out), "archive_bytes": size})
+    else:
+        print(f"{out} ({text.size(size)})")
+
+
+def _job_row(job: dict[str, Any]) -> list[object]:
+    from conveyor.cli import text
+    from conveyor.cli.snapshot import Snapshot
+
+    now = Snapshot.of(job)
+    created = text.moment(job.get("created_at"))
+    counts = (text.count(now.total), text.count(now.done), text.count(now.failed))
+    return [now.job_id, now.state.value, created, *counts, job.get("name")]
+
+
+def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from conveyor.cli import text
+    from conveyor.cli.output import printable
+    from conveyor.cli.snapshot import Snapshot
+
+    now = Snapshot.of(job)
+    yield "job", now.job_id
+    if job.get("name"):
+        yield "name", printable(job["name"])
+    yield "kind", job["kind"]
+    yield "state", now.state.value + (f" ({now.reason})" if now.reason else "")
+    yield "created", text.moment(job.get("created_at"))
+    yield "total", text.count(now.total)
+    for status, number in job["run"]["counts"].items():
+        yield status, text.count(number)
+    if now.rate is not None:
+        yield "rate", text.rate(now.rate)
+    if now.eta is not None and not now.ended:
+        yield "eta", text.duration(now.eta)
+    for place, (code, number) in enumerate(now.errors):
+        yield "errors" if place == 0 else "", f"{number:>9,}  {code}"
+
+
+def _event_row(event: dict[str, Any]) -> list[object]:
+    from conveyor.cli import text
+
+    return [text.moment(event.get("at")), event.get("event"), json.dumps(event.get("data"), ensure_ascii=False)]
+
+
+def _result_row(task: dict[str, Any]) -> list[object]:
+    from conveyor.cli import text
+
+    given, error = task["input"], task["error"]
+    what = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    if error:
+        what += f"  {error['code']}: {error['message']}"
+    size = text.size(task["size"])
+    return [task["index"], task["status"], task["http_status"], task["attempts"], size, what]

@@ -1,0 +1,83 @@
+"""`conveyor run`: a list in, an archive out, in this process, without a server."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conveyor.cli.options import (
+    AllowPrivate,
+    App,
+    AsJson,
+    Attempts,
+    Concurrency,
+    Gateway,
+    Handler,
+    Headers,
+    Lists,
+    Name,
+    Rate,
+    Timeout,
+    job_spec,
+)
+from conveyor.settings import Settings
+
+
+def run(
+    lists: Lists,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="The archive to write.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Keep the run's data here, and leave it there. [CONVEYOR_DATA, else OUT.zip.conveyor beside the "
+            "archive, removed when the archive is written]",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run that was stopped, with the options it was started with."),
+    ] = False,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    attempts: Attempts = None,
+    timeout: Timeout = None,
+    header: Headers = None,
+    gateway: Gateway = None,
+    handler: Handler = None,
+    name: Name = None,
+    app: App = None,
+    allow_private_targets: AllowPrivate = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run every task of a list and write the results to one zip archive.
+
+    Ctrl-C stops cleanly; the same command with --resume goes on where it stopped.
+
+    Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
+    """
+    from conveyor.cli.local import Plan, run_here
+    from conveyor.cli.place import check_lists, check_out, default_data, is_default
+
+    check_out(out)
+    check_lists(lists)
+    spec = job_spec(
+        concurrency=concurrency,
+        handler=handler,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        name=name,
+    )
+    flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
+    settings = Settings.load(data=data, **flags)
+    temporary = is_default(settings)
+    if temporary:
+        settings = Settings.load(data=default_data(out), **flags)
+    plan = Plan(
+        lists=lists, spec=spec, out=out, settings=settings, resume=resume, temporary=temporary, title=name or out.name
+    )
+    raise typer.Exit(run_here(plan, as_json))

@@ -1,0 +1,124 @@
+"""`conveyor up`: the API and all background roles in one process, on the embedded engines."""
+
+import ipaddress
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conveyor.cli.options import AllowPrivate, App, Data
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.cli.loop import Stop
+    from conveyor.system import System
+
+
+def up(
+    data: Data = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one. [8080]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Worker loops. [1]")] = None,
+    app: App = None,
+    allow_private_targets: AllowPrivate = False,
+) -> None:
+    """Serve the API and run jobs, until Ctrl-C or SIGTERM.
+
+    The first start leaves a key for the user of this machine in the data directory; other commands find it.
+    """
+    from conveyor.cli.guard import complain
+    from conveyor.cli.logs import configure_log
+    from conveyor.cli.loop import Stop, run_async
+
+    settings = Settings.load(
+        data=data,
+        host=host,
+        port=port,
+        workers=workers,
+        app=app,
+        allow_private_targets=allow_private_targets or None,
+    )
+    configure_log(settings.log_level)
+    if not _is_loopback(settings.host):
+        complain(
+            f"Listening on {settings.host}: anyone who can reach it and has a key can use it. Keys go unencrypted."
+        )
+    stop = Stop(lambda: complain("Stopping: finishing requests, giving back what is held."))
+    run_async(_serve(settings, stop))
+    complain(f"Stopped. Everything is kept in {settings.data}; `conveyor up` goes on with it.")
+
+
+async def _serve(settings: Settings, stop: "Stop") -> None:
+    from conveyor.api.server import serve
+    from conveyor.embedded import Embedded
+    from conveyor.system import open_system
+
+    stop.listen()
+    async with open_system(settings) as system:
+        await _ensure_local_key(system)
+        async with Embedded(system).running():
+            with _announced(settings) as on_ready:
+                await serve(system, settings.host, settings.port, stop.event, on_ready)
+
+
+async def _ensure_local_key(system: "System") -> None:
+    """A key in local.key that works; one that was revoked is replaced."""
+    from conveyor.cli.connection import LOCAL_TENANT, local_key_file, read_line
+    from conveyor.errors import InvalidKey
+    from conveyor.keys import authenticate, make_key
+
+    path = local_key_file(system.settings.data)
+    kept = read_line(path)
+    if kept is not None:
+        try:
+            await authenticate(system.records, system.clock, kept)
+            return
+        except InvalidKey:
+            path.unlink()
+    text, key = make_key(system.clock, LOCAL_TENANT, "made by conveyor up")
+    await system.records.create_key(key)
+    # Closed to others before the key is in it.
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text + "\n")
+
+
+@contextmanager
+def _announced(settings: Settings) -> Iterator[Callable[[str], None]]:
+    """Say where the server is, on standard output and in local.url, as long as it is there."""
+    from conveyor.cli.connection import local_url_file
+
+    def on_ready(bound: str) -> None:
+        # Bound to every address, it is reached from here on loopback.
+        url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        local_url_file(settings.data).write_text(url + "\n")
+        _print_welcome(settings, url)
+
+    try:
+        yield on_ready
+    finally:
+        local_url_file(settings.data).unlink(missing_ok=True)
+
+
+def _print_welcome(settings: Settings, url: str) -> None:
+    from conveyor import __version__
+    from conveyor.cli.connection import local_key_file
+
+    default = Settings()
+    needed = [] if settings.data == default.data else [f"CONVEYOR_DATA={shlex.quote(str(settings.data.absolute()))}"]
+    needed += [] if url == default.url else [f"CONVEYOR_URL={url}"]
+    print(f"Conveyor {__version__} is up at {url}")
+    print(f"  data    {settings.data.absolute()}")
+    print(f"  key     {local_key_file(settings.data).absolute()}; the command line finds it")
+    print(f"  submit  {' '.join([*needed, 'conveyor submit urls.txt'])}")
+    print("  stop    Ctrl-C", flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,101 @@
+"""The user's own functions. `@conveyor.task("name")` registers one; `load_app` imports the module that does so, and
+hands on the handlers for the python executor to find by the name that a job gives."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from conveyor.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_NAME = 200
+
+
+class AppUnloadable(BadInput):
+    """The module with the task functions can not be loaded."""
+
+    code = "app_unloadable"
+
+
+class InvalidHandler(BadInput):
+    """The function can not be registered as a task."""
+
+    code = "invalid_handler"
+
+
+class Handler(NamedTuple):
+    """A registered function of one argument, the input of a task."""
+
+    name: str
+    function: Callable[[Any], Any]
+    is_async: bool
+
+
+class Handlers:
+    """Functions by the names that jobs know them by."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Handler] = {}
+
+    def task(self, name: str) -> Callable[[F], F]:
+        """Register the decorated function, sync or async, as the handler `name`. It is given the input of a task, and
+        what it returns is kept as JSON."""
+        if callable(name) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise InvalidHandler(f'a task needs a name of 1 to {MAX_NAME} characters: @task("name")')
+
+        def register(function: F) -> F:
+            known = self._by_name.get(name)
+            if known is not None and _identity(known.function) != _identity(function):
+                raise InvalidHandler(f"two functions are registered as the task {name!r}")
+            self._by_name[name] = Handler(name, function, _is_async(function))
+            return function
+
+        return register
+
+    def find(self, name: str | None) -> Handler | None:
+        return None if name is None else self._by_name.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._by_name)
+
+
+# What `from conveyor import task` registers with. A module that wants its own makes a Handlers.
+default = Handlers()
+task = default.task
+
+
+def load_app(spec: str) -> Handlers:
+    """Import "module", whose functions are registered by `conveyor.task`, or "module:name", where name is a Handlers.
+    The current directory is searched first, as `python -m` would. Raises AppUnloadable."""
+    module_name, _, attribute = spec.partition(":")
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise AppUnloadable(f"there is no module {module_name!r}; looked in {directory} first") from None
+        raise AppUnloadable(f"importing {module_name!r} failed: {error}") from error
+    except Exception as error:
+        raise AppUnloadable(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+    if not attribute:
+        return default
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Handlers):
+        raise AppUnloadable(f"{attribute!r} of {module_name!r} is not a conveyor.Handlers")
+    return found
+
+
+def _identity(function: Callable[..., Any]) -> tuple[str, str] | int:
+    """Equal for a function and the same one after its module was imported again."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return (module, name) if module and name else id(function)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,0 +1,199 @@
+"""The fetch executor. Gets references whose input is a URL or an object around one, makes one attempt at each, and
+hands on what came of it: status, headers, body, or why there is none (failures.py lists the codes).
+
+Redirects are followed here, hop by hop, so that the guard sees every one of them; one timeout spans all hops and the
+body. The body is read in pieces and counted after decoding: memory is bounded by the cap, whatever is sent.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.response import Response
+
+from conveyor import __version__
+from conveyor.clock import Clock
+from conveyor.errors import BadInput, InvalidSetting
+from conveyor.inputs import (
+    FetchInput,
+    body_bytes,
+    gateway_problem,
+    headers_problem,
+    is_plain,
+    parse_fetch_input,
+    problem,
+)
+from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
+from conveyor.process.executors.clients import Clients, connect_step
+from conveyor.process.executors.failures import Failure, failure_of, is_connecting
+from conveyor.process.executors.kept import Kept
+from conveyor.process.executors.redirects import FOLLOWED, Request, redirected
+from conveyor.process.executors.responses import header, headers, location, phrase, read_body, retry_after
+from conveyor.process.executors.routes import Hop, Route, operator_gateway, route_of
+from conveyor.settings import Settings
+from conveyor.states import TaskStatus
+from conveyor.targets import BadUrl, TargetGuard, parse_url
+
+USER_AGENT = f"conveyor/{__version__}"
+MAX_PLANS = 256
+# A URL whose host can be cut out: no escapes, no userinfo, nothing that the parser would change but letter case.
+_PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
+
+
+class Plan(msgspec.Struct):
+    """The options of a job as the executor needs them, worked out once."""
+
+    options: Options
+    route: Route
+    headers: tuple[tuple[str, str], ...]
+    # Empty means 200 to 299.
+    successes: frozenset[int]
+    connect: float
+    # What is wrong with the options: no task of the job can be attempted.
+    problem: str | None
+
+
+class FetchExecutor:
+    """Runs tasks of kind fetch. One for each event loop; `root_certificate` is a PEM to trust beside the usual."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, guard: TargetGuard, *, root_certificate: bytes | None = None
+    ) -> None:
+        self._clock = clock
+        self._guard = guard
+        self._clients = Clients(clock, USER_AGENT, root_certificate)
+        self._gateway = operator_gateway(settings.gateway)
+        self._plans: Kept[JobId, Plan] = Kept(MAX_PLANS)
+        wrong = None if self._gateway is None else gateway_problem(self._gateway)
+        if wrong is not None:
+            raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
+
+    def grain(self, job: Job) -> int:
+        return 1
+
+    def target(self, ref: TaskRef) -> str | None:
+        return host_of(ref.input)
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        plan = self._plan(job)
+        if len(refs) == 1:
+            return [await self._attempt(plan, refs[0])]
+        return list(await asyncio.gather(*(self._attempt(plan, ref) for ref in refs)))
+
+    async def close(self) -> None:
+        await self._clients.close()
+        await self._guard.close()
+
+    async def _attempt(self, plan: Plan, ref: TaskRef) -> Outcome:
+        started = self._clock.monotonic()
+        try:
+            outcome = await self._fetch(plan, parse_fetch_input(ref.input), started)
+        except Exception as error:
+            outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.blamed))
+            if isinstance(error, Failure):
+                outcome.http_status = error.http_status
+        outcome.elapsed = self._clock.monotonic() - started
+        return outcome
+
+    async def _fetch(self, plan: Plan, given: FetchInput, started: float) -> Outcome:
+        request = first_request(plan, given)
+        connect = plan.connect if given.connect_timeout is None else connect_step(given.connect_timeout)
+        deadline = started + (given.timeout or plan.options.timeout)
+        for _ in range(plan.options.max_redirects + 1):
+            hop = await plan.route.hop(request, connect, deadline - self._clock.monotonic())
+            answer = await self._send(plan, request, hop, deadline - self._clock.monotonic())
+            if isinstance(answer, Outcome):
+                return answer
+            request = answer
+        raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
+
+    async def _send(self, plan: Plan, request: Request, hop: Hop, timeout: float) -> Outcome | Request:
+        if timeout <= 0:
+            raise Failure("timeout", "the attempt took longer than its timeout")
+        builder = hop.client.request(request.method, hop.url).timeout(timedelta(seconds=timeout))
+        sent = request.headers + hop.headers
+        if sent:
+            builder = builder.headers(sent)
+        if request.body is not None:
+            builder = builder.body_bytes(request.body)
+        try:
+            async with builder.build_streamed() as response:
+                onward = self._onward(plan, request, response, hop)
+                return onward or await self._outcome(plan, request, response)
+        except PyreqwestError as error:
+            if hop.pinned is not None and is_connecting(error):
+                self._guard.avoid(*hop.pinned)
+            raise
+
+    def _onward(self, plan: Plan, request: Request, response: Response, hop: Hop) -> Request | None:
+        status = response.status
+        if status not in FOLLOWED or status in plan.successes or not plan.options.max_redirects:
+            return None
+        to = location(response)
+        return None if to is None else redirected(request, status, to, hop.base, plan.route.origin)
+
+    async def _outcome(self, plan: Plan, request: Request, response: Response) -> Outcome:
+        status = response.status
+        succeeded = status in plan.successes if plan.successes else 200 <= status < 300
+        body = await read_body(response, request.method, plan.options.max_body_bytes)
+        return Outcome(
+            status=TaskStatus.SUCCEEDED if succeeded else TaskStatus.FAILED,
+            http_status=status,
+            error=None if succeeded else TaskError(f"http_{status}", f"the target answered {phrase(status)}"),
+            body=body,
+            content_type=header(response, "content-type"),
+            final_url=str(request.url),
+            headers=headers(response),
+            retry_after=None if succeeded else retry_after(response, self._clock.now()),
+        )
+
+    def _plan(self, job: Job) -> Plan:
+        plan = self._plans.get(job.job_id)
+        if plan is not None and (plan.options is job.options or plan.options == job.options):
+            return plan
+        return self._plans.put(job.job_id, self._make_plan(job.options))
+
+    def _make_plan(self, options: Options) -> Plan:
+        gateway = options.gateway or self._gateway
+        wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        return Plan(
+            options=options,
+            route=route_of(None if wrong else gateway, self._clients, self._guard, trusted=options.gateway is None),
+            headers=tuple(options.headers.items()),
+            successes=frozenset(options.success_statuses),
+            connect=connect_step(options.connect_timeout),
+            problem=wrong,
+        )
+
+
+def first_request(plan: Plan, given: FetchInput) -> Request:
+    """What the task asks for. Raises BadUrl or BadInput: what was stored may be older than today's checks."""
+    if plan.problem is not None:
+        raise BadInput(plan.problem)
+    url = parse_url(given.url)
+    if is_plain(given):
+        return Request("GET", url, plan.headers)
+    wrong = problem(given)
+    if wrong is not None:
+        raise BadInput(wrong)
+    return Request(given.method.upper(), url, merged(plan.headers, given.headers), body_bytes(given))
+
+
+def merged(job: tuple[tuple[str, str], ...], task: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The headers of the job, but for those that the task has its own word on."""
+    own = {name.lower() for name in task}
+    return (*(pair for pair in job if pair[0].lower() not in own), *task.items())
+
+
+def host_of(text: str) -> str | None:
+    """The host in the input of a task, under which its limits are kept; None if there is none."""
+    plain = _PLAIN_URL.match(text)
+    if plain is not None:
+        return plain[1]
+    try:
+        return (parse_url(parse_fetch_input(text).url).host_str or "").rstrip(".") or None
+    except (BadUrl, BadInput):
+        return None

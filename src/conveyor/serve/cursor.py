@@ -1,0 +1,75 @@
+"""Cursors of result listings. Gets the last task that each shard gave, hands out opaque text, and takes it
+back.
+
+A job with one shard has the plain task_id; one with N shards has `sh:` and the base64url of a JSON list with
+the last id, or null, of each shard (DESIGN §4). A cursor comes from outside: only the very text that `encode`
+makes is taken.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.errors import BadCursor
+from conveyor.model import TaskId, shard_of
+
+PREFIX = "sh:"
+
+_TASK_ID = re.compile(r"[0-9a-f]{64}")
+# An id in quotes and a comma are 67 bytes of JSON; base64 makes 4 of 3.
+_CHARS_PER_SHARD = 90
+
+Position = TaskId | None
+
+
+def encode(positions: Sequence[Position]) -> str:
+    """The cursor that follows these tasks, one position for each shard."""
+    if len(positions) <= 1:
+        if not positions or positions[0] is None:
+            raise ValueError("a listing that gave nothing has no cursor")
+        return positions[0]
+    text = base64.urlsafe_b64encode(msgspec.json.encode(list(positions)))
+    return PREFIX + text.rstrip(b"=").decode()
+
+
+def decode(cursor: str | None, shard_count: int) -> list[Position]:
+    """The position in each shard of the job; None is the beginning of all. Raises BadCursor."""
+    shards = max(shard_count, 1)
+    if cursor is None:
+        return [None] * shards
+    if shards == 1:
+        return [_task_id(cursor)]
+    positions = _sharded(cursor, shards)
+    if encode(positions) != cursor:
+        raise BadCursor
+    return positions
+
+
+def _sharded(cursor: str, shards: int) -> list[Position]:
+    if not cursor.startswith(PREFIX) or len(cursor) > len(PREFIX) + _CHARS_PER_SHARD * shards + 4:
+        raise BadCursor
+    text = cursor.removeprefix(PREFIX)
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        ids = msgspec.json.decode(raw, type=list[str | None])
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise BadCursor from None
+    if len(ids) != shards:
+        raise BadCursor
+    return [None if each is None else _in_shard(each, shard, shards) for shard, each in enumerate(ids)]
+
+
+def _in_shard(text: str, shard: int, shards: int) -> TaskId:
+    found = _task_id(text)
+    if shard_of(found, shards) != shard:
+        raise BadCursor
+    return found
+
+
+def _task_id(text: str) -> TaskId:
+    if not _TASK_ID.fullmatch(text):
+        raise BadCursor
+    return TaskId(text)

@@ -1,0 +1,82 @@
+"""Names of bodies in an archive. Gets a task, hands on a name that is safe on every system: made here, from the index,
+what is harmless in the URL, and an extension out of a fixed table.
+"""
+
+import re
+
+import msgspec
+
+from conveyor.model import Task
+
+_SLUG_CHARS = 40
+_URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?([^/?#]*)([^?#]*)")
+_NOT_SLUG = re.compile(r"[^A-Za-z0-9.]+|\.{2,}")
+
+_EXTENSIONS = {
+    "application/gzip": ".gz",
+    "application/javascript": ".js",
+    "application/json": ".json",
+    "application/ld+json": ".json",
+    "application/msword": ".doc",
+    "application/pdf": ".pdf",
+    "application/vnd.ms-excel": ".xls",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": ".xlsx",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": ".docx",
+    "application/x-ndjson": ".jsonl",
+    "application/xhtml+xml": ".html",
+    "application/xml": ".xml",
+    "application/zip": ".zip",
+    "audio/mpeg": ".mp3",
+    "font/woff2": ".woff2",
+    "image/avif": ".avif",
+    "image/gif": ".gif",
+    "image/jpeg": ".jpg",
+    "image/png": ".png",
+    "image/svg+xml": ".svg",
+    "image/webp": ".webp",
+    "image/x-icon": ".ico",
+    "text/css": ".css",
+    "text/csv": ".csv",
+    "text/html": ".html",
+    "text/javascript": ".js",
+    "text/markdown": ".md",
+    "text/plain": ".txt",
+    "text/xml": ".xml",
+    "video/mp4": ".mp4",
+}
+
+
+def body_name(task: Task) -> str:
+    """The name of a task's body in the archive. Of what comes from outside, only letters, digits, dots and dashes of
+    the URL's host and path get into it; never its credentials or query."""
+    slug = _slug(_url_of(task.input))
+    extension = _extension(task.detail.content_type)
+    if slug.lower().endswith(extension):
+        slug = slug[: -len(extension)].strip("-.")
+    return f"bodies/{task.index:07d}{'_' if slug else ''}{slug}{extension}"
+
+
+def _url_of(given: msgspec.Raw) -> str:
+    try:
+        value = msgspec.json.decode(given)
+    except msgspec.DecodeError:
+        return ""
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) else ""
+
+
+def _slug(url: str) -> str:
+    found = _URL.match(url)
+    if found is None:
+        return ""
+    text = _NOT_SLUG.sub("-", found[1] + found[2][: 4 * _SLUG_CHARS])
+    return text.strip("-.")[:_SLUG_CHARS].strip("-.")
+
+
+def _extension(content_type: str | None) -> str:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind in _EXTENSIONS:
+        return _EXTENSIONS[kind]
+    if kind.endswith("+json"):
+        return ".json"
+    return ".xml" if kind.endswith("+xml") else ".bin"

@@ -1,0 +1,119 @@
+"""Results. Gets a run and a cursor, reads tasks and bodies through the seams, and hands on pages, the public
+shape of a task, and its body, checked against the sha256 that was stored with it.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from conveyor.engines.blobs import Blobs
+from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.errors import EngineFailed, NoBody, NotFound
+from conveyor.model import BodyRef, Page, RunKey, Task, TaskError
+from conveyor.serve import cursor as cursors
+
+
+async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
+    """Up to `limit` tasks that match, in order of task_id. Raises BadCursor."""
+    positions = cursors.decode(cursor, run.shard_count)
+    if run.shard_count > 1:
+        # The merge of shard streams (DESIGN §4) comes with the first engine that shards.
+        raise NotImplementedError("no engine here has more than one shard")
+    # One more than asked for tells whether there is a next page, without a page that turns out empty.
+    found = await tasks.page(run, 0, positions[0], limit + 1, where)
+    items = found[:limit]
+    more = len(found) > limit
+    return Page(items, cursors.encode([items[-1].task_id]) if more else None)
+
+
+def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
+    """A task as the API shows it. `headers` are [name, value] pairs as they were received: names repeat
+    (Set-Cookie) and their order means something. `body_url` is shown only if there is a body to get."""
+    detail = task.detail
+    body = detail.body
+    return {
+        "task_id": task.task_id,
+        "index": task.index,
+        "input": task.input,
+        "status": task.status.label,
+        "attempts": task.attempts,
+        "http_status": task.http_status,
+        "error": error_json(task),
+        "content_type": detail.content_type,
+        "size": body.length if body else None,
+        "sha256": body.sha256 if body else None,
+        "final_url": detail.final_url,
+        "headers": detail.headers,
+        "elapsed": detail.elapsed if task.finished_at is not None else None,
+        "finished_at": iso_time(task.finished_at),
+        "body_url": body_url if body else None,
+    }
+
+
+def error_json(task: Task) -> TaskError | None:
+    """Why the task failed. The code is in the row even where the detail was dropped."""
+    if task.detail.error is None and task.error_code is not None:
+        return TaskError(task.error_code, "")
+    return task.detail.error
+
+
+def iso_time(at: float | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond, with Z."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def body_ref(task: Task) -> BodyRef:
+    """Where the task's body is. Raises NoBody."""
+    if task.detail.body is None:
+        raise NoBody
+    return task.detail.body
+
+
+async def read_body(blobs: Blobs, task: Task) -> bytes:
+    """The task's body, whole: for bodies that fit into memory. Raises NoBody."""
+    ref = body_ref(task)
+    # An object that is longer than it should be is caught by the one byte more.
+    start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
+    data = await blobs.get(ref.key, start, length)
+    if data is None:
+        raise missing_body(ref)
+    check_body(ref, len(data), sha256(data).hexdigest())
+    return data
+
+
+async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
+    """A body in pieces, in flat memory. It is checked when the last piece has gone out: if it is damaged,
+    the stream ends in an exception and not as if it were whole."""
+    digest = sha256()
+    got = 0
+    try:
+        async for piece in blobs.stream(ref.key, max(ref.offset, 0)):
+            kept = piece if ref.offset < 0 else piece[: ref.length - got]
+            digest.update(kept)
+            got += len(kept)
+            if kept:
+                yield kept
+            if ref.offset >= 0 and got == ref.length:
+                break
+    except NotFound:
+        raise missing_body(ref) from None
+    check_body(ref, got, digest.hexdigest())
+
+
+def check_body(ref: BodyRef, length: int, digest: str) -> None:
+    """Raise unless these are the bytes that were stored."""
+    if length != ref.length or digest != ref.sha256:
+        raise EngineFailed(
+            f"A stored body is damaged: {length} bytes with sha256 {digest[:16]}…, "
+            f"where {ref.length} bytes with {ref.sha256[:16]}… were written.",
+            key=ref.key,
+            offset=ref.offset,
+        )
+
+
+def missing_body(ref: BodyRef) -> EngineFailed:
+    """A row points to an object that is not there."""
+    return EngineFailed("A stored body is missing.", key=ref.key, offset=ref.offset)

@@ -1,0 +1,47 @@
+"""Sorting more than memory holds. Gets lines in any order, keeps them in temporary files, hands them back sorted."""
+
+from collections.abc import Iterator
+from heapq import merge
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Self
+
+SPILL_BYTES = 8 * 1024 * 1024
+
+
+class SortedSpool:
+    """Lines that are given in any order and come back sorted. Memory holds `SPILL_BYTES` of them; the rest waits in
+    sorted files, which are merged while they are read."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._files: list[IO[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, line: bytes) -> None:
+        """A line with its newline at the end, and none before."""
+        self._lines.append(line)
+        self._bytes += len(line)
+        if self._bytes >= SPILL_BYTES:
+            self._spill()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._lines.sort()
+        return merge(*self._files, self._lines)
+
+    def _spill(self) -> None:
+        self._lines.sort()
+        file = TemporaryFile(dir=self._directory)  # noqa: SIM115  (closed by __exit__)
+        self._files.append(file)
+        file.writelines(self._lines)
+        file.seek(0)
+        self._lines = []
+        self._bytes = 0

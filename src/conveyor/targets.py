@@ -1,0 +1,340 @@
+"""Which addresses may be reached. Gets the URL or the host that a user named, says whether Conveyor may connect to
+it, and hands on the one address to connect to.
+
+The URL is read by the parser of the client itself, so that both see the same host however it is spelled (127.1,
+0x7f000001, full-width digits). A name is resolved once; if any of its addresses is refused the name is; the caller
+connects to the address that was checked, so a second answer of the DNS has no effect. Fetch uses it on each hop of a
+redirect; downloads, webhooks and gateways of a job go through the same guard.
+"""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from pyreqwest.http import Url
+
+from conveyor.clock import Clock
+from conveyor.errors import BadInput, ConveyorError
+
+Address = IPv4Address | IPv6Address
+# Host and port in, addresses as text out; raises OSError or UnicodeError when the name has none.
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+# An address in, why it may not be reached out.
+Policy = Callable[[str], str | None]
+
+MAX_URL_LENGTH = 8192
+MAX_HOST_LENGTH = 253
+LOOKUP_THREADS = 32
+
+
+class BadUrl(BadInput):
+    """The URL is not one that can be fetched."""
+
+    code = "bad_url"
+
+
+class TargetRefused(BadInput):
+    """The target is on an address that is not public. CONVEYOR_ALLOW_PRIVATE_TARGETS allows it."""
+
+    code = "target_refused"
+
+
+class DnsFailed(ConveyorError):
+    """The name of the target has no address."""
+
+    code = "dns_failed"
+    status = 502
+
+
+def parse_url(text: str) -> Url:
+    """The URL of a target: http or https, a host, a port that exists, no user and password. Raises BadUrl."""
+    if len(text) > MAX_URL_LENGTH:
+        raise BadUrl(f"the URL is longer than {MAX_URL_LENGTH} characters")
+    # The parser drops tabs and line ends in silence; here they are a sign of a broken list, or of an attack.
+    if not text.isprintable():
+        raise BadUrl("the URL has a control character")
+    try:
+        url = Url(text)
+    except ValueError as error:
+        raise BadUrl(f"not a URL: {error}") from None
+    problem = _url_problem(url, text)
+    if problem is not None:
+        raise BadUrl(problem)
+    return url
+
+
+def check_url(text: str) -> str | None:
+    """What is wrong with the URL of a target, or None. It looks at nothing but the text: for use at submit."""
+    try:
+        parse_url(text)
+    except BadUrl as error:
+        return error.message
+    return None
+
+
+def url_problem(url: Url) -> str | None:
+    """What is wrong with a URL that is parsed already, as one from a redirect is."""
+    return _url_problem(url, str(url))
+
+
+def _url_problem(url: Url, text: str) -> str | None:
+    scheme = url.scheme
+    if scheme not in {"http", "https"}:
+        return "the URL must begin with http:// or https://"
+    host = url.host_str
+    # The parser also takes http:host, http:/host, http:///host and backslashes for http://host.
+    start = len(scheme) + 3
+    if not host or text[len(scheme) : start] != "://" or text[start : start + 1] in {"/", "\\"}:
+        return "the URL has no host"
+    if len(host) > MAX_HOST_LENGTH or ".." in host:
+        return "the host of the URL is not a valid name"
+    if url.username or url.password is not None:
+        return "the URL has a user or password; send an Authorization header"
+    if url.port == 0:
+        return "the port of the URL must be between 1 and 65535"
+    return None
+
+
+def public_url(url: Url) -> str:
+    """The URL as it may be shown in a message: query strings and userinfo often hold secrets."""
+    return f"{url.origin_ascii}{url.path}"
+
+
+# Everything that the IANA registries do not call globally reachable, and what clouds keep for themselves.
+_REFUSED_V4 = tuple(
+    (IPv4Network(network), reason)
+    for network, reason in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared address space (CGNAT)"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "cloud platform service"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "protocol assignment"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.88.99.0/24", "6to4 relay"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "benchmarking"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("255.255.255.255/32", "broadcast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+)
+# Inside and outside of 2000::/3, the only block that is given out for global unicast. First match wins.
+_REFUSED_V6 = tuple(
+    (IPv6Network(network), reason)
+    for network, reason in (
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("::/96", "IPv4-compatible"),
+        ("64:ff9b:1::/48", "local-use translation (NAT64)"),
+        ("100::/64", "discard-only"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "site-local"),
+        ("ff00::/8", "multicast"),
+        ("2001::/23", "protocol assignment"),
+        ("2001:db8::/32", "documentation"),
+        ("3fff::/20", "documentation"),
+    )
+)
+_GLOBAL_V6 = IPv6Network("2000::/3")
+_MAPPED = IPv6Network("::ffff:0:0/96")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_TEREDO = IPv6Network("2001::/32")
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+
+
+def refusal(address: str | Address) -> str | None:
+    """Why this address may not be reached, or None for global unicast. An IPv6 address that stands for an IPv4
+    address (mapped, NAT64, 6to4, Teredo, ISATAP) is as good as the one inside it."""
+    ip = ip_address(address)
+    if isinstance(ip, IPv4Address):
+        return next((reason for network, reason in _REFUSED_V4 if ip in network), None)
+    form, inner = _embedded(ip)
+    for address_inside in inner:
+        reason = refusal(address_inside)
+        if reason is not None:
+            return f"{reason}, as {form}"
+    if inner and form != "ISATAP":
+        return None
+    reason = next((reason for network, reason in _REFUSED_V6 if ip in network), None)
+    return reason or (None if ip in _GLOBAL_V6 else "reserved")
+
+
+def _embedded(ip: IPv6Address) -> tuple[str, tuple[IPv4Address, ...]]:
+    number = int(ip)
+    if ip in _MAPPED:
+        return "IPv4-mapped", (IPv4Address(number & 0xFFFFFFFF),)
+    if ip in _NAT64:
+        return "NAT64", (IPv4Address(number & 0xFFFFFFFF),)
+    if ip in _SIX_TO_FOUR:
+        return "6to4", (IPv4Address(number >> 80 & 0xFFFFFFFF),)
+    if ip in _TEREDO:
+        return "Teredo", (IPv4Address(number >> 64 & 0xFFFFFFFF), IPv4Address(~number & 0xFFFFFFFF))
+    if number >> 32 & 0xFFFFFFFF in _ISATAP:
+        return "ISATAP", (IPv4Address(number & 0xFFFFFFFF),)
+    return "", ()
+
+
+_LOCAL_SUFFIXES = (".localhost", ".localdomain", ".local", ".internal", ".intranet", ".lan", ".home.arpa")
+
+
+def host_refusal(host: str, policy: Policy = refusal) -> str | None:
+    """What can be said of a host without resolving it, for requests whose names a proxy resolves."""
+    literal = ip_literal(host)
+    if literal is not None:
+        return policy(literal)
+    name = host.lower().rstrip(".")
+    if "." not in name or name.endswith(_LOCAL_SUFFIXES):
+        return "a name of the local network"
+    return None
+
+
+def ip_literal(host: str) -> str | None:
+    """The address that the host of a parsed URL is, or None for a name."""
+    if host.startswith("["):
+        return host[1:-1]
+    # The parser has made every IPv4 spelling into four numbers; a name can not end in a digit after a dot.
+    if ":" not in host and not host[-1:].isdigit():
+        return None
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return None
+
+
+class SystemResolver:
+    """getaddrinfo, A and AAAA, in threads of its own: names that hang must not take the threads of others."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="resolve")
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        answers = await asyncio.get_running_loop().run_in_executor(self._threads, _lookup, host, port)
+        return list(dict.fromkeys(answers))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _lookup(host: str, port: int) -> list[str]:
+    # ADDRCONFIG: without it a machine that has no IPv6 would be given, and pinned to, addresses it can not reach.
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return [str(answer[4][0]) for answer in answers]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was found out about a host, good until `expires`. A host that failed has an error and no addresses."""
+
+    addresses: tuple[str, ...]
+    error: TargetRefused | DnsFailed | None
+    expires: float
+
+
+class TargetGuard:
+    """Resolves a host, checks every answer, and says which address to connect to. One for each event loop.
+
+    Checked answers are kept for `ttl` seconds, at most `size` of them, and one lookup serves all who wait for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool,
+        clock: Clock,
+        resolver: Resolver | None = None,
+        policy: Policy = refusal,
+        ttl: float = 30.0,
+        failure_ttl: float = 5.0,
+        size: int = 4096,
+    ) -> None:
+        self.allow_private = allow_private
+        self._clock = clock
+        self._system = SystemResolver() if resolver is None else None
+        self._resolver = resolver or self._system
+        self._policy = policy
+        self._ttl = ttl
+        self._failure_ttl = failure_ttl
+        self._size = size
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[_Answer]] = {}
+
+    def check_name(self, host: str) -> None:
+        """Raise TargetRefused for a host that is refused without resolving it (a proxy will do that)."""
+        reason = None if self.allow_private else host_refusal(host, self._policy)
+        if reason is not None:
+            raise TargetRefused(_refused(reason))
+
+    async def resolve(self, host: str, port: int, timeout: float | None = None) -> str:
+        """The address to connect to. Raises TargetRefused, DnsFailed, or TimeoutError after `timeout` seconds."""
+        answer = self._answers.get(host)
+        if answer is None or answer.expires <= self._clock.monotonic():
+            answer = await self._ask(host, port, timeout)
+        if answer.error is not None:
+            # A new one for each: an exception that many tasks raise would gather their tracebacks.
+            raise type(answer.error)(answer.error.message)
+        return answer.addresses[0]
+
+    def avoid(self, host: str, address: str) -> None:
+        """Nobody answers at `address`: let the next one who asks for `host` have another, if there is one."""
+        answer = self._answers.get(host)
+        if answer is not None and answer.addresses[:1] == (address,):
+            answer.addresses = (*answer.addresses[1:], address)
+
+    async def close(self) -> None:
+        """Give up on lookups under way."""
+        for lookup in self._lookups.values():
+            lookup.cancel()
+        await asyncio.gather(*self._lookups.values(), return_exceptions=True)
+        if self._system is not None:
+            self._system.close()
+
+    async def _ask(self, host: str, port: int, timeout: float | None) -> _Answer:
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            lookup = self._lookups[host] = asyncio.create_task(self._look_up(host, port))
+            lookup.add_done_callback(lambda _: self._lookups.pop(host, None))
+        # Shielded: others may wait for the same lookup when one of them is cancelled or out of time.
+        return await asyncio.wait_for(asyncio.shield(lookup), timeout)
+
+    async def _look_up(self, host: str, port: int) -> _Answer:
+        answer = await self._answer(host, port)
+        self._answers[host] = answer
+        self._answers.move_to_end(host)
+        while len(self._answers) > self._size:
+            self._answers.popitem(last=False)
+        return answer
+
+    async def _answer(self, host: str, port: int) -> _Answer:
+        literal = ip_literal(host)
+        try:
+            found = tuple(await self._addresses(host, port)) if literal is None else (literal,)
+        except (OSError, UnicodeError):
+            found = ()
+        now = self._clock.monotonic()
+        if not found:
+            return _Answer((), DnsFailed(), now + self._failure_ttl)
+        reason = None if self.allow_private else self._first_refusal(found)
+        error = None if reason is None else TargetRefused(_refused(reason))
+        return _Answer(found, error, now + self._ttl)
+
+    async def _addresses(self, host: str, port: int) -> Sequence[str]:
+        assert self._resolver is not None
+        return await self._resolver(host, port)
+
+    def _first_refusal(self, addresses: Sequence[str]) -> str | None:
+        return next((reason for address in addresses if (reason := self._policy(address)) is not None), None)
+
+
+def _refused(reason: str) -> str:
+    return f"the target is not public ({reason}); CONVEYOR_ALLOW_PRIVATE_TARGETS allows it"
