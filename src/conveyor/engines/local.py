@@ -387,7 +387,11 @@ def _names(directory: Path) -> list[str]:
 def _sweep(drafts: Path) -> None:
     """Remove what dead processes left. The kernel lets go of a dead writer's lock, whatever killed it."""
     for path in drafts.iterdir():
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # Its writer lives, and has just given it its name.
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)

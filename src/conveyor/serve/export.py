@@ -20,6 +20,7 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job, RunKey, Task, TaskError, TaskId
 from conveyor.serve.archive import ZipWriter
 from conveyor.serve.names import body_name
@@ -336,9 +337,11 @@ def _seal(file: IO[bytes]) -> None:
 
 
 def _publish(part: Path, path: Path) -> None:
+    crashpoint("export.publish.before")
     part.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+    crashpoint("export.publish.after")

@@ -10,7 +10,7 @@ from conveyor.model import Task
 
 _SLUG_CHARS = 40
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?([^/?#]*)([^?#]*)")
-_NOT_SLUG = re.compile(r"[^A-Za-z0-9.]+|\.{2,}")
+_NOT_SLUG = re.compile(r"(?:[^A-Za-z0-9.]|\.{2,})+")
 
 _EXTENSIONS = {
     "application/gzip": ".gz",
