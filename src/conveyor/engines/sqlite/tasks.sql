@@ -59,7 +59,8 @@ UPDATE task_runs SET succeeded = :succeeded, failed = :failed, cancelled = :canc
 SELECT error_code, count FROM task_errors WHERE run_no = :run_no ORDER BY count DESC, error_code LIMIT :limit;
 
 -- name: task
-SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+-- Left alone, the planner takes the primary key and walks the whole run.
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks INDEXED BY tasks_by_id
 WHERE run_no = :run_no AND shard = :shard AND sort_key = :sort_key;
 
 -- name: page
