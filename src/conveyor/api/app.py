@@ -1,18 +1,16 @@
 """The application. Gets a System, hands back the ASGI app; whatever handlers need is handed to them from here."""
 
+from functools import partial
 from typing import Any
 
 from litestar import Litestar, Router
 from litestar.di import Provide
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 
-from conveyor import __version__
 from conveyor.accept.submit import Submit
 from conveyor.api import events, health, jobs, problems, results
 from conveyor.api.auth import key_guard, tenant_of
 from conveyor.api.edge import Exchange
+from conveyor.api.page import OPENAPI, page
 from conveyor.api.parts import refuse_unknown_parameters
 from conveyor.clock import Clock
 from conveyor.keys import KeyCache
@@ -33,6 +31,22 @@ class Api(Litestar):
 
 def create_app(system: System) -> Litestar:
     """The API over one system."""
+    app = Api(
+        route_handlers=[health.healthz, health.readyz, _v1(system), page(partial(_described, system))],
+        dependencies=_parts(system),
+        exception_handlers=problems.HANDLERS,
+        before_request=refuse_unknown_parameters,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+        # Bodies are counted where they are read, by the cap of the settings.
+        request_max_body_size=None,
+    )
+    app.clock = system.clock
+    return app
+
+
+def _parts(system: System) -> dict[str, Provide]:
     submit = Submit(
         settings=system.settings,
         clock=system.clock,
@@ -41,22 +55,10 @@ def create_app(system: System) -> Litestar:
         queue=system.queue,
         whole=system.whole,
     )
-    app = Api(
-        route_handlers=[health.healthz, health.readyz, _v1(system)],
-        dependencies={
-            "system": Provide(lambda: system, sync_to_thread=False),
-            "submit": Provide(lambda: submit, sync_to_thread=False),
-        },
-        exception_handlers=problems.HANDLERS,
-        before_request=refuse_unknown_parameters,
-        openapi_config=_openapi(),
-        logging_config=None,
-        debug=False,
-        # Bodies are counted where they are read, by the cap of the settings.
-        request_max_body_size=None,
-    )
-    app.clock = system.clock
-    return app
+    return {
+        "system": Provide(lambda: system, sync_to_thread=False),
+        "submit": Provide(lambda: submit, sync_to_thread=False),
+    }
 
 
 def _v1(system: System) -> Router:
@@ -79,12 +81,11 @@ def _v1(system: System) -> Router:
     )
 
 
-def _openapi() -> OpenAPIConfig:
-    return OpenAPIConfig(
-        title="Conveyor",
-        version=__version__,
-        path="/v1",
-        render_plugins=[JsonRenderPlugin(path="/openapi.json")],
-        components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
-        use_handler_docstrings=True,
+def _described(system: System) -> Litestar:
+    """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
+    return Litestar(
+        route_handlers=[health.healthz, health.readyz, _v1(system)],
+        dependencies=_parts(system),
+        openapi_config=OPENAPI,
+        logging_config=None,
     )

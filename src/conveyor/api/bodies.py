@@ -1,7 +1,7 @@
 """Request bodies. Gets a request, reads its body while counting and hashing, hands back the bytes and a fingerprint.
 
 The cap counts bytes as they arrive: a length is only a promise, and a chunked body makes none. What is over the cap
-is not read.
+is not read here; `protocol` drops it.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
-from conveyor.api.edge import mark_body_read
 from conveyor.errors import BadInput, BodyTooLarge, UnsupportedMediaType
 
 # Longest silence, and longest time in all: a body that drips holds a connection and memory.
@@ -56,7 +55,6 @@ async def read_body(
                     raise _too_large(limit)
     except TimeoutError:
         raise BadInput("The body did not arrive in time.") from None
-    mark_body_read(request.scope)
     return Body(data, digest.hexdigest())
 
 

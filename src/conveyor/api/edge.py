@@ -33,17 +33,6 @@ def request_id(scope: Any) -> str:
     return str(scope["state"].get("request_id", ""))
 
 
-def mark_body_read(scope: Any) -> None:
-    """Say that the request's body was read to its end."""
-    scope["state"]["body_read"] = True
-
-
-def body_unread(scope: Any) -> bool:
-    """Whether a body was announced that nobody has read to its end."""
-    announced = any(name in {b"transfer-encoding", b"content-length"} for name, _ in scope["headers"])
-    return announced and not scope["state"].get("body_read", False)
-
-
 class Exchange:
     """One request and its answer, as seen from outside."""
 

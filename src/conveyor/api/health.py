@@ -4,6 +4,7 @@ import asyncio
 
 from litestar import Response, get
 
+from conveyor.api import shapes
 from conveyor.api.parts import SystemPart, answer
 from conveyor.errors import Unavailable
 
@@ -12,13 +13,13 @@ _PATIENCE = 2.0
 _NO_KEY = "readyz"
 
 
-@get("/healthz", summary="Is the process alive")
+@get("/healthz", summary="Is the process alive", responses=shapes.shaped(shapes.HealthShape))
 async def healthz() -> Response[bytes]:
     """It is, if this answers."""
     return answer({"status": "ok"})
 
 
-@get("/readyz", summary="Can the process serve")
+@get("/readyz", summary="Can the process serve", responses=shapes.shaped(shapes.HealthShape))
 async def readyz(system: SystemPart) -> Response[bytes]:
     """It can, if the records answer."""
     try:

@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 from litestar import Response, get, post
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 
+from conveyor.accept.answer import AcceptedView
 from conveyor.accept.spec import JobSpec, decode_spec
 from conveyor.accept.submit import Accepted, Idempotency
 from conveyor.api import shapes
@@ -39,7 +39,7 @@ _HIDDEN = "[hidden]"
     "/jobs",
     summary="Submit a job",
     operation_class=shapes.SubmitOperation,
-    responses={201: ResponseSpec(shapes.AcceptedView, generate_examples=False), **shapes.problems(400, 409, 413, 415)},
+    responses={**shapes.shaped(AcceptedView, 201), **shapes.problems(400, 409, 413, 415)},
 )
 async def submit_job(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, submit: SubmitPart

@@ -14,7 +14,7 @@ from litestar.exceptions import (
 )
 from litestar.types import ExceptionHandlersMap
 
-from conveyor.api.edge import body_unread, request_id
+from conveyor.api.edge import request_id
 from conveyor.errors import (
     BadInput,
     ConveyorError,
@@ -84,14 +84,15 @@ HANDLERS: ExceptionHandlersMap = {
 
 
 def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict[str, Any]) -> Response[bytes]:
-    problem = {**details, **msgspec.structs.asdict(of(error))}
-    response = Response(msgspec.json.encode(problem), status_code=error.status, media_type=MEDIA_TYPE)
+    problem = msgspec.structs.asdict(of(error))
+    more = {name: value for name, value in details.items() if name not in problem}
+    response = Response(msgspec.json.encode({**problem, **more}), status_code=error.status, media_type=MEDIA_TYPE)
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = 'Bearer realm="conveyor"'
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["Retry-After"] = "1"
-    if body_unread(request.scope):
-        # Nobody reads the rest of it, so nothing can follow it on this connection.
+    if "expect" in request.headers:
+        # Whether its body still comes is the client's guess, so nothing can follow on this connection.
         response.headers["Connection"] = "close"
     return response
 

@@ -48,7 +48,9 @@ async def list_results(
 
 
 @get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
-async def show_task(job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+async def show_task(
+    job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Response[bytes]:
     """One task and its result."""
     job = await find_job(system.records, tenant, job_id)
     task = await find_task(system.tasks, job, task_id)

@@ -47,6 +47,8 @@ async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_re
         lifespan="on",
         log_config=None,
         access_log=False,
+        # What it warns of, any stranger can cause; a failure of ours is logged at the edge.
+        log_level="error",
         server_header=False,
         # Who asks is decided by the key; an address out of a header would only be a lie in the log.
         proxy_headers=False,
@@ -71,12 +73,24 @@ async def _stop_when(server: uvicorn.Server, stop: asyncio.Event) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With the protocol named: asyncio turns Nagle off only where it is, and each answer would wait 40 ms.
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise Unavailable(f"Can not listen on {host}:{port}: {error.strerror or error}") from error
-    listener.setblocking(False)
+        raise _refused(host, port, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refused(host, port, error) from error
     return listener
+
+
+def _refused(host: str, port: int, error: OSError) -> Unavailable:
+    return Unavailable(f"Can not listen on {host}:{port}: {error.strerror or error}.")
 
 
 def _url(listener: socket.socket) -> str:

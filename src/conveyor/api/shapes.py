@@ -7,13 +7,11 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 
-from conveyor.accept.answer import AcceptedView, CountsView
+from conveyor.accept.answer import CountsView
 from conveyor.accept.spec import JobSpec
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.model import JobId, JobKind, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
-
-__all__ = ["AcceptedView"]
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +90,12 @@ class EventShape(Shape, frozen=True):
     data: dict[str, Any]
 
 
+class HealthShape(Shape, frozen=True):
+    """It is well."""
+
+    status: str
+
+
 class JobsPage(Shape, frozen=True):
     """Jobs, newest first."""
 
@@ -123,9 +127,14 @@ def problems(*statuses: int) -> dict[int, ResponseSpec]:
     }
 
 
+def shaped(shape: type[msgspec.Struct], status: int = 200) -> dict[int, ResponseSpec]:
+    """An answer with this shape."""
+    return {status: ResponseSpec(shape, generate_examples=False, description=shape.__doc__ or "")}
+
+
 def answers(shape: type[Shape], *statuses: int) -> dict[int, ResponseSpec]:
     """200 with this shape, or problems."""
-    return {200: ResponseSpec(shape, generate_examples=False), **problems(*statuses)}
+    return {**shaped(shape), **problems(*statuses)}
 
 
 @dataclass
@@ -146,7 +155,8 @@ def _inlined(node: Any, parts: dict[str, Any]) -> Any:
         return node
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
-        return {**_inlined(parts[name], parts), **{key: node[key] for key in node if key != "$ref"}}
+        beside = {key: value for key, value in node.items() if key not in {"$ref", "$defs"}}
+        return {**_inlined(parts[name], parts), **beside}
     return {key: _inlined(value, parts) for key, value in node.items() if key != "$defs"}
 
 

@@ -1,0 +1,33 @@
+"""The OpenAPI page: what the routes are, for people and for generators of clients. It tells nothing of any tenant."""
+
+from collections.abc import Callable
+from functools import cache
+
+from litestar import Litestar, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.serialization import encode_json
+
+from conveyor import __version__
+
+OPENAPI = OpenAPIConfig(
+    title="Conveyor",
+    version=__version__,
+    components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
+    use_handler_docstrings=True,
+)
+
+
+def page(described: Callable[[], Litestar]) -> HTTPRouteHandler:
+    """A route that describes the routes of `described`, which is made when somebody asks."""
+
+    @cache
+    def text() -> bytes:
+        return encode_json(described().openapi_schema.to_schema())
+
+    @get("/v1/openapi.json", include_in_schema=False, sync_to_thread=True)
+    def openapi() -> Response[bytes]:
+        return Response(text(), media_type="application/json")
+
+    return openapi

@@ -1,0 +1,111 @@
+"""A client of a running API, for tests: JSON in and out, and raw bytes where a client would be too polite."""
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+from pyreqwest.client import Client, ClientBuilder
+
+from conveyor.keys import make_key
+from conveyor.system import System
+
+
+class Answer(NamedTuple):
+    """What came back. Header names are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Api:
+    """A running server, seen by one tenant."""
+
+    def __init__(self, url: str, system: System, key: str, client: Client) -> None:
+        self.url = url
+        self.system = system
+        self.key = key
+        self._client = client
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    async def as_tenant(self, tenant: str) -> "Api":
+        """The same server with another tenant's key."""
+        return Api(self.url, self.system, await new_key(self.system, tenant), self._client)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        auth: bool = True,
+    ) -> Answer:
+        sent = {"authorization": f"Bearer {self.key}"} if auth else {}
+        if body is not None:
+            sent["content-type"] = "application/json"
+        sent.update(headers or {})
+        request = self._client.request(method, self.url + path).headers(sent)
+        if body is not None:
+            request = request.body_bytes(body)
+        response = await request.build().send()
+        received = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, received, bytes(await response.bytes()))
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.request("GET", path, **options)
+
+    async def submit(self, spec: Any, **options: Any) -> Answer:
+        body = spec if isinstance(spec, bytes) else json.dumps(spec).encode()
+        return await self.request("POST", "/v1/jobs", body=body, **options)
+
+
+async def new_key(system: System, tenant: str) -> str:
+    text, key = make_key(system.clock, tenant)
+    await system.records.create_key(key)
+    return text
+
+
+def client() -> Client:
+    return ClientBuilder().no_proxy().error_for_status(False).follow_redirects(False).build()
+
+
+async def raw(address: tuple[str, int], *pieces: bytes, pause: float = 0.0, patience: float = 10.0) -> bytes:
+    """Send these bytes as they are, and give all that comes back until the server closes or is silent."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            if pause:
+                await asyncio.sleep(pause)
+    except ConnectionError:
+        pass
+    received = bytearray()
+    try:
+        async with asyncio.timeout(patience):
+            while piece := await reader.read(65536):
+                received += piece
+    except (TimeoutError, ConnectionError):
+        pass
+    writer.close()
+    return bytes(received)
+
+
+def parsed(received: bytes) -> Answer:
+    """The first answer in what came back."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return Answer(int(lines[0].split()[1]), headers, body)

@@ -1,0 +1,44 @@
+"""The fixtures that tests share: a clock to move, settings in a directory of their own, the system, a running API."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from conveyor.api.server import serve
+from conveyor.settings import Settings
+from conveyor.system import System, open_system
+from tests.api import Api, client, new_key
+from tests.clocks import JumpingClock
+
+
+@pytest.fixture
+async def clock() -> JumpingClock:
+    return JumpingClock()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.load({}, data=tmp_path / "data", allow_private_targets=True)
+
+
+@pytest.fixture
+async def system(settings: Settings, clock: JumpingClock) -> AsyncIterator[System]:
+    async with open_system(settings, clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def server(system: System) -> AsyncIterator[Api]:
+    """A running API on a free port, with a key of tenant `acme`."""
+    stop = asyncio.Event()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(system, "127.0.0.1", 0, stop, url.set_result))
+    await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+    async with client() as http:
+        yield Api(url.result(), system, await new_key(system, "acme"), http)
+    stop.set()
+    await serving

@@ -1,0 +1,348 @@
+"""Bad input over HTTP: each kind has its code and status, and leaves nothing behind."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+
+from conveyor.api import problems, results
+from conveyor.api.app import create_app
+from conveyor.settings import Settings
+from conveyor.system import System
+from tests.api import Answer, Api, new_key
+from tests.clocks import JumpingClock
+
+URL = "http://example.com/"
+TABLES = ("jobs", "runs", "tasks", "task_runs", "task_events", "messages", "notices", "idempotency", "ingests")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return Settings.load({}, data=settings.data, max_request_bytes=100_000, max_inline_tasks=50)
+
+
+async def rows(system: System) -> int:
+    """Everything that a request could have written."""
+    database: Any = system.records._database  # type: ignore[attr-defined]
+    counts = [await database.row(f"SELECT count(*) FROM {table}", {}) for table in TABLES]
+    return sum(count for (count,) in counts)
+
+
+def check_problem(answer: Answer, status: int, code: str) -> dict[str, Any]:
+    assert (answer.status, answer.json["code"]) == (status, code), answer.body
+    assert answer.headers["content-type"] == problems.MEDIA_TYPE
+    assert answer.json["status"] == status
+    assert answer.json["type"] == f"urn:conveyor:problem:{code}"
+    assert answer.json["title"]
+    assert answer.json["detail"]
+    assert answer.headers["x-request-id"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert "server" not in answer.headers
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def spec(**fields: Any) -> bytes:
+    return json.dumps({"tasks": [URL], **fields}).encode()
+
+
+def lines(count: int) -> bytes:
+    return json.dumps({"tasks": [URL] * count}).encode()
+
+
+BAD_BODIES: list[tuple[str, bytes, int, str]] = [
+    ("malformed", b'{"tasks": [', 400, "malformed_json"),
+    ("empty", b"", 400, "malformed_json"),
+    ("not UTF-8", b'{"tasks": ["\xff"]}', 400, "malformed_json"),
+    ("NaN", b'{"tasks": ["http://example.com/"], "timeout": NaN}', 400, "malformed_json"),
+    ("lone surrogate", b'{"tasks": ["http://example.com/\\ud800"]}', 400, "malformed_json"),
+    ("depth bomb", b'{"tasks": [' + b"[" * 20_000 + b"]" * 20_000 + b"]}", 400, "malformed_json"),
+    ("deep enough to pass the parser", b'{"tasks": [' + b"[" * 500 + b"]" * 500 + b"]}", 400, "invalid_tasks"),
+    ("huge integer", b'{"tasks": ["http://example.com/"], "attempts": ' + b"9" * 5000 + b"}", 400, "invalid_field"),
+    ("huge number in a task", b'{"kind": "python", "handler": "h", "tasks": [1e999]}', 400, "invalid_tasks"),
+    ("not an object", b"[]", 400, "invalid_field"),
+    ("unknown field", spec(concurency=1), 400, "unknown_field"),
+    ("unknown field inside", spec(backoff={"bas": 1}), 400, "unknown_field"),
+    ("tenant in the body", spec(tenant="other"), 400, "unknown_field"),
+    ("wrong type", spec(attempts="3"), 400, "invalid_field"),
+    ("out of range", spec(attempts=0), 400, "invalid_field"),
+    ("unknown kind", spec(kind="shell"), 400, "invalid_field"),
+    ("open", spec(mode="open"), 400, "invalid_field"),
+    ("CR/LF in a header", spec(headers={"X-A": "a\r\nX-B: b"}), 400, "invalid_field"),
+    ("header of the connection", spec(headers={"Transfer-Encoding": "chunked"}), 400, "invalid_field"),
+    ("CR/LF in a task's header", spec(tasks=[{"url": URL, "headers": {"X-A": "a\r\nb"}}]), 400, "invalid_tasks"),
+    ("bad gateway", spec(gateway={"url": "http://x/"}), 400, "invalid_field"),
+    ("no handler", spec(kind="python"), 400, "invalid_field"),
+    ("no tasks", b"{}", 400, "no_tasks"),
+    ("empty tasks", spec(tasks=[]), 400, "no_tasks"),
+    ("too many tasks", lines(51), 413, "too_many_tasks"),
+    ("bad URLs", spec(tasks=[URL, "nonsense", "ftp://x/"]), 400, "invalid_tasks"),
+    ("too large", spec(name="x" * 100_000), 413, "body_too_large"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"), [case[1:] for case in BAD_BODIES], ids=[case[0] for case in BAD_BODIES]
+)
+async def test_bad_bodies(server: Api, body: bytes, status: int, code: str) -> None:
+    answer = await server.submit(body, headers={"idempotency-key": "k"})
+    problem = check_problem(answer, status, code)
+    assert len(answer.body) < 20_000
+    if code in {"invalid_field", "unknown_field"}:
+        assert "field" in problem
+    assert await rows(server.system) == 0
+    assert (await server.submit(spec(), headers={"idempotency-key": "k"})).status == 201
+
+
+async def test_bad_urls_are_named_by_index(server: Api) -> None:
+    problem = (await server.submit(spec(tasks=[URL, "nonsense", URL, "http://"]))).json
+    assert [(each["index"], each["code"]) for each in problem["errors"]] == [(1, "bad_url"), (3, "bad_url")]
+    assert problem["total"] == 2
+    assert "index 1" in problem["detail"]
+
+
+async def test_malformed_json_says_where(server: Api) -> None:
+    problem = (await server.submit(b'{"tasks": [1,]}')).json
+    assert problem["position"] == 13
+    assert "byte 13" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data"},
+        {"content-type": "application/json; charset=utf-16"},
+        {"content-type": ";;;"},
+        {"content-encoding": "gzip"},
+    ],
+    ids=str,
+)
+async def test_other_media_types(server: Api, headers: dict[str, str]) -> None:
+    check_problem(await server.submit(spec(), headers=headers), 415, "unsupported_media_type")
+    assert await rows(server.system) == 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json; charset=UTF-8", "application/vnd.conveyor+json", "APPLICATION/JSON"]
+)
+async def test_media_types_of_json(server: Api, kind: str) -> None:
+    assert (await server.submit(spec(), headers={"content-type": kind})).status == 201
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256, "é"], ids=["empty", "space", "long", "not ASCII"])
+async def test_bad_idempotency_keys(server: Api, key: str) -> None:
+    problem = check_problem(await server.submit(spec(), headers={"idempotency-key": key}), 400, "invalid_field")
+    assert problem["field"] == "Idempotency-Key"
+    assert await rows(server.system) == 0
+
+
+async def test_the_longest_idempotency_key(server: Api) -> None:
+    assert (await server.submit(spec(), headers={"idempotency-key": "~" * 255})).status == 201
+
+
+BAD_QUERIES = [
+    ("/v1/jobs?limit=0", "invalid_field", "limit"),
+    ("/v1/jobs?limit=1001", "invalid_field", "limit"),
+    ("/v1/jobs?limit=ten", "invalid_field", "limit"),
+    ("/v1/jobs?limit=", "invalid_field", "limit"),
+    ("/v1/jobs?limit=99999999999999999999999999", "invalid_field", "limit"),
+    ("/v1/jobs?cursor=nonsense", "bad_cursor", None),
+    ("/v1/jobs?cursor=", "bad_cursor", None),
+    ("/v1/jobs?tenant=other", "unknown_field", "tenant"),
+    ("/v1/jobs?system=x", "unknown_field", "system"),
+    ("/v1/jobs/{job}?run=1", "unknown_field", "run"),
+    ("/v1/jobs/{job}/results?status=running", "invalid_field", "status"),
+    ("/v1/jobs/{job}/results?status=", "invalid_field", "status"),
+    ("/v1/jobs/{job}/results?stat=failed", "unknown_field", "stat"),
+    ("/v1/jobs/{job}/results?http_status=99", "invalid_field", "http_status"),
+    ("/v1/jobs/{job}/results?http_status=x", "invalid_field", "http_status"),
+    ("/v1/jobs/{job}/results?error_code=" + "x" * 300, "invalid_field", "error_code"),
+    ("/v1/jobs/{job}/results?limit=-1", "invalid_field", "limit"),
+    ("/v1/jobs/{job}/results?cursor=nonsense", "bad_cursor", None),
+    ("/v1/jobs/{job}/results?cursor=sh:W10", "bad_cursor", None),
+    ("/v1/jobs/{job}/events?cursor=-1", "bad_cursor", None),
+    ("/v1/jobs/{job}/events?cursor=" + "9" * 40, "bad_cursor", None),
+    ("/v1/jobs/{job}/export?partial=maybe", "invalid_field", "partial"),
+]
+
+
+@pytest.mark.parametrize(("path", "code", "field"), BAD_QUERIES, ids=[case[0][:60] for case in BAD_QUERIES])
+async def test_bad_queries(server: Api, path: str, code: str, field: str | None) -> None:
+    job = (await server.submit(spec())).json["id"]
+    problem = check_problem(await server.get(path.replace("{job}", job)), 400, code)
+    assert problem.get("field") == field
+
+
+@pytest.mark.parametrize("noise", ["%ff", "%ed%a0%80", "%00", "a%0d%0ab", "%f0%9f%98%80", "'--", "%25%7b%7d"])
+async def test_odd_text_anywhere_is_never_our_failure(server: Api, noise: str) -> None:
+    job = (await server.submit(spec())).json["id"]
+    paths = [
+        f"/v1/jobs/{noise}",
+        f"/v1/jobs/{job}/tasks/{noise}",
+        f"/v1/jobs/{job}/tasks/{noise}/body",
+        f"/v1/jobs/{noise}/export",
+        f"/v1/{noise}",
+        f"/v1/jobs?cursor={noise}",
+        f"/v1/jobs?{noise}={noise}",
+        f"/v1/jobs/{job}/results?error_code={noise}",
+        f"/v1/jobs/{job}/results?cursor={noise}",
+        f"/v1/jobs/{job}/events?task={noise}",
+        f"/v1/jobs/{job}/events?cursor={noise}",
+    ]
+    for path in paths:
+        answer = await server.get(path)
+        assert answer.status in {200, 400, 404}, (path, answer)
+
+
+async def test_unknown_ids(server: Api) -> None:
+    job = (await server.submit(spec())).json["id"]
+    for path in (
+        "/v1/jobs/nonsense",
+        f"/v1/jobs/{job[:-1]}0",
+        f"/v1/jobs/{job}/tasks/nonsense",
+        f"/v1/jobs/{job}/tasks/{'0' * 64}",
+        f"/v1/jobs/{job}/tasks/{'0' * 64}/body",
+        f"/v1/jobs/{job.upper()}",
+    ):
+        check_problem(await server.get(path), 404, "not_found")
+
+
+async def test_unknown_routes_and_methods(server: Api) -> None:
+    for path in (
+        "/v1",
+        "/v1/",
+        "/v1/nothing",
+        "/nothing",
+        "/v1/jobs/a/b/c/d",
+        "/v1/openapi.json/x",
+        "/schema",
+        "/docs",
+    ):
+        check_problem(await server.get(path), 404, "route_not_found")
+    for method, path in (("DELETE", "/v1/jobs"), ("PUT", "/v1/jobs/x"), ("POST", "/healthz"), ("HEAD", "/v1/jobs")):
+        answer = await server.request(method, path)
+        assert answer.status == 405
+        assert "GET" in answer.headers["allow"]
+
+
+def broken(key: str) -> list[str | None]:
+    return [
+        None,
+        "",
+        "nonsense",
+        "Bearer",
+        "Bearer nonsense",
+        f"Basic {key}",
+        f"Bearer {key[:-1]}",
+        f"Bearer {key}0",
+        f"Bearer {key.upper()}",
+        f"Bearer cv_{'0' * 26}_{'0' * 64}",
+    ]
+
+
+async def test_missing_and_wrong_keys(server: Api) -> None:
+    for header in broken(server.key):
+        headers = {} if header is None else {"authorization": header}
+        for answer in (
+            await server.get("/v1/jobs", auth=False, headers=headers),
+            await server.request("POST", "/v1/jobs", body=spec(), auth=False, headers=headers),
+        ):
+            assert answer.json["code"] in {"missing_key", "invalid_key"}
+            check_problem(answer, 401, answer.json["code"])
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert server.key.encode() not in answer.body
+    assert await rows(server.system) == 0
+
+
+async def test_a_revoked_key_ends_within_two_seconds(server: Api, clock: JumpingClock) -> None:
+    assert (await server.get("/v1/jobs")).status == 200
+    assert await server.system.records.revoke_key(server.key.split("_")[1], clock.now())
+    clock.advance(2)
+    check_problem(await server.get("/v1/jobs"), 401, "invalid_key")
+    check_problem(await server.submit(spec()), 401, "invalid_key")
+
+
+async def test_a_failure_of_ours_says_nothing(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("canary: /secret/path")
+
+    monkeypatch.setattr(server.system.records, "jobs", fail)
+    problem = check_problem(await server.get("/v1/jobs"), 500, "internal_error")
+    assert "canary" not in json.dumps(problem)
+    monkeypatch.setattr(server.system.records, "key", fail)
+    ready = await server.get("/readyz", auth=False)
+    problem = check_problem(ready, 503, "unavailable")
+    assert "canary" not in json.dumps(problem)
+    assert ready.headers["retry-after"] == "1"
+
+
+async def test_a_stream_that_breaks_is_cut_not_ended(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(*_: Any, **__: Any) -> Any:
+        yield b"x" * 100_000
+        raise RuntimeError("canary")
+
+    monkeypatch.setattr(results, "export_zip", breaks)
+    job = (await server.submit(spec())).json["id"]
+    with pytest.raises(Exception, match=r"(?i)body|decod|incomplete|closed|chunk"):
+        await server.get(f"/v1/jobs/{job}/export?partial=true")
+    assert (await server.get("/healthz")).status == 200
+
+
+async def test_a_client_that_leaves_ends_its_stream(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = asyncio.Event()
+
+    async def endless(*_: Any, **__: Any) -> Any:
+        try:
+            while True:
+                yield b"x" * 100_000
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(results, "export_zip", endless)
+    job = (await server.submit(spec())).json["id"]
+    reader, writer = await asyncio.open_connection(*server.address)
+    request = (
+        f"GET /v1/jobs/{job}/export?partial=true HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {server.key}\r\n\r\n"
+    )
+    writer.write(request.encode())
+    assert b"200 OK" in await reader.read(1000)
+    writer.close()
+    await asyncio.wait_for(closed.wait(), 10)
+
+
+async def test_the_access_line_has_no_secrets(server: Api) -> None:
+    with structlog.testing.capture_logs() as logged:
+        await server.get("/v1/jobs?cursor=canary-query", headers={"x-request-id": "mine-1"})
+        await server.get("/v1/canary%0Apath")
+    text = json.dumps(logged, default=str)
+    assert server.key not in text
+    assert server.key.split("_")[2] not in text
+    assert "canary-query" not in text
+    [first, second] = [line for line in logged if line["event"] == "request"]
+    assert (first["method"], first["path"], first["status"], first["tenant"]) == ("GET", "/v1/jobs", 400, "acme")
+    assert first["request_id"] == "mine-1"
+    assert second["path"] == "/v1/canary%0Apath"
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 101, "a;b", "<script>"])
+async def test_a_harmful_request_id_is_replaced(server: Api, given: str) -> None:
+    answer = await server.get("/healthz", headers={"x-request-id": given})
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_every_route_under_v1_needs_a_key(server: Api, clock: JumpingClock) -> None:
+    assert await new_key(server.system, "acme")
+    routes = [route for route in create_app(server.system).routes if route.path_format.startswith("/v1")]
+    without: Callable[[str], str] = lambda path: path.replace("{job_id}", "x").replace("{task_id}", "y")  # noqa: E731
+    for route in routes:
+        for method in set(route.methods) - {"OPTIONS"}:
+            answer = await server.request(method, without(route.path_format), auth=False)
+            assert answer.status == (200 if route.path_format == "/v1/openapi.json" else 401)
