@@ -56,6 +56,8 @@ def _live(title: str, console: Console) -> Iterator[Show]:
 
 
 def _tail(now: Snapshot) -> str:
+    if now.note:
+        return now.note
     if now.ended:
         return now.state.value
     if now.reason:
@@ -69,7 +71,8 @@ def _plain(title: str, console: Console, clock: Clock) -> Show:
 
     def show(now: Snapshot) -> None:
         nonlocal due, ended
-        if ended or (clock.monotonic() < due and not now.ended):
+        just_ended = now.ended and not ended
+        if not just_ended and clock.monotonic() < due:
             return
         due, ended = clock.monotonic() + _LINE_SECONDS, now.ended
         print(f"{title}: {line(now)}", file=console.file, flush=True)

@@ -111,8 +111,8 @@ def _owner(settings: Settings) -> Check:
     except DataDirectoryInUse:
         url = read_line(local_url_file(settings.data))
         return Check("owner", "ok", f"in use by the server at {url}" if url else "in use by another process")
-    except ConveyorError as error:
-        return Check("owner", "fail", error.message, "The log of `conveyor up` has the details.")
+    except (ConveyorError, OSError) as error:
+        return Check("owner", "fail", f"the data directory does not open: {error}", "Choose another with --data.")
     return Check("owner", "ok", "nobody uses the data directory; it opens")
 
 

@@ -6,7 +6,7 @@ was accepted before, waits until the job ended or the user stops it, and writes 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ import msgspec
 
 from conveyor.cli import place
 from conveyor.cli.connection import LOCAL_TENANT
+from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import Report
 from conveyor.errors import BadInput
@@ -46,16 +47,12 @@ class Plan:
     title: str
 
 
-class Stopped(Exception):
-    """The user stopped the run."""
-
-
 def run_here(plan: Plan, as_json: bool) -> int:
     """Run the plan with a bar and a summary; the exit code."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
     from conveyor.cli.logs import configure_log
-    from conveyor.cli.loop import Stop, run_async
+    from conveyor.cli.loop import Stop, leave, run_async
     from conveyor.cli.output import print_json
     from conveyor.cli.summary import print_summary
 
@@ -68,7 +65,7 @@ def run_here(plan: Plan, as_json: bool) -> int:
             report = run_async(_carry_out(plan, mark, show, stop))
     except Stopped:
         complain(f"Stopped. Everything that ended is kept in {plan.settings.data}; run again with --resume to go on.")
-        return stop.exit_code
+        leave(stop.exit_code)
     except BadInput:
         # The list was not accepted: leave nothing behind.
         _forget(plan, new)
@@ -135,7 +132,7 @@ async def _carry_out(plan: Plan, mark: place.Mark, show: Show, stop: "Stop") -> 
             before = Snapshot.of(await _look(system, job))
             ended = await _follow(system, embedded, job, show, stop.event)
         seconds = system.clock.monotonic() - started
-        size = await _unless(stop.event, _export(system, job, plan.out))
+        size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
         return Report(ended, plan.out, size, seconds, Snapshot.of(ended).done - before.done)
 
 
@@ -170,10 +167,16 @@ async def _look(system: "System", job: Job) -> dict[str, Any]:
     return await job_json(system.tasks, system.coordinator, system.clock, job)
 
 
-async def _export(system: "System", job: Job, out: Path) -> int:
-    from conveyor.serve.export import export_to_file
+async def _export(system: "System", job: Job, out: Path, ended: dict[str, Any], show: Show) -> int:
+    from conveyor.serve.export import ExportProgress, export_to_file
 
-    return await export_to_file(system.tasks, system.blobs, job, out)
+    def report(now: ExportProgress) -> None:
+        share = (now.tasks + now.written) / max(job.run.total + now.bodies, 1)
+        show(replace(Snapshot.of(ended), note=f"writing the archive, {share:.0%}"))
+
+    size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
+    show(Snapshot.of(ended))
+    return size
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

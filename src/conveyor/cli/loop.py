@@ -3,12 +3,19 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from conveyor.cli import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 T = TypeVar("T")
+
+_SHOW_CURSOR = "\x1b[?25h\n"
+
+
+class Stopped(Exception):
+    """The user stopped the command; everything durable is closed."""
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
@@ -20,8 +27,25 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         factory = uvloop.new_event_loop
     except ImportError:
         pass
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
+    runner = asyncio.Runner(loop_factory=factory)
+    try:
+        result = runner.run(main)
+    except Stopped:
+        # A thread may still wait for standard input, and closing would wait for the thread: see `leave`.
+        raise
+    except BaseException:
+        runner.close()
+        raise
+    runner.close()
+    return result
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process without waiting for threads. Only when all that must be closed is closed."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            stream.flush()
+    os._exit(exit_code)
 
 
 class Stop:
@@ -44,5 +68,7 @@ class Stop:
             self._on_first()
             self.event.set()
         elif exit_code == EXIT_INTERRUPTED:
-            # Durable at every step: leaving here is what kill -9 would do.
-            os._exit(exit_code)
+            # Durable at every step: leaving here is what kill -9 would do. But a live bar hides the cursor.
+            if sys.__stderr__ is not None and sys.__stderr__.isatty():
+                sys.__stderr__.write(_SHOW_CURSOR)
+            leave(exit_code)

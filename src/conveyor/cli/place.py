@@ -37,6 +37,12 @@ def check_out(out: Path) -> None:
         raise BadInput(f"There is no directory {parent} for the archive.")
 
 
+def check_data(data: Path) -> None:
+    """A data directory is a directory, or is not there yet."""
+    if data.exists() and not data.is_dir():
+        raise BadInput(f"{data} is not a directory; --data names the one to keep data in.")
+
+
 def check_lists(lists: Sequence[str]) -> None:
     """Each list is a file, or is standard input, once."""
     for name in lists:
@@ -56,7 +62,7 @@ def default_data(out: Path) -> Path:
 
 
 def is_default(settings: Settings) -> bool:
-    """Whether neither a flag nor CONVEYOR_DATA chose the directory."""
+    """Whether CONVEYOR_DATA did not choose another directory. (That it names the default can not be told.)"""
     return settings.data == Settings().data
 
 

@@ -58,7 +58,7 @@ def run(
     Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
     """
     from conveyor.cli.local import Plan, run_here
-    from conveyor.cli.place import check_lists, check_out, default_data, is_default
+    from conveyor.cli.place import check_data, check_lists, check_out, default_data, is_default
 
     check_out(out)
     check_lists(lists)
@@ -74,9 +74,10 @@ def run(
     )
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
     settings = Settings.load(data=data, **flags)
-    temporary = is_default(settings)
+    temporary = data is None and is_default(settings)
     if temporary:
         settings = Settings.load(data=default_data(out), **flags)
+    check_data(settings.data)
     plan = Plan(
         lists=lists, spec=spec, out=out, settings=settings, resume=resume, temporary=temporary, title=name or out.name
     )

@@ -22,6 +22,8 @@ class Snapshot:
     rate: float | None
     eta: float | None
     errors: tuple[tuple[str, int], ...]
+    # What goes on besides, such as the writing of the archive.
+    note: str | None = None
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> "Snapshot":

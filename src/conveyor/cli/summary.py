@@ -49,7 +49,7 @@ def print_summary(report: Report) -> None:
     if now.failed:
         table.add_row("Failed", f"[red]{text.count(now.failed)}")
         for code, number in now.errors:
-            table.add_row("", f"{text.count(number):>9}  {code}")
+            table.add_row("", f"{text.count(number):>{len(text.count(now.failed))}}  {code}")
     if now.cancelled:
         table.add_row("Cancelled", text.count(now.cancelled))
     table.add_row("Time", f"{text.duration(report.seconds)}, {text.rate(report.rate)}")

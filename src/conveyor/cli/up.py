@@ -33,6 +33,7 @@ def up(
     from conveyor.cli.guard import complain
     from conveyor.cli.logs import configure_log
     from conveyor.cli.loop import Stop, run_async
+    from conveyor.cli.place import check_data
 
     settings = Settings.load(
         data=data,
@@ -42,6 +43,7 @@ def up(
         app=app,
         allow_private_targets=allow_private_targets or None,
     )
+    check_data(settings.data)
     configure_log(settings.log_level)
     if not _is_loopback(settings.host):
         complain(

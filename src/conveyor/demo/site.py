@@ -15,6 +15,7 @@ when its standard input does, so that it never outlives the process that started
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -155,9 +156,7 @@ class Connection(asyncio.Protocol):
             self._cut()
             return
         length = b"Content-Length: %d\r\n\r\n" % len(answer.body)
-        self._transport.write(
-            _HEADS[answer.status] + answer.headers + length + (answer.body if send_body else b"")
-        )
+        self._transport.write(_HEADS[answer.status] + answer.headers + length + (answer.body if send_body else b""))
         if close:
             self._transport.close()
 
@@ -187,7 +186,9 @@ async def _serve_until_input_ends(port: int) -> None:
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Not sys.stdin.buffer: its lock, held in a read, breaks the interpreter's end.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
         loop.call_soon_threadsafe(ended.set)
 
     # A daemon: blocked in a read, it must not keep the process alive after Ctrl-C.
@@ -197,9 +198,7 @@ async def _serve_until_input_ends(port: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until standard input ends."""
-    parser = argparse.ArgumentParser(
-        prog="python -m conveyor.demo.site", description="The demo's target site."
-    )
+    parser = argparse.ArgumentParser(prog="python -m conveyor.demo.site", description="The demo's target site.")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve_until_input_ends(parser.parse_args(arguments).port))

@@ -1,0 +1,447 @@
+"""The command line as a user has it: real processes of `conveyor`, a real target site, a real server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
+MANIFEST_FIELDS = {
+    "index",
+    "task_id",
+    "input",
+    "status",
+    "http_status",
+    "attempts",
+    "file",
+    "size",
+    "sha256",
+    "content_type",
+    "error",
+}
+PATIENCE = 60
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Without what the developer has set, and without a terminal's colours."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("CONVEYOR_")}
+    return {**clean, "NO_COLOR": "1", "COLUMNS": "200", **more}
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`conveyor` in a directory of its own."""
+
+    place: Path
+    settings: dict[str, str]
+
+    def __call__(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [CONVEYOR, *arguments],
+            cwd=self.place,
+            env=environment(**self.settings),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        answered = self(*arguments, "--json")
+        assert answered.returncode == 0, answered.stderr
+        return json.loads(answered.stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [CONVEYOR, *arguments],
+            cwd=self.place,
+            env=environment(**self.settings),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def write(self, name: str, *lines: str) -> str:
+        (self.place / name).write_text("".join(line + "\n" for line in lines))
+        return name
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "conveyor.demo.site"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
+
+
+@contextmanager
+def serving(place: Path, *arguments: str) -> Iterator[Cli]:
+    """`conveyor up` on a free port, and a command line that knows its address; it ends by SIGTERM, cleanly."""
+    settings = {"CONVEYOR_DATA": str(place / "data"), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
+    with Cli(place, settings).start("up", "--port", "0", *arguments) as process:
+        assert process.stdout is not None
+        try:
+            first = process.stdout.readline()
+            url = re.search(r"http://\S+", first)
+            assert url is not None, first + (process.stderr.read() if process.stderr else "")
+            yield Cli(place, {**settings, "CONVEYOR_URL": url[0]})
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    with serving(tmp_path_factory.mktemp("up")) as cli:
+        yield cli
+
+
+def manifest(path: Path) -> list[dict[str, Any]]:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
+
+
+def one_line(answered: subprocess.CompletedProcess[str], code: str) -> str:
+    """The command said one line, on standard error, with this code."""
+    lines = answered.stderr.splitlines()
+    assert len(lines) == 1, answered.stderr
+    assert lines[0].startswith("conveyor: ")
+    assert lines[0].endswith(f"[{code}]"), lines[0]
+    return lines[0]
+
+
+def test_run_with_all_succeeded(cli: Cli, site: str) -> None:
+    urls = [f"{site}/quick/{number}" for number in range(20)] + [f"{site}/redirect/1"]
+    cli.write("urls.txt", "# pages", "", *urls)
+    done = cli("run", "urls.txt", "-o", "out.zip")
+    assert done.returncode == 0, done.stderr
+    assert "21" in done.stdout
+    assert "out.zip" in done.stdout
+    lines = manifest(cli.place / "out.zip")
+    assert [line["input"] for line in lines] == urls
+    with zipfile.ZipFile(cli.place / "out.zip") as archive:
+        for index, line in enumerate(lines):
+            assert set(line) >= MANIFEST_FIELDS
+            assert line["index"] == index
+            assert line["status"] == "succeeded"
+            assert (line["http_status"], line["attempts"], line["error"]) == (200, 1, None)
+            assert line["content_type"].startswith("text/html")
+            body = archive.read(line["file"])
+            assert (len(body), sha256(body).hexdigest()) == (line["size"], line["sha256"])
+    assert sorted(path.name for path in cli.place.iterdir()) == ["out.zip", "urls.txt"]
+
+
+def test_run_with_some_failed(cli: Cli, site: str) -> None:
+    cli.write("urls.txt", f"{site}/quick/1", f"{site}/missing/2", f"{site}/flaky/{os.getpid()}")
+    done = cli("run", "urls.txt", "-o", "out.zip", "--json")
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout)
+    assert report["archive"] == "out.zip"
+    assert report["job"]["state"] == "completed"
+    counts = report["job"]["run"]["counts"]
+    assert counts == {"pending": 0, "running": 0, "succeeded": 2, "failed": 1, "cancelled": 0}
+    quick, missing, flaky = manifest(cli.place / "out.zip")
+    assert quick["status"] == "succeeded"
+    assert (missing["status"], missing["http_status"]) == ("failed", 404)
+    assert set(missing["error"]) == {"code", "message"}
+    assert (flaky["status"], flaky["attempts"]) == ("succeeded", 2)
+    assert report["job"]["top_errors"] == [{"code": missing["error"]["code"], "count": 1}]
+
+
+def test_run_from_standard_input_and_several_lists(cli: Cli, site: str) -> None:
+    cli.write("more.jsonl", json.dumps({"url": f"{site}/quick/2", "id": "mine"}))
+    cli.write("rows.csv", "url,tag", f"{site}/quick/3,red")
+    done = cli("run", "-", "more.jsonl", "rows.csv", "-o", "out.zip", given=f"{site}/quick/1\n")
+    assert done.returncode == 0, done.stderr
+    assert [line["input"] for line in manifest(cli.place / "out.zip")] == [
+        f"{site}/quick/1",
+        {"url": f"{site}/quick/2", "id": "mine"},
+        {"url": f"{site}/quick/3", "tag": "red"},
+    ]
+
+
+def test_run_refuses_private_targets_unless_told(tmp_path: Path, site: str) -> None:
+    closed = Cli(tmp_path, {})
+    closed.write("urls.txt", f"{site}/quick/1")
+    assert closed("run", "urls.txt", "-o", "out.zip").returncode == 3
+    assert manifest(tmp_path / "out.zip")[0]["http_status"] is None
+    assert closed("run", "urls.txt", "-o", "out.zip", "--allow-private-targets").returncode == 0
+
+
+def test_run_with_python_handler(cli: Cli) -> None:
+    app = "import conveyor\n\n\n@conveyor.task('double')\ndef double(value):\n    return value * 2\n"
+    (cli.place / "mine.py").write_text(app)
+    cli.write("numbers.jsonl", "1", "2", "21")
+    done = cli("run", "numbers.jsonl", "-o", "out.zip", "--app", "mine", "--handler", "double")
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(cli.place / "out.zip") as archive:
+        bodies = [json.loads(archive.read(line["file"])) for line in manifest(cli.place / "out.zip")]
+    assert bodies == [2, 4, 42]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines", "code"),
+    [
+        (["absent.txt", "-o", "out.zip"], [], "list_unreadable"),
+        (["list.txt", "-o", "out.zip"], ["", "# nothing"], "no_tasks"),
+        (["list.txt", "-o", "out.zip"], ["https://example.com", "no url"], "list_unreadable"),
+        (["list.txt", "-o", "absent/out.zip"], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "."], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "out.zip", "--data", "list.txt"], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "out.zip", "--resume"], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "out.zip", "--header", "nonsense"], ["https://example.com"], "bad_input"),
+        (["list.txt", "-o", "out.zip", "--header", "X: a\nY: b"], ["https://example.com"], "invalid_field"),
+        (["list.txt", "-o", "out.zip", "--concurrency", "1000000"], ["https://example.com"], "invalid_field"),
+        (["list.txt", "-o", "out.zip", "--gateway", "nonsense"], ["https://example.com"], "invalid_field"),
+    ],
+)
+def test_run_with_bad_input(cli: Cli, arguments: list[str], lines: list[str], code: str) -> None:
+    cli.write("list.txt", *lines)
+    refused = cli("run", *arguments)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    one_line(refused, code)
+    assert [path.name for path in cli.place.iterdir()] == ["list.txt"], "nothing is left behind"
+
+
+def test_a_setting_that_is_not_valid(tmp_path: Path) -> None:
+    refused = Cli(tmp_path, {"CONVEYOR_PORT": "many"})("jobs")
+    assert refused.returncode == 2
+    assert "CONVEYOR_PORT" in one_line(refused, "invalid_setting")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stop_and_resume(cli: Cli, site: str, number: signal.Signals) -> None:
+    urls = [f"{site}/slow/{index}" for index in range(60)]
+    cli.write("urls.txt", *urls)
+    command = ["run", "urls.txt", "-o", "out.zip", "--concurrency", "4"]
+    with cli.start(*command) as process:
+        database = cli.place / "out.zip.conveyor" / "run.json"
+        assert process.stderr is not None
+        wait_for(lambda: database.exists() and "job_" in database.read_text())
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(PATIENCE) == 128 + number
+    assert "--resume" in said
+    assert not (cli.place / "out.zip").exists()
+
+    refused = cli(*command)
+    assert refused.returncode == 2
+    assert "--resume" in one_line(refused, "bad_input")
+
+    cli.write("other.txt", f"{site}/quick/1")
+    refused = cli("run", "other.txt", "-o", "out.zip", "--resume")
+    assert refused.returncode == 2
+    assert "another list" in one_line(refused, "bad_input")
+
+    done = cli(*command, "--resume")
+    assert done.returncode == 0, done.stderr
+    lines = manifest(cli.place / "out.zip")
+    assert [line["input"] for line in lines] == urls
+    assert all(line["attempts"] == 1 for line in lines)
+    assert not (cli.place / "out.zip.conveyor").exists()
+
+
+def test_killed_and_resumed_in_a_named_directory(cli: Cli, site: str) -> None:
+    cli.write("urls.txt", *(f"{site}/slow/{index}" for index in range(60)))
+    command = ["run", "urls.txt", "-o", "out.zip", "--concurrency", "8", "--data", "mine"]
+    with cli.start(*command) as process:
+        mark = cli.place / "mine" / "run.json"
+        wait_for(lambda: mark.exists() and "job_" in mark.read_text())
+        process.kill()
+    done = cli(*command, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert len(manifest(cli.place / "out.zip")) == 60
+    assert (cli.place / "mine").is_dir()
+    assert not mark.exists()
+    assert cli(*command).returncode == 0, "a finished run is no obstacle"
+
+
+def wait_for(condition: Any) -> None:
+    """Until a process outside has come so far; its speed is not ours to set."""
+    import time
+
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_submit_watch_results_export(up: Cli, site: str) -> None:
+    up.write("urls.txt", *(f"{site}/quick/{index}" for index in range(30)), f"{site}/missing/1")
+    submitted = up("submit", "urls.txt", "--name", "nightly")
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = submitted.stdout.strip()
+    assert re.fullmatch(r"job_[0-9a-z]{26}", job_id)
+
+    watched = up("watch", job_id)
+    assert watched.returncode == 3, watched.stderr
+    assert "31 of 31 done" in watched.stdout
+
+    shown = up.json("show", job_id)
+    assert {"id", "state", "reason", "kind", "mode", "task_shard_count", "run"} <= set(shown)
+    assert (shown["state"], shown["kind"], shown["mode"]) == ("completed", "fetch", "closed")
+    assert {"id", "number", "state", "total", "counts"} <= set(shown["run"])
+    assert shown["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 30, "failed": 1, "cancelled": 0}
+    assert "nightly" in up("show", job_id, "--events").stdout
+
+    assert job_id in [job["id"] for job in up.json("jobs")]
+    assert len(up.json("jobs", "--limit", "1")) == 1
+    assert job_id in up("jobs").stdout
+
+    assert sorted(task["index"] for task in up.json("results", job_id)) == list(range(31))
+    assert [task["http_status"] for task in up.json("results", job_id, "--status", "failed")] == [404]
+    assert len(up.json("results", job_id, "--limit", "7")) == 7
+    assert f"{site}/missing/1" in up("results", job_id, "--status", "failed").stdout
+
+    exported = up("export", job_id, "-o", "out.zip")
+    assert exported.returncode == 0, exported.stderr
+    assert len(manifest(up.place / "out.zip")) == 31
+
+
+def test_submit_and_wait(up: Cli, site: str) -> None:
+    done = up("submit", "-", "--wait", "--json", given=f"{site}/quick/1\n")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "completed"
+    assert json.loads(up("submit", "-", "--json", given=f"{site}/quick/1\n").stdout)["id"].startswith("job_")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code"),
+    [
+        (["show", "job_00000000000000000000000000"], 1, "not_found"),
+        (["watch", "nonsense"], 1, "not_found"),
+        (["export", "nonsense", "-o", "nothing.zip"], 1, "not_found"),
+        (["results", "nonsense"], 1, "not_found"),
+        (["submit", "absent.txt"], 2, "list_unreadable"),
+        (["submit", "empty.txt"], 2, "no_tasks"),
+        (["submit", "one.txt", "--header", "Host: x"], 2, "invalid_field"),
+        (["submit", "one.txt", "--handler", "a b"], 2, "invalid_field"),
+        (["up", "--port", "0"], 1, "data_directory_in_use"),
+        (["keys", "create", "--tenant", "Not Valid"], 2, "invalid_field"),
+        (["keys", "revoke", "nonsense"], 1, "not_found"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_of_a_server(up: Cli, arguments: list[str], exit_code: int, code: str) -> None:
+    up.write("empty.txt")
+    up.write("one.txt", "https://example.com")
+    refused = up(*arguments)
+    assert refused.returncode == exit_code
+    assert refused.stdout == ""
+    one_line(refused, code)
+    assert not (up.place / "nothing.zip").exists()
+
+
+def test_run_in_a_directory_that_a_server_owns(up: Cli) -> None:
+    up.write("one.txt", "https://example.com")
+    refused = Cli(up.place, {})("run", "one.txt", "-o", "nothing.zip", "--data", "data")
+    assert refused.returncode == 1
+    one_line(refused, "data_directory_in_use")
+    assert not (up.place / "data" / "run.json").exists()
+
+
+def test_too_many_tasks_for_a_request(up: Cli) -> None:
+    up.write("long.txt", *(f"https://example.com/{index}" for index in range(11)))
+    small = Cli(up.place, {**up.settings, "CONVEYOR_MAX_INLINE_TASKS": "10"})
+    refused = small("submit", "long.txt")
+    assert refused.returncode == 2
+    assert "conveyor run" in one_line(refused, "too_many_tasks")
+
+
+def test_no_server_and_no_key(tmp_path: Path) -> None:
+    assert one_line(Cli(tmp_path, {})("jobs"), "missing_key")
+    lonely = Cli(tmp_path, {"CONVEYOR_API_KEY": "x", "CONVEYOR_URL": "http://127.0.0.1:9"})
+    refused = lonely("jobs")
+    assert refused.returncode == 1
+    one_line(refused, "server_unreachable")
+
+
+def test_keys_without_a_server(cli: Cli) -> None:
+    made = cli("keys", "create", "--tenant", "acme", "--name", "for CI")
+    assert made.returncode == 0, made.stderr
+    assert re.fullmatch(r"cv_[0-9a-z]{26}_[0-9a-f]{64}\n", made.stdout)
+    secret = made.stdout.strip().rpartition("_")[2]
+    (key,) = cli.json("keys", "list")
+    assert (key["tenant"], key["name"], key["revoked_at"]) == ("acme", "for CI", None)
+    assert secret not in json.dumps(key)
+    assert cli("keys", "revoke", key["key_id"]).returncode == 0
+    assert cli.json("keys", "list")[0]["revoked_at"] is not None
+    assert cli.json("keys", "list", "--tenant", "other") == []
+    for path in (cli.place / "conveyor-data").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes()
+
+
+def test_keys_while_a_server_owns_the_directory(up: Cli, site: str) -> None:
+    made = up("keys", "create", "--tenant", "acme")
+    assert made.returncode == 0, made.stderr
+    key = made.stdout.strip()
+    assert re.fullmatch(r"cv_[0-9a-z]{26}_[0-9a-f]{64}", key)
+    acme = Cli(up.place, {**up.settings, "CONVEYOR_API_KEY": key})
+    assert acme.json("jobs") == []
+    assert acme("submit", "-", "--wait", given=f"{site}/quick/1\n").returncode == 0
+    assert len(acme.json("jobs")) == 1
+
+    (listed,) = up.json("keys", "list", "--tenant", "acme")
+    assert up("keys", "revoke", listed["key_id"]).returncode == 0
+    wait_for(lambda: acme("jobs").returncode == 1)
+    assert one_line(acme("jobs"), "invalid_key")
+
+
+def test_the_local_key_is_for_its_owner_only(up: Cli) -> None:
+    assert (up.place / "data" / "local.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_jobs_survive_a_restart_of_the_server(tmp_path: Path, site: str) -> None:
+    with serving(tmp_path) as cli:
+        cli.write("urls.txt", *(f"{site}/slow/{index}" for index in range(40)))
+        job_id = cli("submit", "urls.txt", "--concurrency", "4").stdout.strip()
+        key = (tmp_path / "data" / "local.key").read_text()
+    with serving(tmp_path) as cli:
+        assert cli("watch", job_id).returncode == 0
+        assert (tmp_path / "data" / "local.key").read_text() == key
+
+
+def test_doctor(up: Cli, tmp_path: Path) -> None:
+    found = {check["name"]: check["verdict"] for check in up.json("doctor")}
+    assert found["server"] == found["key"] == found["sqlite"] == found["data"] == "ok"
+    assert found["targets"] == "warn"
+    lonely = Cli(tmp_path, {"CONVEYOR_URL": "http://127.0.0.1:9"})
+    assert {check["name"]: check["verdict"] for check in lonely.json("doctor")}["server"] == "warn"
+    (tmp_path / "file").write_text("")
+    failing = lonely("doctor", "--data", "file")
+    assert failing.returncode == 1
+    assert "fail" in failing.stdout
+
+
+def test_demo(cli: Cli) -> None:
+    done = cli("demo", "--pages", "300")
+    assert done.returncode == 0, done.stderr
+    assert "by design" in done.stdout
+    lines = manifest(cli.place / "demo-data" / "results.zip")
+    assert len(lines) == 300
+    assert {line["status"] for line in lines if "/missing/" in line["input"]} == {"failed"}
+    assert {line["status"] for line in lines if "/flaky/" in line["input"]} == {"succeeded"}
+
+
+def test_version(cli: Cli) -> None:
+    assert cli.json("version")["version"] in cli("version").stdout

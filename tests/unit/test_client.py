@@ -1,0 +1,219 @@
+"""The client against small real servers: what it sends, what it makes of answers, and when it tries again."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from conveyor import errors
+from conveyor.client import Client
+from conveyor.client.problems import BY_CODE, problem
+from conveyor.client.transport import Transport
+
+
+@dataclass
+class Said:
+    """An answer to give; without a status, the connection is cut."""
+
+    status: int | None = 200
+    body: bytes = b"{}"
+    length: int | None = None
+
+
+@dataclass
+class Server:
+    """Gives prepared answers, in order, and keeps what it was asked."""
+
+    url: str = ""
+    answers: list[Said] = field(default_factory=list)
+    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    told = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            told.asked.append((self.command, self.path, headers, body))
+            said = told.answers.pop(0)
+            self.close_connection = True
+            if said.status is None:
+                return
+            self.send_response(said.status)
+            self.send_header("Content-Length", str(said.length if said.length is not None else len(said.body)))
+            self.end_headers()
+            self.wfile.write(said.body)
+
+        do_GET = do_POST = do_DELETE = answer
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    told.url = f"http://127.0.0.1:{httpd.server_port}"
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread.start()
+    yield told
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url, "cv_key") as made:
+        made._transport._pause = lambda _: None
+        yield made
+
+
+def page(items: list[object], cursor: str | None) -> Said:
+    return Said(body=json.dumps({"items": items, "next_cursor": cursor}).encode())
+
+
+def test_submit_sends_the_key_and_its_idempotency_key(server: Server, client: Client) -> None:
+    server.answers = [Said(201, b'{"id": "job_1"}')]
+    assert client.submit({"tasks": ["https://example.com"]}, "once") == {"id": "job_1"}
+    method, path, headers, body = server.asked[0]
+    assert (method, path) == ("POST", "/v1/jobs")
+    assert headers["authorization"] == "Bearer cv_key"
+    assert headers["idempotency-key"] == "once"
+    assert headers["content-type"] == "application/json"
+    assert json.loads(body) == {"tasks": ["https://example.com"]}
+
+
+def test_pages_are_followed_to_their_end(server: Server, client: Client) -> None:
+    server.answers = [page([1, 2], "a b&c"), page([3], None)]
+    assert list(client.results("job_1", 2, status="failed", error_code=None)) == [1, 2, 3]
+    assert [path for _, path, _, _ in server.asked] == [
+        "/v1/jobs/job_1/results?limit=2&status=failed",
+        "/v1/jobs/job_1/results?limit=2&status=failed&cursor=a+b%26c",
+    ]
+
+
+def test_an_id_can_not_leave_its_place_in_the_path(server: Server, client: Client) -> None:
+    server.answers = [Said()]
+    client.job("../keys?x=1")
+    assert server.asked[0][1] == "/v1/jobs/..%2Fkeys%3Fx%3D1"
+
+
+@pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.__name__)
+def test_every_error_comes_back_as_its_class(kind: type[errors.ConveyorError]) -> None:
+    document = {"type": "t", "title": "T", "status": kind.status, "code": kind.code, "detail": "what", "field": "f"}
+    error = problem(kind.status, json.dumps(document).encode())
+    assert type(error) is kind
+    assert error.message == "what"
+    assert error.details == {"field": "f"}
+
+
+def test_the_tree_is_whole() -> None:
+    declared = {
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.ConveyorError)
+    }
+    assert set(BY_CODE.values()) == declared
+
+
+def test_an_unknown_code_keeps_code_and_status() -> None:
+    error = problem(418, b'{"code": "teapot", "detail": "short and stout"}')
+    assert (error.code, error.status, error.message) == ("teapot", 418, "short and stout")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b""])
+def test_an_answer_of_another_kind_of_server(body: bytes) -> None:
+    error = problem(502, body)
+    assert error.status == 502
+    assert "CONVEYOR_URL" in error.message
+
+
+def test_html_with_200_is_no_conveyor(server: Server, client: Client) -> None:
+    server.answers = [Said(200, b"<html>hello</html>")]
+    with pytest.raises(errors.ConveyorError, match="CONVEYOR_URL"):
+        client.job("job_1")
+
+
+def test_a_redirect_is_not_followed(server: Server, client: Client) -> None:
+    server.answers = [Said(302)]
+    with pytest.raises(errors.ConveyorError, match="302"):
+        client.job("job_1")
+    assert len(server.asked) == 1
+
+
+def test_a_cut_get_is_tried_again(server: Server, client: Client) -> None:
+    server.answers = [Said(None), Said(None), Said(200, b'{"id": "job_1"}')]
+    assert client.job("job_1") == {"id": "job_1"}
+
+
+def test_a_cut_submit_is_tried_again_under_the_same_key(server: Server, client: Client) -> None:
+    server.answers = [Said(None), Said(201, b'{"id": "job_1"}')]
+    client.submit({}, "once")
+    assert [headers["idempotency-key"] for _, _, headers, _ in server.asked] == ["once", "once"]
+
+
+def test_a_cut_post_without_an_idempotency_key_is_not(server: Server, client: Client) -> None:
+    server.answers = [Said(None), Said(201)]
+    with pytest.raises(errors.ServerUnreachable):
+        client.create_key("acme")
+    assert len(server.asked) == 1
+
+
+def test_an_error_is_not_tried_again(server: Server, client: Client) -> None:
+    server.answers = [Said(404, b'{"code": "not_found"}'), Said()]
+    with pytest.raises(errors.NotFound):
+        client.job("job_1")
+    assert len(server.asked) == 1
+
+
+def test_nobody_listens() -> None:
+    pauses: list[float] = []
+    transport = Transport("http://127.0.0.1:9", None, pauses.append)
+    with pytest.raises(errors.ServerUnreachable, match="conveyor up"):
+        transport.send("GET", "/healthz")
+    transport.close()
+    assert len(pauses) == 3
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "nonsense"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(errors.InvalidSetting, match="CONVEYOR_URL"):
+        Client(url)
+
+
+def test_a_key_that_can_not_be_a_header() -> None:
+    with Client("http://127.0.0.1:9", "with\nnewline") as client, pytest.raises(errors.InvalidSetting):
+        client.job("job_1")
+
+
+def test_an_export_is_whole_or_not_there(server: Server, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    server.answers = [Said(200, b"x" * 100_000)]
+    sizes: list[int] = []
+    assert client.export("job_1", out, sizes.append) == 100_000
+    assert out.read_bytes() == b"x" * 100_000
+    assert sizes[-1] == 100_000
+
+    server.answers = [Said(200, b"short", length=100)]
+    with pytest.raises(errors.ServerUnreachable):
+        client.export("job_1", out)
+    assert out.read_bytes() == b"x" * 100_000
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zip"]
+
+
+def test_an_export_that_is_refused(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [Said(404, b'{"code": "not_found", "detail": "no such job"}')]
+    with pytest.raises(errors.NotFound, match="no such job"):
+        client.export("job_1", tmp_path / "out.zip")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_body_to_a_stream(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [Said(200, b"page")]
+    with (tmp_path / "page").open("wb") as file:
+        assert client.body("job_1", "task_1", file) == 4
+    assert (tmp_path / "page").read_bytes() == b"page"
