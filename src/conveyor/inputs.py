@@ -16,7 +16,8 @@ from conveyor.model import Gateway, InputJson, JobKind
 from conveyor.targets import check_url
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-MAX_TIMEOUT = 3600.0
+# As for a whole job (accept/limits.py).
+MAX_TIMEOUT = 86_400.0
 MAX_CONNECT_TIMEOUT = 300.0
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
@@ -165,7 +166,7 @@ def _body_problem(given: FetchInput) -> str | None:
 
 def _timeout_problem(given: FetchInput) -> str | None:
     if given.timeout is not None and not 0 < given.timeout <= MAX_TIMEOUT:
-        return f"timeout must be above 0 and at most {MAX_TIMEOUT:g} seconds"
+        return f"timeout must be above 0 and at most {MAX_TIMEOUT:.0f} seconds"
     if given.connect_timeout is not None and not 0 < given.connect_timeout <= MAX_CONNECT_TIMEOUT:
         return f"connect_timeout must be above 0 and at most {MAX_CONNECT_TIMEOUT:g} seconds"
     return None

@@ -14,6 +14,7 @@ from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.proxy import ProxyBuilder
 
 from conveyor.clock import Clock
+from conveyor.process.executors.failures import Failure
 from conveyor.process.executors.kept import Kept
 
 # The connect timeout belongs to the client, so it is rounded up to one of these: tasks can not make a client each.
@@ -73,6 +74,10 @@ class Clients:
         """A client that sends everything to a proxy."""
         return self._proxied.get(proxy) or self._proxied.put(proxy, self._build_proxied(proxy))
 
+    def known_pinned(self, pin: Pin) -> Client | None:
+        """The client for a pin, if there is one already."""
+        return self._pinned.get(pin)
+
     async def pinned(self, pin: Pin) -> Client:
         """A client to which the name has only this address. TLS still checks the certificate against the name."""
         client = self._pinned.get(pin)
@@ -89,6 +94,7 @@ class Clients:
         if self._builder is not None:
             self._builder.cancel()
             await asyncio.gather(self._builder, return_exceptions=True)
+        self._give_up(Failure("read_failed", "the worker is stopping"))
         clients = [*self._shared.values(), *self._proxied.values(), *self._pinned.values()]
         for client in {id(client): client for client in clients}.values():
             await client.close()
@@ -103,11 +109,15 @@ class Clients:
                     _settle(self._wanted.pop(pin), client)
                 if self._wanted:
                     await self._clock.sleep(BUILD_PAUSE)
+        except Exception as error:
+            self._give_up(error)
         finally:
             self._builder = None
-            for wanted in self._wanted.values():
-                wanted.cancel()
-            self._wanted.clear()
+
+    def _give_up(self, why: Exception) -> None:
+        for wanted in self._wanted.values():
+            _settle(wanted, why)
+        self._wanted.clear()
 
     def _next_batch(self) -> list[Pin]:
         """As many as fit into one client: all with one connect timeout, and one address for each name."""
@@ -143,6 +153,12 @@ class Clients:
         return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
 
 
-def _settle(wanted: asyncio.Future[Client], client: Client) -> None:
-    if not wanted.done():
-        wanted.set_result(client)
+def _settle(wanted: asyncio.Future[Client], with_: Client | Exception) -> None:
+    if wanted.done():
+        return
+    if isinstance(with_, Exception):
+        wanted.set_exception(with_)
+        # Looked at, so that nobody is told of it again if all who waited were cancelled.
+        wanted.exception()
+    else:
+        wanted.set_result(with_)

@@ -23,6 +23,7 @@ holds no URL: queries and userinfo have secrets in them.
 
 from pyreqwest.exceptions import (
     BuilderError,
+    ClientClosedError,
     DecodeError,
     DetailedPyreqwestError,
     NetworkError,
@@ -35,6 +36,9 @@ from conveyor.model import TaskError
 from conveyor.process.executors.redirects import BadRedirect
 from conveyor.targets import BadUrl, DnsFailed, TargetRefused
 
+_CONNECTING = "client error (Connect)"
+# A body that ended too early, as it came or inside its compression.
+_CUT = frozenset({"error reading a body from connection", "unexpected end of file"})
 _TEXTS = {
     "timeout": "the attempt took longer than its timeout",
     "connect_timeout": "no connection within the connect timeout",
@@ -67,7 +71,7 @@ def failure_of(error: Exception, blamed: frozenset[str]) -> TaskError:
 
 def is_connecting(error: PyreqwestError) -> bool:
     """Whether it failed before there was a connection."""
-    return "client error (Connect)" in _causes(error)
+    return _CONNECTING in _causes(error)
 
 
 def _failure(error: Exception) -> TaskError:
@@ -91,15 +95,17 @@ def _failure(error: Exception) -> TaskError:
 
 
 def _code(error: PyreqwestError, causes: list[str]) -> str:
-    connecting = "client error (Connect)" in causes
-    # The client calls it a timeout of the connection even when it waited for the answer; its causes tell.
-    if isinstance(error, RequestTimeoutError):
+    """By the causes first: the class of the error depends on how much of the body was read when it came."""
+    connecting = _CONNECTING in causes
+    # The client calls it a timeout of the connection even when it waited for the answer.
+    if isinstance(error, RequestTimeoutError) or "operation timed out" in causes:
         return "connect_timeout" if connecting else "timeout"
     if connecting:
         return _connect_code(causes)
-    if isinstance(error, DecodeError):
-        # A body that was cut counts as undecodable with the client, and as a broken connection with us.
-        return "read_failed" if "error reading a body from connection" in causes else "decode_failed"
+    if isinstance(error, ClientClosedError) or not _CUT.isdisjoint(causes):
+        return "read_failed"
+    if isinstance(error, DecodeError) or "request or response body error" in causes:
+        return "decode_failed"
     if isinstance(error, NetworkError):
         return "read_failed"
     return "bad_url" if isinstance(error, BuilderError) else "internal"

@@ -7,17 +7,18 @@ body. The body is read in pieces and counted after decoding: memory is bounded b
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
-from pyreqwest.response import Response
+from pyreqwest.request import StreamRequest
 
 from conveyor import __version__
 from conveyor.clock import Clock
 from conveyor.errors import BadInput, InvalidSetting
 from conveyor.inputs import (
+    MAX_TIMEOUT,
     FetchInput,
     body_bytes,
     gateway_problem,
@@ -31,7 +32,14 @@ from conveyor.process.executors.clients import Clients, connect_step
 from conveyor.process.executors.failures import Failure, failure_of, is_connecting
 from conveyor.process.executors.kept import Kept
 from conveyor.process.executors.redirects import FOLLOWED, Request, redirected
-from conveyor.process.executors.responses import header, headers, location, phrase, read_body, retry_after
+from conveyor.process.executors.responses import (
+    Head,
+    declares_at_most,
+    phrase,
+    read_counted,
+    read_head,
+    retry_after,
+)
 from conveyor.process.executors.routes import Hop, Route, operator_gateway, route_of
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -42,18 +50,29 @@ MAX_PLANS = 256
 # A URL whose host can be cut out: no escapes, no userinfo, nothing that the parser would change but letter case.
 _PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
 
+Pairs = tuple[tuple[str, str], ...]
+
 
 class Plan(msgspec.Struct):
     """The options of a job as the executor needs them, worked out once."""
 
     options: Options
     route: Route
-    headers: tuple[tuple[str, str], ...]
+    headers: Pairs
     # Empty means 200 to 299.
     successes: frozenset[int]
     connect: float
+    timeout: timedelta
     # What is wrong with the options: no task of the job can be attempted.
     problem: str | None
+
+    def succeeds(self, status: int) -> bool:
+        return status in self.successes if self.successes else 200 <= status < 300
+
+    def follows(self, answer: Head) -> bool:
+        """A job that takes no redirects, or counts one as its success, gets the answer itself."""
+        wanted = self.options.max_redirects > 0 and answer.status not in self.successes
+        return wanted and "location" in answer.fields
 
 
 class FetchExecutor:
@@ -99,56 +118,54 @@ class FetchExecutor:
         return outcome
 
     async def _fetch(self, plan: Plan, given: FetchInput, started: float) -> Outcome:
+        """All hops of one attempt, in one coroutine: each layer more is felt at thirty thousand a second."""
         request = first_request(plan, given)
         connect = plan.connect if given.connect_timeout is None else connect_step(given.connect_timeout)
-        deadline = started + (given.timeout or plan.options.timeout)
+        timeout = plan.timeout if given.timeout is None else timedelta(seconds=given.timeout)
+        deadline = started + timeout.total_seconds()
         for _ in range(plan.options.max_redirects + 1):
-            hop = await plan.route.hop(request, connect, deadline - self._clock.monotonic())
-            answer = await self._send(plan, request, hop, deadline - self._clock.monotonic())
-            if isinstance(answer, Outcome):
-                return answer
-            request = answer
+            hop = plan.route.ready(request, connect)
+            if hop is None:
+                hop = await plan.route.hop(request, connect, timeout.total_seconds())
+                timeout = self._left(deadline)
+            try:
+                async with built(request, hop, timeout) as response:
+                    answer = read_head(response)
+                    if answer.status not in FOLLOWED or not plan.follows(answer):
+                        limit = plan.options.max_body_bytes
+                        if declares_at_most(answer, request.method, limit):
+                            body = (await response.bytes()).to_bytes()
+                        else:
+                            body = await read_counted(response, limit)
+                        return self._outcome(plan, request, answer, body)
+            except PyreqwestError as error:
+                if hop.pinned is not None and is_connecting(error):
+                    self._guard.avoid(*hop.pinned)
+                raise
+            request = redirected(request, answer.status, answer.fields["location"], hop.base, plan.route.origin)
+            timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 
-    async def _send(self, plan: Plan, request: Request, hop: Hop, timeout: float) -> Outcome | Request:
-        if timeout <= 0:
-            raise Failure("timeout", "the attempt took longer than its timeout")
-        builder = hop.client.request(request.method, hop.url).timeout(timedelta(seconds=timeout))
-        sent = request.headers + hop.headers
-        if sent:
-            builder = builder.headers(sent)
-        if request.body is not None:
-            builder = builder.body_bytes(request.body)
-        try:
-            async with builder.build_streamed() as response:
-                onward = self._onward(plan, request, response, hop)
-                return onward or await self._outcome(plan, request, response)
-        except PyreqwestError as error:
-            if hop.pinned is not None and is_connecting(error):
-                self._guard.avoid(*hop.pinned)
-            raise
-
-    def _onward(self, plan: Plan, request: Request, response: Response, hop: Hop) -> Request | None:
-        status = response.status
-        if status not in FOLLOWED or status in plan.successes or not plan.options.max_redirects:
-            return None
-        to = location(response)
-        return None if to is None else redirected(request, status, to, hop.base, plan.route.origin)
-
-    async def _outcome(self, plan: Plan, request: Request, response: Response) -> Outcome:
-        status = response.status
-        succeeded = status in plan.successes if plan.successes else 200 <= status < 300
-        body = await read_body(response, request.method, plan.options.max_body_bytes)
-        return Outcome(
-            status=TaskStatus.SUCCEEDED if succeeded else TaskStatus.FAILED,
-            http_status=status,
-            error=None if succeeded else TaskError(f"http_{status}", f"the target answered {phrase(status)}"),
+    def _outcome(self, plan: Plan, request: Request, answer: Head, body: bytes) -> Outcome:
+        outcome = Outcome(
+            TaskStatus.SUCCEEDED,
+            http_status=answer.status,
             body=body,
-            content_type=header(response, "content-type"),
+            content_type=answer.fields.get("content-type"),
             final_url=str(request.url),
-            headers=headers(response),
-            retry_after=None if succeeded else retry_after(response, self._clock.now()),
+            headers=answer.pairs,
         )
+        if not plan.succeeds(answer.status):
+            outcome.status = TaskStatus.FAILED
+            outcome.error = TaskError(f"http_{answer.status}", f"the target answered {phrase(answer.status)}")
+            outcome.retry_after = retry_after(answer.fields.get("retry-after"), self._clock.now())
+        return outcome
+
+    def _left(self, deadline: float) -> timedelta:
+        seconds = deadline - self._clock.monotonic()
+        if seconds <= 0:
+            raise Failure("timeout", "the attempt took longer than its timeout")
+        return timedelta(seconds=seconds)
 
     def _plan(self, job: Job) -> Plan:
         plan = self._plans.get(job.job_id)
@@ -165,6 +182,7 @@ class FetchExecutor:
             headers=tuple(options.headers.items()),
             successes=frozenset(options.success_statuses),
             connect=connect_step(options.connect_timeout),
+            timeout=timedelta(seconds=min(options.timeout, MAX_TIMEOUT)),
             problem=wrong,
         )
 
@@ -179,13 +197,26 @@ def first_request(plan: Plan, given: FetchInput) -> Request:
     wrong = problem(given)
     if wrong is not None:
         raise BadInput(wrong)
-    return Request(given.method.upper(), url, merged(plan.headers, given.headers), body_bytes(given))
+    return Request(given.method.upper(), url, merged(plan.headers, tuple(given.headers.items())), body_bytes(given))
 
 
-def merged(job: tuple[tuple[str, str], ...], task: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The headers of the job, but for those that the task has its own word on."""
-    own = {name.lower() for name in task}
-    return (*(pair for pair in job if pair[0].lower() not in own), *task.items())
+def built(request: Request, hop: Hop, timeout: timedelta) -> StreamRequest:
+    """The request, ready to be sent."""
+    builder = hop.client.request(request.method, hop.url).timeout(timeout)
+    sent = merged(request.headers, hop.headers)
+    if sent:
+        builder = builder.headers(sent)
+    if request.body is not None:
+        builder = builder.body_bytes(request.body)
+    return builder.build_streamed()
+
+
+def merged(general: Pairs, special: Pairs) -> Pairs:
+    """Both lists of headers; where both have a word on one name, the special one's."""
+    if not general or not special:
+        return general or special
+    own = {name.lower() for name, _ in special}
+    return (*(pair for pair in general if pair[0].lower() not in own), *special)
 
 
 def host_of(text: str) -> str | None:

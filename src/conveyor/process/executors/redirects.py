@@ -49,6 +49,8 @@ def is_sensitive(header: str) -> bool:
 
 
 def _join(base: Url, location: str) -> Url:
+    if not location:
+        raise BadRedirect("the Location of the redirect is empty, or not ASCII")
     try:
         url = base.join(location)
     except ValueError as error:

@@ -4,57 +4,30 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
+import msgspec
 from pyreqwest.response import Response
 
 from conveyor.process.executors.failures import Failure
-from conveyor.process.executors.redirects import BadRedirect
 
 PIECE = 256 * 1024
 
 
-async def read_body(response: Response, method: str, limit: int) -> bytes:
-    """The decoded body. Raises Failure once it is known to be larger than `limit`; the connection is then dropped."""
-    declared = header(response, "content-length")
-    if declared is None or method == "HEAD":
-        return await _read_counted(response, limit)
-    # The client takes the header away from a body that it decodes, and holds one that it does not to its word.
-    if int(declared) > limit:
-        raise too_large(response, limit)
-    return (await response.bytes()).to_bytes()
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What comes before the body. `pairs` are all headers in order, `fields` the last of each name, in lower case."""
+
+    status: int
+    pairs: list[tuple[str, str]]
+    fields: dict[str, str]
 
 
-async def _read_counted(response: Response, limit: int) -> bytes:
-    pieces = []
-    size = 0
-    reader = response.body_reader
-    # read() fills a piece; read_chunk() would hand out compressed bodies in 4 KiB bits.
-    while (piece := await reader.read(PIECE)) is not None:
-        size += len(piece)
-        if size > limit:
-            raise too_large(response, limit)
-        pieces.append(piece)
-    return pieces[0].to_bytes() if len(pieces) == 1 else b"".join(pieces)
-
-
-def too_large(response: Response, limit: int) -> Failure:
-    return Failure("body_too_large", f"the body is larger than {limit} bytes", response.status)
-
-
-def header(response: Response, name: str) -> str | None:
-    """The first value of a header; None also for one that the client can not read, because it is not ASCII."""
+def read_head(response: Response) -> Head:
+    """A value that is not ASCII, which the client can not read, is empty."""
     try:
-        return response.get_header(name)
-    except ValueError:
-        return None
-
-
-def headers(response: Response) -> list[tuple[str, str]]:
-    """All headers in order. Names whose values are not ASCII are kept with an empty value."""
-    try:
-        return list(response.headers.items())
+        pairs = list(response.headers.items())
     except ValueError:
         names = dict.fromkeys(response.headers.keys())
-        return [(name, value) for name in names for value in _values(response, name)]
+        pairs = [(name, value) for name in names for value in _values(response, name)]
+    return Head(response.status, pairs, dict(pairs))
 
 
 def _values(response: Response, name: str) -> list[str]:
@@ -64,17 +37,39 @@ def _values(response: Response, name: str) -> list[str]:
         return [""]
 
 
-def location(response: Response) -> str | None:
-    """Where a redirect leads. Raises BadRedirect for a Location that the client can not read."""
-    try:
-        return response.get_header("location")
-    except ValueError:
-        raise BadRedirect("the Location of the redirect is not ASCII") from None
+def declares_at_most(head: Head, method: str, limit: int) -> bool:
+    """Whether Content-Length promises a body within the limit. Raises Failure if it promises more.
+
+    The client holds a body to its promise, and takes the header away from one that it decodes.
+    """
+    declared = head.fields.get("content-length")
+    if declared is None or method == "HEAD":
+        return False
+    if int(declared) > limit:
+        raise _too_large(limit, head.status)
+    return True
 
 
-def retry_after(response: Response, now: float) -> float | None:
-    """Seconds that the target asks us to wait: a number of them, or a date."""
-    text = header(response, "retry-after")
+async def read_counted(response: Response, limit: int) -> bytes:
+    """The decoded body. Raises Failure as soon as it is larger than `limit`; the connection is then dropped."""
+    pieces = []
+    size = 0
+    reader = response.body_reader
+    # read() fills a piece; read_chunk() would hand out compressed bodies in 4 KiB bits.
+    while (piece := await reader.read(PIECE)) is not None:
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit, response.status)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large(limit: int, status: int) -> Failure:
+    return Failure("body_too_large", f"the body is larger than {limit} bytes", status)
+
+
+def retry_after(text: str | None, now: float) -> float | None:
+    """Seconds that the target asks us to wait, by the value of Retry-After: a number of them, or a date."""
     if text is None:
         return None
     text = text.strip()

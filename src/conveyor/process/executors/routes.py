@@ -1,9 +1,10 @@
 """The way a request takes: direct, through a proxy, or through an API gateway. A route gets the next request of a
 task, has the guard check where it leads, and hands on the client and the URL to send it to."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
+import msgspec
 from pyreqwest.client import Client
 from pyreqwest.http import Url
 
@@ -14,7 +15,7 @@ from conveyor.process.executors.redirects import Request
 from conveyor.targets import TargetGuard, ip_literal
 
 
-class Hop(NamedTuple):
+class Hop(msgspec.Struct, frozen=True, gc=False):
     """Where to send one request, and with which headers beside its own. `base` is what a Location is relative to."""
 
     client: Client
@@ -32,8 +33,29 @@ class Route(Protocol):
     # The gateway's own origin: redirects that stay on it are between the gateway and us.
     origin: str | None
 
+    def ready(self, request: Request, connect: float) -> Hop | None:
+        """The hop, if there is nothing to wait for; None means: ask `hop`. Most tasks of a job get theirs here."""
+
     async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
-        """Raises TargetRefused, DnsFailed, or TimeoutError when resolving takes too long."""
+        """The hop, after resolving and building what it takes. Raises TargetRefused, DnsFailed, or TimeoutError when
+        resolving takes too long."""
+
+
+class Free:
+    """Straight to the target, wherever it is: the operator allows private targets."""
+
+    blamed: frozenset[str] = frozenset()
+    origin: str | None = None
+
+    def __init__(self, kept: Clients) -> None:
+        self._clients = kept
+
+    def ready(self, request: Request, connect: float) -> Hop | None:
+        url = request.url
+        return Hop(self._clients.shared(connect), url, url)
+
+    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+        raise AssertionError("this route is always ready")
 
 
 class Direct:
@@ -46,23 +68,37 @@ class Direct:
         self._clients = kept
         self._guard = guard
 
+    def ready(self, request: Request, connect: float) -> Hop | None:
+        return self.ready_to(request.url, connect)
+
     async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
         return await self.to(request.url, connect, timeout)
 
-    async def to(self, url: Url, connect: float, timeout: float) -> Hop:
+    def ready_to(self, url: Url, connect: float) -> Hop | None:
         if self._guard.allow_private:
             return Hop(self._clients.shared(connect), url, url)
         host = url.host_str or ""
+        address = self._guard.known(host)
+        return None if address is None else self._at(url, host, address, connect)
+
+    async def to(self, url: Url, connect: float, timeout: float) -> Hop:
+        host = url.host_str or ""
         address = await self._guard.resolve(host, url.port_or_known_default or 0, min(connect, timeout))
+        hop = self._at(url, host, address, connect)
+        if hop is not None:
+            return hop
+        client = await self._clients.pinned(Pin(host, address, connect))
+        return Hop(client, url, url, pinned=(host, address))
+
+    def _at(self, url: Url, host: str, address: str, connect: float) -> Hop | None:
         if ip_literal(host) is not None:
             return Hop(self._clients.shared(connect), url, url)
-        pinned = (host, address)
         if url.scheme == "http":
             # Without TLS the name is only a header: one client, and its connections, serve all names.
             named = (("host", url.authority),)
-            return Hop(self._clients.shared(connect), url.with_ip_host(address), url, named, pinned)
-        client = await self._clients.pinned(Pin(host, address, connect))
-        return Hop(client, url, url, pinned=pinned)
+            return Hop(self._clients.shared(connect), url.with_ip_host(address), url, named, (host, address))
+        client = self._clients.known_pinned(Pin(host, address, connect))
+        return None if client is None else Hop(client, url, url, pinned=(host, address))
 
 
 class ThroughProxy:
@@ -77,19 +113,25 @@ class ThroughProxy:
         self._guard = guard
         self._url = gateway.proxy
         self._parsed = Url(gateway.proxy)
+        self._host = self._parsed.host_str or ""
         self._headers = tuple(gateway.headers.items())
         self._trusted = trusted
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    def ready(self, request: Request, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
-        host = self._parsed.host_str or ""
-        address = None
-        if not self._trusted and not self._guard.allow_private:
-            port = self._parsed.port_or_known_default or 0
-            address = await self._guard.resolve(host, port, min(connect, timeout))
-        proxy = clients.Proxy(self._url, self._headers, host, address, connect)
-        pinned = None if address is None else (host, address)
-        return Hop(self._clients.proxied(proxy), request.url, request.url, pinned=pinned)
+        if self._trusted or self._guard.allow_private:
+            return self._by(request, None, connect)
+        address = self._guard.known(self._host)
+        return None if address is None else self._by(request, address, connect)
+
+    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+        port = self._parsed.port_or_known_default or 0
+        return self._by(request, await self._guard.resolve(self._host, port, min(connect, timeout)), connect)
+
+    def _by(self, request: Request, address: str | None, connect: float) -> Hop:
+        client = self._clients.proxied(clients.Proxy(self._url, self._headers, self._host, address, connect))
+        pinned = None if address is None else (self._host, address)
+        return Hop(client, request.url, request.url, pinned=pinned)
 
 
 class ThroughTemplate:
@@ -108,19 +150,29 @@ class ThroughTemplate:
         self._trusted = trusted
         self.origin: str | None = Url(gateway.url.replace("{url}", "")).origin_ascii
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    def ready(self, request: Request, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
-        url = request.at or Url(self._template.replace("{url}", quote(str(request.url), safe="")))
+        url = self._at(request)
         if self._trusted:
             return Hop(self._clients.shared(connect), url, url, self._headers)
-        hop = await self._direct.to(url, connect, timeout)
-        return hop._replace(headers=hop.headers + self._headers)
+        hop = self._direct.ready_to(url, connect)
+        return None if hop is None else self._with_headers(hop)
+
+    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+        hop = await self._direct.to(self._at(request), connect, timeout)
+        return self._with_headers(hop)
+
+    def _with_headers(self, hop: Hop) -> Hop:
+        return msgspec.structs.replace(hop, headers=hop.headers + self._headers)
+
+    def _at(self, request: Request) -> Url:
+        return request.at or Url(self._template.replace("{url}", quote(str(request.url), safe="")))
 
 
 def route_of(gateway: Gateway | None, kept: Clients, guard: TargetGuard, *, trusted: bool) -> Route:
     """The route for a gateway, or the direct one. `trusted`: the operator named it, so it may be a private one."""
     if gateway is None:
-        return Direct(kept, guard)
+        return Free(kept) if guard.allow_private else Direct(kept, guard)
     if gateway.proxy is not None:
         return ThroughProxy(kept, guard, gateway, trusted=trusted)
     return ThroughTemplate(kept, guard, gateway, trusted=trusted)
