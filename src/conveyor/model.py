@@ -130,8 +130,6 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: int
     input: InputJson
     attempt: int = 1
-    # Starts that ended without an outcome: the worker died while it held the task.
-    lost_starts: int = 0
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +147,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     run: RunKey
     refs: list[TaskRef]
     version: int = 1
+    # Its task was one of a chunk that was lost with its workers again and again.
+    alone: bool = False
 
 
 class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):

@@ -32,6 +32,8 @@ class Delivery(msgspec.Struct, frozen=True):
     # Deliveries so far, this one included.
     receives: int
     body: bytes
+    # Deliveries before this one whose start was marked: each was lost at work.
+    lost_starts: int = 0
 
 
 class Depth(msgspec.Struct, frozen=True):
@@ -63,6 +65,10 @@ class Queue(Protocol):
 
     async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
         """Hold messages for `visibility` seconds from now. Returns the receipts that were stale: those are lost."""
+
+    async def mark_started(self, queue: QueueName, receipts: Sequence[str]) -> None:
+        """Say that work on these messages begins: if they come again, they were lost at work and not while they
+        waited. Only asked for messages that have come before."""
 
     async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
         """Remove messages for good. Returns the receipts that were stale."""

@@ -19,6 +19,7 @@ from conveyor.references import messages, send_all
 
 # Tasks written in one step; memory and what a crash repeats are bounded by it.
 BATCH = 5000
+BATCH_BYTES = 8 * 1024 * 1024
 
 LEASE_SECONDS = 60.0
 
@@ -53,16 +54,26 @@ class Ingest:
         await self.lifecycle.latch(job, at.next_index)
         return True
 
+    async def clear_up(self, job: Job) -> None:
+        """A run that ended while its list was read may have been swept before its last batch was written."""
+        while await self.tasks.cancel_pending(job.key, BATCH, self.clock.now()):
+            pass
+        await self.queue.drop(run_queue(job.run.run_id))
+        counts = await self.tasks.counts(job.key)
+        await self.records.set_total(job.job_id, job.run.run_id, counts.ended)
+
     async def _batches(self, source: str, at: Checkpoint) -> AsyncIterator["Batch"]:
         index, offset = at.next_index, at.offset
         seeds: list[TaskSeed] = []
+        size = 0
         async for line in _lines(self.blobs.stream(source, offset)):
             offset += len(line) + 1
+            size += len(line)
             seeds.append(TaskSeed(index, InputJson(line.decode())))
             index += 1
-            if len(seeds) == BATCH:
+            if len(seeds) == BATCH or size >= BATCH_BYTES:
                 yield Batch(seeds, Checkpoint(index, offset))
-                seeds = []
+                seeds, size = [], 0
         if seeds:
             yield Batch(seeds, Checkpoint(index, offset))
 
@@ -75,10 +86,12 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines of a staged list, which ends with a newline."""
+    """Lines of a staged list; the last may lack its newline."""
     rest = b""
     async for piece in pieces:
         lines = (rest + piece).split(b"\n")
         rest = lines.pop()
         for line in lines:
             yield line
+    if rest:
+        yield rest

@@ -9,7 +9,7 @@ from conveyor.engines.queue import CONTROL, Delivery
 from conveyor.errors import ConveyorError
 from conveyor.ingest.pipeline import LEASE_SECONDS, Ingest
 from conveyor.model import IngestJob, Job
-from conveyor.states import RunState
+from conveyor.states import ENDED, RunState
 
 log = structlog.get_logger()
 
@@ -38,9 +38,16 @@ class Ingester:
         """Nothing is held between ticks."""
 
     async def _handle(self, delivery: Delivery) -> None:
-        message = _messages.decode(delivery.body)
+        try:
+            message = _messages.decode(delivery.body)
+        except msgspec.DecodeError as error:
+            log.error("message can not be read", error=str(error))
+            await self._ingest.queue.bury(CONTROL, [delivery.receipt], f"The message can not be read: {error}")
+            return
         job = await self._ingest.records.job(message.tenant, message.job_id)
         if job is None or job.run.run_id != message.run_id or job.state is not RunState.INGESTING:
+            if job is not None and job.state in ENDED and not job.run.last_batch:
+                await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
         lease = await self._ingest.coordinator.lease(f"ingest:{message.run_id}", self.name, LEASE_SECONDS)

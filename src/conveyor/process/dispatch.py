@@ -40,7 +40,9 @@ def _hands(demands: Iterable[Demand], turn: int) -> deque[deque[Demand]]:
     for demand in demands:
         if demand.want > 0:
             by_tenant.setdefault(demand.tenant, []).append(demand)
-    hands = deque(deque(_in_order(runs, turn)) for runs in by_tenant.values())
+    # A tenant's runs move on once every tenant has been first: in step with the tenants, some would never be.
+    rounds = turn // max(1, len(by_tenant))
+    hands = deque(deque(_in_order(runs, rounds)) for runs in by_tenant.values())
     hands.rotate(-turn)
     return hands
 

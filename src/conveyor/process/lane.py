@@ -5,11 +5,15 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
+import structlog
+
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
 from conveyor.model import Job, TaskRef
 from conveyor.process.executors import Executor
 from conveyor.process.recorder import HeldChunk, Recorder
+
+log = structlog.get_logger()
 
 # Seconds of work that a lane holds ahead of its runners.
 _AHEAD = 0.3
@@ -57,7 +61,7 @@ class Lane:
         self._parked: list[tuple[float, int, Held]] = []
         self._parkings = 0
         self._running: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Task[None] | None = None
         self._rate = 0.0
         self._ended = 0
         self._measured_at = clock.monotonic()
@@ -68,12 +72,17 @@ class Lane:
         """Slots that it could use now."""
         return self.active + len(self._waiting)
 
+    @property
+    def crowded(self) -> bool:
+        """So many wait for their targets that no more are taken from the queue."""
+        return len(self._parked) >= _MOST_PARKED
+
     def shortage(self) -> int:
         """How many more references it should hold, from what it gets done in a moment."""
         self._measure()
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
-        return max(0, goal - len(self._waiting)) if len(self._parked) < _MOST_PARKED else 0
+        return 0 if self.crowded else max(0, goal - len(self._waiting))
 
     def feed(self, chunk: HeldChunk, refs: list[TaskRef]) -> None:
         self.chunks[chunk.receipt] = chunk
@@ -120,7 +129,17 @@ class Lane:
         chunks = [one.chunk for one in held]
         refs = [one.ref for one in held]
         try:
+            for chunk in chunks:
+                if chunk.suspect:
+                    await self._recorder.mark_started(chunk)
             outcomes = await self._executor.attempt(self.job, refs)
+            assert len(outcomes) == len(refs)
+        except Exception:
+            # An executor promises not to raise. Let go of the chunks: they come again, and the lost start counts.
+            log.exception("executor failed", run=self.job.run.run_id, indexes=[ref.index for ref in refs])
+            for chunk in chunks:
+                chunk.lost = True
+            return
         finally:
             if self._limits.limited:
                 await self._limits.leave(self._executor.target(refs[0]))
@@ -158,15 +177,16 @@ class Lane:
     def _park(self, held: Held, wait: float) -> None:
         self._parkings += 1
         heapq.heappush(self._parked, (self._clock.monotonic() + wait, self._parkings, held))
-        self._set_timer()
+        if self._parked[0][1] == self._parkings:
+            self._set_timer()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay = max(0.0, self._parked[0][0] - self._clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._unpark)
+        self._timer = asyncio.create_task(self._unpark_after(self._parked[0][0] - self._clock.monotonic()))
 
-    def _unpark(self) -> None:
+    async def _unpark_after(self, delay: float) -> None:
+        await self._clock.sleep(max(0.0, delay))
         self._timer = None
         now = self._clock.monotonic()
         while self._parked and self._parked[0][0] <= now:
@@ -174,6 +194,9 @@ class Lane:
         if self._parked:
             self._set_timer()
         self.spread(self.width)
+        if self.active == 0:
+            # A lane that only waits is dealt no slots.
+            self._hungry()
 
     def _measure(self) -> None:
         now = self._clock.monotonic()

@@ -13,7 +13,6 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.engines.queue import Queue, QueueName
 from conveyor.engines.tasks import TaskEvent, Tasks
-from conveyor.errors import ConveyorError
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Chunk, Job, Outcome, ResultDetail, RunId, TaskEnd, TaskRef
@@ -38,14 +37,17 @@ _json = msgspec.json.encode
 class HeldChunk:
     """A message that this worker holds, and how many of its references have no durable outcome yet."""
 
-    __slots__ = ("left", "lost", "queue", "receipt")
+    __slots__ = ("left", "lost", "marking", "queue", "receipt", "suspect")
 
-    def __init__(self, queue: QueueName, receipt: str, left: int) -> None:
+    def __init__(self, queue: QueueName, receipt: str, left: int, suspect: bool = False) -> None:
         self.queue = queue
         self.receipt = receipt
         self.left = left
         # Somebody else may hold it now: whatever of it has not started is not ours to start.
         self.lost = False
+        # It came before and was not done: its start is marked before anything of it starts.
+        self.suspect = suspect
+        self.marking: asyncio.Task[None] | None = None
 
 
 class Done(msgspec.Struct, gc=False):
@@ -57,6 +59,9 @@ class Done(msgspec.Struct, gc=False):
     outcome: Outcome
     # Set when the task is to be tried again.
     delay: float | None
+    # A write that fails is made again: what was sent back or counted already is not a second time.
+    sent: bool = False
+    counted: bool = False
 
 
 class Recorder:
@@ -85,6 +90,12 @@ class Recorder:
     @property
     def full(self) -> bool:
         return not self._room.is_set()
+
+    async def mark_started(self, chunk: HeldChunk) -> None:
+        """Have it known that work on a suspect chunk has begun, once."""
+        if chunk.marking is None:
+            chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
+        await asyncio.shield(chunk.marking)
 
     async def room(self) -> None:
         """Wait until the store has caught up."""
@@ -161,8 +172,9 @@ class Recorder:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._write(group)
-            except (ConveyorError, OSError) as error:
-                log.warning("results were not written", run=group[0].job.run.run_id, attempt=attempt, error=str(error))
+            except Exception as error:
+                # Whatever it is: an outcome that is neither written nor let go of would be held for ever.
+                log.warning("results were not written", run=group[0].job.run.run_id, attempt=attempt, error=repr(error))
                 await self._clock.sleep(pause)
                 pause *= 3
         log.error("results given up; their messages will be delivered again", count=len(group))
@@ -173,7 +185,7 @@ class Recorder:
     async def _write(self, group: list[Done]) -> None:
         job = group[0].job
         ended = [done for done in group if done.delay is None]
-        again = [done for done in group if done.delay is not None]
+        again = [done for done in group if done.delay is not None and not done.sent]
         if ended:
             bodies = await self._bodies.keep(job, [done.outcome for done in ended])
             now = self._clock.now()
@@ -196,10 +208,14 @@ class Recorder:
     async def _send_back(self, job: Job, again: list[Done]) -> None:
         outgoing = [encode(Chunk(job.key, [_next_attempt(done.ref)]), done.delay or 0.0) for done in again]
         await send_all(self._queue, again[0].chunk.queue, outgoing, self._clock)
+        for done in again:
+            done.sent = True
 
     async def _acknowledge(self, group: list[Done]) -> None:
         for done in group:
-            done.chunk.left -= 1
+            if not done.counted:
+                done.counted = True
+                done.chunk.left -= 1
         complete = {done.chunk.receipt: done.chunk for done in group if done.chunk.left == 0}
         if complete:
             await self._queue.ack(group[0].chunk.queue, list(complete))

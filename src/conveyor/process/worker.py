@@ -15,7 +15,7 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Delivery, Queue, run_queue
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, Job, JobKind, ResultDetail, RunId, TaskEnd, TaskError, TaskRef
@@ -36,6 +36,8 @@ _MOST_CHUNKS = 64
 # What a lane may grow to before its first measure of how fast it is.
 _FIRST_TASTE = 1
 _DRAIN_SECONDS = 5.0
+# How soon a chunk is looked at again that could not be tried while another was.
+_TRIAL_PAUSE = 0.1
 
 
 class Worker:
@@ -66,6 +68,7 @@ class Worker:
         self._recorder = Recorder(tasks, queue, bodies, lifecycle, clock, settings.flush_seconds)
         self._recording: asyncio.Task[None] | None = None
         self._lanes: dict[RunId, Lane] = {}
+        self._on_trial: HeldChunk | None = None
         self._turn = 0
         self._look_at = 0.0
         self._beat_at = clock.monotonic() + settings.lease_seconds / 3
@@ -86,14 +89,18 @@ class Worker:
 
     async def close(self) -> None:
         """Give running attempts a moment, record what they came to, give everything else back."""
-        for lane in list(self._lanes.values()):
-            await self._drop(lane, _DRAIN_SECONDS)
+        lanes = list(self._lanes.values())
+        self._lanes.clear()
+        undone = await asyncio.gather(*(lane.stop(_DRAIN_SECONDS) for lane in lanes))
         self._recorder.close()
         if self._recording is not None:
             await self._recording
+        for lane, chunks in zip(lanes, undone, strict=True):
+            await self._give_back(lane, chunks)
 
     async def _look_for_runs(self) -> None:
-        jobs = {job.run.run_id: job for job in await self._records.active_jobs() if job.state in WORKABLE}
+        active = await self._records.active_jobs()
+        jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
         for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
             await self._drop(self._lanes[run_id], 0.0)
         for run_id, job in jobs.items():
@@ -113,10 +120,14 @@ class Worker:
 
     async def _drop(self, lane: Lane, grace: float) -> None:
         self._lanes.pop(lane.job.run.run_id, None)
-        undone = await lane.stop(grace)
+        await self._give_back(lane, await lane.stop(grace))
+
+    async def _give_back(self, lane: Lane, undone: list[HeldChunk]) -> None:
         if undone:
             queue = run_queue(lane.job.run.run_id)
             await self._queue.release(queue, [chunk.receipt for chunk in undone], 0.0)
+            for chunk in undone:
+                chunk.lost = True
         await self._coordinator.hold(f"run:{lane.job.run.run_id}", self.name, 0, 1, 1.0)
 
     async def _deal(self) -> None:
@@ -130,10 +141,12 @@ class Worker:
             lane.spread(await self._granted(lane, widths.get(run_id, 0)))
 
     async def _granted(self, lane: Lane, width: int) -> int:
-        """What the run's concurrency leaves this worker; held, it is also the count of what runs."""
+        """What the run's concurrency leaves this worker; held, it is also the count of what runs. That is more than
+        it is dealt while attempts from a wider deal go on."""
         ttl = self._settings.lease_seconds
         name = f"run:{lane.job.run.run_id}"
-        return await self._coordinator.hold(name, self.name, width, lane.job.options.concurrency, ttl)
+        want = max(width, lane.active)
+        return min(width, await self._coordinator.hold(name, self.name, want, lane.job.options.concurrency, ttl))
 
     async def _fill(self) -> None:
         now = self._clock.monotonic()
@@ -141,7 +154,7 @@ class Worker:
         await asyncio.gather(*(self._fill_lane(lane, count) for lane, count in short if count > 0))
 
     def _shortage(self, lane: Lane) -> int:
-        if lane.width == 0 and lane.want == 0:
+        if lane.width == 0 and lane.want == 0 and not lane.crowded:
             return _FIRST_TASTE
         return lane.shortage()
 
@@ -154,33 +167,72 @@ class Worker:
             lane.next_poll = self._clock.monotonic() + lane.poll_pause
             return
         lane.poll_pause = lane.next_poll = 0.0
-        await self._admit(lane, deliveries)
+        try:
+            await self._admit(lane, deliveries)
+        except Exception:
+            # Nothing of them has started, so that it must not count as a lost start.
+            unfed = [delivery.receipt for delivery in deliveries if delivery.receipt not in lane.chunks]
+            await self._queue.release(run_queue(job.run.run_id), unfed, 0.0)
+            raise
+        if lane.want == 0 and lane.next_poll == 0.0:
+            # All of it had ended already, as after a crash: no runner will ask for more.
+            self.wake()
 
     async def _admit(self, lane: Lane, deliveries: list[Delivery]) -> None:
         """The status guard: what has ended already does not start again."""
-        chunks = [(delivery, decode(delivery.body)) for delivery in deliveries]
+        chunks = await self._decoded(lane, deliveries)
         indexes = [ref.index for _, chunk in chunks for ref in chunk.refs]
         live = await self._tasks.unfinished(lane.job.key, indexes)
         queue = run_queue(lane.job.run.run_id)
+        most = max(1, self._settings.max_lost_starts)
         ended: list[str] = []
+        later: list[str] = []
         for delivery, chunk in chunks:
             refs = [ref for ref in chunk.refs if ref.index in live]
-            held = HeldChunk(queue, delivery.receipt, len(refs))
+            held = HeldChunk(queue, delivery.receipt, len(refs), suspect=chunk.alone or delivery.receives > 1)
+            start = delivery.lost_starts + 1
             if not refs:
                 ended.append(delivery.receipt)
-            elif delivery.receives <= self._settings.max_lost_starts:
-                lane.feed(held, refs)
-            elif len(refs) > 1:
+            elif start > most and len(refs) > 1:
                 await self._try_alone(lane.job, held, refs)
+            elif start > most:
+                await self._give_up(lane.job, held, refs[0], delivery.lost_starts)
+            elif (chunk.alone or start == most > 1) and not self._on_trial_now(held):
+                later.append(delivery.receipt)
             else:
-                await self._give_up(lane.job, held, refs[0], delivery.receives - 1)
+                lane.feed(held, refs)
         if ended:
             await self._queue.ack(queue, ended)
+        if later:
+            await self._queue.release(queue, later, _TRIAL_PAUSE)
+            if lane.want == 0:
+                lane.next_poll = self._clock.monotonic() + _TRIAL_PAUSE
+
+    def _on_trial_now(self, held: HeldChunk) -> bool:
+        """One chunk at a time has its last start, or is one of those that were split: what a worker dies of would
+        otherwise cost all that it holds their last start too."""
+        trial = self._on_trial
+        if trial is not None and trial.left > 0 and not trial.lost:
+            return False
+        self._on_trial = held
+        return True
+
+    async def _decoded(self, lane: Lane, deliveries: list[Delivery]) -> list[tuple[Delivery, Chunk]]:
+        """The chunks in messages. One that holds none would fail everybody who takes it."""
+        chunks = []
+        for delivery in deliveries:
+            try:
+                chunks.append((delivery, decode(delivery.body)))
+            except msgspec.DecodeError as error:
+                log.error("message is not a chunk", run=lane.job.run.run_id, error=str(error))
+                queue = run_queue(lane.job.run.run_id)
+                await self._queue.bury(queue, [delivery.receipt], f"The message is not a chunk: {error}")
+        return chunks
 
     async def _try_alone(self, job: Job, held: HeldChunk, refs: list[TaskRef]) -> None:
         """A chunk that outlived several workers may hold one task that kills them: each goes on by itself."""
         log.warning("chunk was lost with its workers; its tasks go on one by one", run=job.run.run_id, tasks=len(refs))
-        alone = [encode(Chunk(job.key, [ref])) for ref in refs]
+        alone = [encode(Chunk(job.key, [ref], alone=True)) for ref in refs]
         await send_all(self._queue, held.queue, alone, self._clock)
         crashpoint("worker.try_alone.between")
         await self._queue.ack(held.queue, [held.receipt])
@@ -192,6 +244,8 @@ class Worker:
         detail = msgspec.json.encode(ResultDetail(error=TaskError("worker_lost", message))).decode()
         end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, "worker_lost", detail, self._clock.now())
         finished = await self._tasks.finish(job.key, [end])
+        data = msgspec.json.encode({"attempt": ref.attempt, "starts": starts}).decode()
+        await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
         await self._queue.bury(held.queue, [held.receipt], message)
 

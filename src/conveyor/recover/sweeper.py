@@ -1,4 +1,4 @@
-"""Sweeper: finishes runs whose completion was missed, sends lost references again, clears up after ended runs.
+"""Sweeper: finishes runs whose completion was missed, sends lost messages again, clears up after ended runs.
 
 It looks at runs that are active or just ended, never at all tasks; `run_once` returns what it did.
 """
@@ -9,11 +9,11 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import Queue, run_queue
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, InputJson, Job, TaskId, TaskSeed
+from conveyor.model import Counts, IngestJob, InputJson, Job, TaskId, TaskSeed
 from conveyor.references import messages, send_all
 from conveyor.states import RunState, TaskStatus
 
@@ -30,6 +30,7 @@ class Swept(msgspec.Struct):
     checked: int = 0
     completed: int = 0
     requeued: int = 0
+    reingested: int = 0
     cancelled: int = 0
     cleared: int = 0
 
@@ -48,7 +49,7 @@ class Sweeper:
 
     async def tick(self) -> float:
         swept = await self.run_once()
-        if swept.completed or swept.requeued or swept.cancelled:
+        if swept.completed or swept.requeued or swept.reingested or swept.cancelled:
             log.info("swept", **msgspec.structs.asdict(swept))
         return _EVERY
 
@@ -60,6 +61,8 @@ class Sweeper:
         for job in await self._records.active_jobs():
             if job.state is RunState.RUNNING:
                 await self._check(job, swept)
+            elif job.state is RunState.INGESTING and job.source is not None:
+                await self._check_ingest(job, job.source, swept)
         for job in await self._records.ended_unswept(_RUNS):
             await self._clear(job, swept)
         return swept
@@ -73,6 +76,16 @@ class Sweeper:
             swept.completed += 1
         elif depth.ready + depth.held + depth.delayed == 0 and job.run.last_batch:
             await self._mend(job, counts, swept)
+
+    async def _check_ingest(self, job: Job, source: str, swept: Swept) -> None:
+        """A message asks for the list until it is read whole. If there is none, it was lost, or taken back while the
+        run was paused."""
+        swept.checked += 1
+        depth = await self._queue.depth(CONTROL)
+        if depth.ready + depth.held + depth.delayed == 0:
+            message = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id, source))
+            await send_all(self._queue, CONTROL, [Outgoing(message)], self._clock)
+            swept.reingested += 1
 
     async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
@@ -104,6 +117,10 @@ class Sweeper:
         swept.cancelled += moved
         if moved == 0:
             await self._queue.drop(run_queue(job.run.run_id))
+            if not job.run.last_batch:
+                # It ended while its list was read: its total is what was written of it.
+                counts = await self._tasks.counts(job.key)
+                await self._records.set_total(job.job_id, job.run.run_id, counts.ended)
             await self._records.mark_swept(job.job_id, job.run.run_id)
             swept.cleared += 1
         else:

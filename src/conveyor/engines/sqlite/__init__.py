@@ -36,6 +36,7 @@ class SqliteEngine:
         async with open_database(directory) as database:
             engine = cls(database, clock)
             await engine.queue.release_all()
+            await engine.coordinator.release_all()
             yield engine
 
     async def accept_whole(

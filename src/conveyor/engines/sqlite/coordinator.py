@@ -40,17 +40,21 @@ class SqliteCoordinator:
     async def release(self, lease: Lease) -> None:
         await self._database.change(SQL["release"], _fields(lease))
 
+    async def release_all(self) -> None:
+        """For the owner of a database that was just opened: whoever held a lease died with the last owner."""
+        await self._database.change(SQL["release_all"], {})
+
     async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         now = self._clock.monotonic()
         holders = self._live(semaphore, now)
         others = sum(count for name, (count, _) in holders.items() if name != holder)
         granted = max(0, min(want, limit - others))
+        holders.pop(holder, None)
         if granted:
             holders[holder] = (granted, now + ttl)
+        if holders:
             self._holders[semaphore] = holders
         else:
-            holders.pop(holder, None)
-        if not holders:
             self._holders.pop(semaphore, None)
         return granted
 
@@ -64,7 +68,7 @@ class SqliteCoordinator:
         self._buckets[bucket] = due + count * step
         if len(self._buckets) > _MOST_ENTRIES:
             self._buckets = {name: due for name, due in self._buckets.items() if due > now}
-        return max(0.0, due - now - (burst - 1) * step)
+        return max(0.0, due - now - (burst - count) * step)
 
     async def cache(self, key: str, value: bytes, ttl: float) -> None:
         now = self._clock.monotonic()

@@ -8,5 +8,8 @@ RETURNING fence;
 UPDATE leases SET expires_at = :until
 WHERE name = :name AND holder = :holder AND fence = :fence AND expires_at > :now;
 
+-- name: release_all
+UPDATE leases SET expires_at = 0;
+
 -- name: release
 UPDATE leases SET expires_at = 0 WHERE name = :name AND holder = :holder AND fence = :fence;

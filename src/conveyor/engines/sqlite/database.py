@@ -37,11 +37,11 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous=FULL",
     "PRAGMA wal_autocheckpoint=4000",
     "PRAGMA journal_size_limit=67108864",
-    "PRAGMA cache_size=-65536",
+    "PRAGMA cache_size=-16384",
     "PRAGMA temp_store=MEMORY",
 )
 # Only the writer may checkpoint.
-_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-16384")
+_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-4096")
 
 
 def sql_file(name: str) -> str:
@@ -107,6 +107,8 @@ class Database:
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` on a reader's connection, which sees every write that has returned."""
+        if self._closed:
+            raise EngineFailed("The database is closed.")
         return await self._loop.run_in_executor(self._readers, self._read, work)
 
     async def rows(self, query: str, values: dict[str, Any]) -> list[Any]:
@@ -130,7 +132,10 @@ class Database:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect(_READER_PRAGMAS)
-        return work(connection)
+        try:
+            return work(connection)
+        except apsw.Error as error:
+            raise _failed(error) from error
 
     def _write_loop(self) -> None:
         while True:
@@ -175,7 +180,7 @@ class Database:
             entry.result = entry.work(self._writer)
             self._writer.execute("RELEASE work")
         except BaseException as error:
-            entry.error = error
+            entry.error = _failed(error) if isinstance(error, apsw.Error) else error
             self._writer.execute("ROLLBACK TO work")
             self._writer.execute("RELEASE work")
 
@@ -186,6 +191,11 @@ class Database:
         await asyncio.to_thread(self._readers.shutdown)
         self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
+
+
+def _failed(error: apsw.Error) -> EngineFailed:
+    """What SQLite says, as the error that callers of every engine know and try again after."""
+    return EngineFailed(f"The database failed: {error}")
 
 
 def _resolve(batch: list[_Write]) -> None:

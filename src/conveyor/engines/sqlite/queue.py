@@ -1,4 +1,4 @@
-"""Queue on SQLite. A receipt is "<id>.<receives>": the next delivery of the message makes it stale."""
+"""Queue on SQLite. A receipt is "<id>.<delivery>": the next delivery of the message makes it stale."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -40,11 +40,14 @@ class SqliteQueue:
             return []
         rows: list[Any] = await self._database.write(lambda db: db.execute(SQL["take"], values).fetchall())
         crashpoint("queue.receive.after")
-        return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[1], row[2]) for row in rows]
+        return [Delivery(str(row[0]), f"{row[0]}.{row[1]}", row[2], row[3], row[4]) for row in rows]
 
     async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
         until = self._clock.now() + visibility
         return await self._each("extend", queue, receipts, {"until": until})
+
+    async def mark_started(self, queue: QueueName, receipts: Sequence[str]) -> None:
+        await self._each("mark_started", queue, receipts, {})
 
     async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
         crashpoint("queue.ack.before")
@@ -116,8 +119,8 @@ def _apply(
 ) -> frozenset[str]:
     stale = set()
     for receipt in receipts:
-        message, _, receives = receipt.partition(".")
-        db.execute(SQL[query], {"id": int(message), "queue": queue, "receives": int(receives), **values})
+        message, _, delivery = receipt.partition(".")
+        db.execute(SQL[query], {"id": int(message), "queue": queue, "delivery": int(delivery), **values})
         if db.changes() == 0:
             stale.add(receipt)
     return frozenset(stale)

@@ -2,22 +2,27 @@
 SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit;
 
 -- name: take
-UPDATE messages SET visible_at = :until, receives = receives + 1, held = 1
+UPDATE messages SET visible_at = :until, receives = receives + 1, delivery = delivery + 1, held = 1
 WHERE id IN (
     SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit
 )
-RETURNING id, receives, body;
+RETURNING id, delivery, receives, body, starts;
 
 -- name: extend
 UPDATE messages SET visible_at = :until
-WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
+
+-- name: mark_started
+UPDATE messages SET starts = starts + 1, started = delivery
+WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1 AND started < delivery;
 
 -- name: ack
-DELETE FROM messages WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+DELETE FROM messages WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 
 -- name: release
-UPDATE messages SET visible_at = :until, receives = receives - 1, held = 0
-WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+UPDATE messages
+SET visible_at = :until, receives = receives - 1, starts = starts - (started = delivery), held = 0
+WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 
 -- name: release_all
 UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
@@ -25,7 +30,7 @@ UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
 -- name: bury
 INSERT INTO dead_letters (queue, body, reason, at)
 SELECT queue, body, :reason, :now FROM messages
-WHERE id = :id AND queue = :queue AND receives = :receives AND held = 1;
+WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 
 -- name: dead_letters
 SELECT id, queue, body, reason, at FROM dead_letters WHERE id > :after ORDER BY id LIMIT :limit;

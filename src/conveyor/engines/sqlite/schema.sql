@@ -78,11 +78,12 @@ CREATE TABLE keys (
 -- The kept counts of a run, and the small number under which its tasks stand.
 CREATE TABLE task_runs (
     run_no INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
     tenant TEXT NOT NULL,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (run_id, tenant)
 );
 
 CREATE TABLE task_errors (
@@ -128,6 +129,11 @@ CREATE TABLE messages (
     queue TEXT NOT NULL,
     visible_at REAL NOT NULL,
     receives INTEGER NOT NULL DEFAULT 0,
+    -- Grows with every delivery, also of a message that was given back uncounted; part of its receipt.
+    delivery INTEGER NOT NULL DEFAULT 0,
+    -- Deliveries on which work had begun, and the last of them.
+    starts INTEGER NOT NULL DEFAULT 0,
+    started INTEGER NOT NULL DEFAULT 0,
     -- 1 from receive until ack, release or lapse.
     held INTEGER NOT NULL DEFAULT 0,
     body BLOB NOT NULL

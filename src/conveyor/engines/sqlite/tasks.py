@@ -1,5 +1,6 @@
 """Tasks on SQLite. A batch goes in as one JSON value and moves in one statement."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from conveyor.model import (
     TaskEnd,
     TaskId,
     TaskSeed,
+    TenantId,
     shard_of,
     task_id,
 )
@@ -32,6 +34,7 @@ SQL = named_queries("tasks.sql")
 
 # 15 hexadecimal digits are the most that a signed 64-bit integer holds whole.
 _SORT_DIGITS = 15
+_TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 _encode = msgspec.json.encode
 _indexes = msgspec.json.Decoder(list[int])
@@ -44,7 +47,7 @@ class SqliteTasks:
     def __init__(self, database: Database) -> None:
         self._database = database
         # A run's number never changes, so that knowing it once is enough.
-        self._numbers: dict[RunId, int] = {}
+        self._numbers: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         rows = seed_rows(run, seeds)
@@ -56,7 +59,7 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None:
             return frozenset()
-        values = {"run_no": number, "indexes": _encode(indexes).decode()}
+        values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
         return await self._database.read(lambda db: _unfinished(db, values))
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
@@ -110,7 +113,7 @@ class SqliteTasks:
 
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         number = await self._number(run)
-        if number is None:
+        if number is None or not _TASK_ID.fullmatch(task_id):
             return None
         values = {
             "run_no": number,
@@ -163,7 +166,7 @@ class SqliteTasks:
         def work(db: apsw.Connection) -> int:
             gone = 0
             for query in ("delete_tasks", "delete_events"):
-                db.execute(SQL[query], {"run_no": number, "limit": limit})
+                db.execute(SQL[query], {"run_no": number, "limit": limit - gone})
                 gone += db.changes()
             if gone == 0:
                 db.execute(SQL["delete_errors"], {"run_no": number})
@@ -172,15 +175,16 @@ class SqliteTasks:
 
         gone = await self._database.write(work)
         if gone == 0:
-            self._numbers.pop(run.run_id, None)
+            self._numbers.pop((run.tenant, run.run_id), None)
         return gone
 
     async def _number(self, run: RunKey) -> int | None:
-        number = self._numbers.get(run.run_id)
+        known = (run.tenant, run.run_id)
+        number = self._numbers.get(known)
         if number is None:
             number = await self._database.read(lambda db: _find_number(db, run))
             if number is not None:
-                self._numbers[run.run_id] = number
+                self._numbers[known] = number
         return number
 
 
@@ -230,7 +234,7 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finish
     assert db.changes() == len(moving)
     statuses = Counter(end.status for end in moving)
     by_status = (statuses[s] for s in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED))
-    codes = Counter(end.error_code for end in moving if end.status == TaskStatus.FAILED)
+    codes = Counter(end.error_code for end in moving if end.status == TaskStatus.FAILED and end.error_code)
     if codes:
         db.execute(SQL["count_errors"], {"run_no": number, "counts": _encode(codes).decode()})
     return Finished(live, _count(db, number, Counts(*by_status)))

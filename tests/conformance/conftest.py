@@ -1,0 +1,91 @@
+"""Engines for the conformance suites. One suite states the contract of one seam; an engine is one line in ENGINES.
+
+An engine opens in a directory of its own with a clock that the test moves, and hands out an object with an attribute
+for each of its seams. One that keeps time itself is given its time by that clock too.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import Queue
+from conveyor.engines.records import Records
+from conveyor.engines.sqlite import SqliteEngine
+from conveyor.engines.tasks import Tasks
+from tests.clocks import ManualClock
+from tests.places import quick_place
+
+
+class Engine(NamedTuple):
+    """What stands behind some of the seams."""
+
+    seams: frozenset[str]
+    open: Callable[[Path, ManualClock], AbstractAsyncContextManager[Any]]
+
+
+ENGINES: dict[str, Engine] = {
+    "sqlite": Engine(frozenset({"records", "tasks", "queue", "coordinator", "whole"}), SqliteEngine.open),
+}
+
+Opener = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+def behind(seam: str) -> list[str]:
+    """The names of the engines behind a seam."""
+    return [name for name, engine in ENGINES.items() if seam in engine.seams]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with quick_place() as directory:
+        yield directory
+
+
+def _opener(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> Opener:
+    return lambda: ENGINES[request.param].open(place, clock)
+
+
+@pytest.fixture(params=behind("records"))
+async def records(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Records]:
+    async with _opener(request, place, clock)() as engine:
+        yield engine.records
+
+
+@pytest.fixture(params=behind("tasks"))
+async def tasks(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Tasks]:
+    async with _opener(request, place, clock)() as engine:
+        yield engine.tasks
+
+
+@pytest.fixture(params=behind("queue"))
+async def queue(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Queue]:
+    async with _opener(request, place, clock)() as engine:
+        yield engine.queue
+
+
+@pytest.fixture(params=behind("coordinator"))
+async def coordinator(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Coordinator]:
+    async with _opener(request, place, clock)() as engine:
+        yield engine.coordinator
+
+
+@pytest.fixture(params=behind("coordinator"))
+def coordinators(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> Opener:
+    """Opens the same coordinator again and again, as restarts do."""
+    return _opener(request, place, clock)
+
+
+@pytest.fixture(params=behind("whole"))
+async def whole(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Any]:
+    """An engine whose records, tasks and queue are one database."""
+    async with _opener(request, place, clock)() as engine:
+        yield engine

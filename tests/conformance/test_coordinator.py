@@ -1,0 +1,299 @@
+"""The Coordinator seam, over every engine behind it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conveyor.engines.coordinator import Coordinator, Lease
+from tests.clocks import ManualClock
+
+TTL = 10.0
+
+several = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class TestLeases:
+    async def test_one_of_many_gets_it(self, coordinator: Coordinator) -> None:
+        leases = await asyncio.gather(*(coordinator.lease("ingest", f"holder {n}", TTL) for n in range(20)))
+        (granted,) = [lease for lease in leases if lease is not None]
+        assert granted.name == "ingest"
+        assert granted.holder == f"holder {leases.index(granted)}"
+
+    async def test_it_is_free_when_it_lapses(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        first = await coordinator.lease("ingest", "a", TTL)
+        assert first is not None
+        clock.advance(TTL - 1)
+        assert await coordinator.lease("ingest", "b", TTL) is None
+        clock.advance(1)
+        second = await coordinator.lease("ingest", "b", TTL)
+        assert second is not None
+        assert second.fence > first.fence
+
+    async def test_renewing_keeps_it(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        lease = await coordinator.lease("ingest", "a", TTL)
+        assert lease is not None
+        for _ in range(5):
+            clock.advance(TTL - 1)
+            assert await coordinator.renew(lease, TTL)
+            assert await coordinator.lease("ingest", "b", TTL) is None
+
+    async def test_a_lapsed_lease_is_not_renewed(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        lease = await coordinator.lease("ingest", "a", TTL)
+        assert lease is not None
+        clock.advance(TTL)
+        assert not await coordinator.renew(lease, TTL)
+        taken = await coordinator.lease("ingest", "b", TTL)
+        assert taken is not None
+        assert not await coordinator.renew(lease, TTL)
+        assert await coordinator.renew(taken, TTL)
+
+    async def test_a_holder_that_asks_again_gets_a_new_fence(self, coordinator: Coordinator) -> None:
+        first = await coordinator.lease("ingest", "a", TTL)
+        second = await coordinator.lease("ingest", "a", TTL)
+        assert first is not None
+        assert second is not None
+        assert second.fence > first.fence
+        assert not await coordinator.renew(first, TTL), "the first grant is over"
+        await coordinator.release(first)
+        assert await coordinator.lease("ingest", "b", TTL) is None, "a stale release changes nothing"
+        assert await coordinator.renew(second, TTL)
+
+    async def test_releasing_frees_it(self, coordinator: Coordinator) -> None:
+        lease = await coordinator.lease("ingest", "a", TTL)
+        assert lease is not None
+        await coordinator.release(lease)
+        assert not await coordinator.renew(lease, TTL)
+        other = await coordinator.lease("ingest", "b", TTL)
+        assert other is not None
+        assert other.fence > lease.fence
+        await coordinator.release(lease)
+        assert await coordinator.renew(other, TTL)
+
+    async def test_a_lease_that_was_never_granted(self, coordinator: Coordinator) -> None:
+        made_up = Lease("ingest", "a", 1)
+        assert not await coordinator.renew(made_up, TTL)
+        await coordinator.release(made_up)
+        await coordinator.lease("ingest", "b", TTL)
+        assert not await coordinator.renew(made_up, TTL)
+        assert not await coordinator.renew(Lease("ingest", "b", 99), TTL)
+
+    async def test_names_have_leases_of_their_own(self, coordinator: Coordinator) -> None:
+        assert await coordinator.lease("one", "a", TTL) is not None
+        assert await coordinator.lease("two", "b", TTL) is not None
+        assert await coordinator.lease("one", "b", TTL) is None
+
+    async def test_fences_grow_over_restarts(
+        self, coordinators: Callable[[], AbstractAsyncContextManager[Any]], clock: ManualClock
+    ) -> None:
+        fences = []
+        for restart in range(4):
+            async with coordinators() as engine:
+                coordinator: Coordinator = engine.coordinator
+                for holder in ("a", "b", "a"):
+                    lease = await coordinator.lease("ingest", f"{holder}{restart}", TTL)
+                    assert lease is not None
+                    fences.append(lease.fence)
+                    clock.advance(TTL)
+        assert fences == sorted(set(fences))
+
+    @several
+    @given(
+        steps=st.lists(
+            st.tuples(st.sampled_from(["lease", "renew", "release", "pass"]), st.integers(0, 2), st.integers(1, 12)),
+            max_size=25,
+        )
+    )
+    async def test_never_two_holders_and_fences_only_grow(
+        self, coordinator: Coordinator, clock: ManualClock, steps: list[tuple[str, int, int]]
+    ) -> None:
+        name = clock.new_id("lease")
+        held: dict[int, Lease] = {}
+        owner: tuple[int, float] | None = None
+        highest = 0
+        for step, who, seconds in steps:
+            now = clock.now()
+            live = owner[0] if owner is not None and owner[1] > now else None
+            if step == "pass":
+                clock.advance(seconds)
+            elif step == "lease":
+                lease = await coordinator.lease(name, f"holder {who}", seconds)
+                assert (lease is not None) == (live in (None, who))
+                if lease is not None:
+                    assert lease.fence > highest
+                    highest = lease.fence
+                    held[who] = lease
+                    owner = (who, now + seconds)
+            elif who in held and step == "renew":
+                renewed = await coordinator.renew(held[who], seconds)
+                assert renewed == (live == who)
+                owner = (who, now + seconds) if renewed else owner
+            elif who in held:
+                await coordinator.release(held[who])
+                owner = None if live == who else owner
+
+
+class TestSemaphores:
+    async def test_a_holder_gets_what_is_left(self, coordinator: Coordinator) -> None:
+        assert await coordinator.hold("run", "a", 6, 10, TTL) == 6
+        assert await coordinator.hold("run", "b", 6, 10, TTL) == 4
+        assert await coordinator.hold("run", "c", 1, 10, TTL) == 0
+        assert await coordinator.held("run") == 10
+
+    async def test_it_sets_and_does_not_add(self, coordinator: Coordinator) -> None:
+        assert await coordinator.hold("run", "a", 3, 10, TTL) == 3
+        assert await coordinator.hold("run", "a", 5, 10, TTL) == 5
+        assert await coordinator.hold("run", "a", 2, 10, TTL) == 2
+        assert await coordinator.held("run") == 2
+
+    async def test_letting_go_leaves_room_for_the_others(self, coordinator: Coordinator) -> None:
+        await coordinator.hold("run", "a", 6, 10, TTL)
+        await coordinator.hold("run", "b", 4, 10, TTL)
+        assert await coordinator.hold("run", "a", 0, 10, TTL) == 0
+        assert await coordinator.held("run") == 4
+        assert await coordinator.hold("run", "b", 10, 10, TTL) == 10
+
+    async def test_letting_go_alone(self, coordinator: Coordinator) -> None:
+        await coordinator.hold("run", "a", 6, 10, TTL)
+        await coordinator.hold("run", "a", 0, 10, TTL)
+        assert await coordinator.held("run") == 0
+        assert await coordinator.hold("run", "never held", 0, 10, TTL) == 0
+
+    async def test_what_a_dead_holder_held_lapses(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        await coordinator.hold("run", "a", 6, 10, TTL)
+        clock.advance(TTL / 2)
+        await coordinator.hold("run", "b", 4, 10, TTL)
+        clock.advance(TTL / 2)
+        assert await coordinator.held("run") == 4
+        assert await coordinator.hold("run", "c", 9, 10, TTL) == 6
+        clock.advance(TTL / 2)
+        assert await coordinator.held("run") == 6
+
+    async def test_setting_again_keeps_it(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        for _ in range(5):
+            await coordinator.hold("run", "a", 3, 3, TTL)
+            clock.advance(TTL - 1)
+            assert await coordinator.hold("run", "b", 1, 3, TTL) == 0
+
+    async def test_a_smaller_limit_takes_from_who_asks(self, coordinator: Coordinator) -> None:
+        await coordinator.hold("run", "a", 6, 10, TTL)
+        await coordinator.hold("run", "b", 4, 10, TTL)
+        assert await coordinator.hold("run", "a", 6, 5, TTL) == 1
+        assert await coordinator.hold("run", "b", 4, 1, TTL) == 0
+        assert await coordinator.held("run") == 1
+
+    async def test_semaphores_do_not_mix(self, coordinator: Coordinator) -> None:
+        await coordinator.hold("one", "a", 5, 5, TTL)
+        assert await coordinator.hold("two", "a", 5, 5, TTL) == 5
+        assert await coordinator.held("three") == 0
+
+    async def test_holders_at_once_stay_within_the_limit(self, coordinator: Coordinator) -> None:
+        granted = await asyncio.gather(*(coordinator.hold("run", f"h{n}", 3, 10, TTL) for n in range(20)))
+        assert sum(granted) == 10 == await coordinator.held("run")
+
+    @several
+    @given(
+        steps=st.lists(
+            st.tuples(st.integers(0, 3), st.integers(0, 8), st.sampled_from([0, 0, 1, 4, 7])), min_size=1, max_size=30
+        ),
+        limit=st.integers(1, 10),
+    )
+    async def test_the_limit_holds_whatever_is_asked(
+        self, coordinator: Coordinator, clock: ManualClock, steps: list[tuple[int, int, int]], limit: int
+    ) -> None:
+        name = clock.new_id("semaphore")
+        model: dict[int, tuple[int, float]] = {}
+        for who, want, passing in steps:
+            clock.advance(passing)
+            now = clock.now()
+            model = {each: entry for each, entry in model.items() if entry[1] > now and each != who}
+            expected = max(0, min(want, limit - sum(count for count, _ in model.values())))
+            assert await coordinator.hold(name, f"holder {who}", want, limit, TTL) == expected
+            if expected:
+                model[who] = (expected, now + TTL)
+            assert await coordinator.held(name) == sum(count for count, _ in model.values()) <= limit
+
+
+class TestRates:
+    async def test_passes_come_at_the_rate(self, coordinator: Coordinator) -> None:
+        waits = [await coordinator.reserve("host", 1, 10.0, 1) for _ in range(5)]
+        assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+    async def test_a_burst_goes_first(self, coordinator: Coordinator) -> None:
+        waits = [await coordinator.reserve("host", 1, 10.0, 3) for _ in range(6)]
+        assert waits == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.2, 0.3])
+
+    async def test_idle_time_gives_back_the_burst_and_no_more(
+        self, coordinator: Coordinator, clock: ManualClock
+    ) -> None:
+        for _ in range(3):
+            await coordinator.reserve("host", 1, 10.0, 3)
+        clock.advance(1000)
+        waits = [await coordinator.reserve("host", 1, 10.0, 3) for _ in range(5)]
+        assert waits == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.2])
+
+    async def test_several_at_once_are_as_many_one_by_one(self, coordinator: Coordinator) -> None:
+        """The wait is until all of them may be used."""
+        assert await coordinator.reserve("host", 4, 10.0, 2) == pytest.approx(0.2)
+        assert await coordinator.reserve("host", 1, 10.0, 2) == pytest.approx(0.3)
+        assert await coordinator.reserve("other", 2, 10.0, 2) == 0.0
+
+    async def test_buckets_do_not_mix(self, coordinator: Coordinator) -> None:
+        await coordinator.reserve("one", 5, 1.0, 1)
+        assert await coordinator.reserve("two", 1, 1.0, 1) == 0.0
+
+    @several
+    @given(
+        count=st.integers(1, 60),
+        rate=st.sampled_from([0.5, 1.0, 7.0, 100.0]),
+        burst=st.integers(1, 10),
+        pauses=st.lists(st.floats(0, 3), min_size=60, max_size=60),
+    )
+    async def test_no_window_has_more_than_its_share(
+        self, coordinator: Coordinator, clock: ManualClock, count: int, rate: float, burst: int, pauses: list[float]
+    ) -> None:
+        name = clock.new_id("bucket")
+        passes = []
+        for pause in pauses[:count]:
+            clock.advance(pause)
+            passes.append(clock.now() + await coordinator.reserve(name, 1, rate, burst))
+        passes.sort()
+        for first in range(count):
+            for last in range(first, count):
+                assert last - first + 1 <= burst + (passes[last] - passes[first]) * rate + 1e-3
+
+    @several
+    @given(count=st.integers(1, 200), rate=st.floats(0.1, 1000), burst=st.integers(1, 50))
+    async def test_as_many_at_once_take_their_time(
+        self, coordinator: Coordinator, clock: ManualClock, count: int, rate: float, burst: int
+    ) -> None:
+        name = clock.new_id("bucket")
+        waits = [await coordinator.reserve(name, 1, rate, burst) for _ in range(count)]
+        assert waits == sorted(waits)
+        assert waits[-1] == pytest.approx(max(0, count - burst) / rate, abs=1e-6)
+
+
+class TestCache:
+    async def test_a_value_lasts_as_long_as_it_was_told_to(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        assert await coordinator.cached("key") is None
+        await coordinator.cache("key", b"value\0\xff", TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.cached("key") == b"value\0\xff"
+        clock.advance(1)
+        assert await coordinator.cached("key") is None
+
+    async def test_a_new_value_replaces_the_old(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        await coordinator.cache("key", b"one", TTL)
+        clock.advance(TTL - 1)
+        await coordinator.cache("key", b"", TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.cached("key") == b""
+
+    async def test_keys_do_not_mix(self, coordinator: Coordinator) -> None:
+        await coordinator.cache("one", b"1", TTL)
+        assert await coordinator.cached("two") is None
+        assert await coordinator.cached("on") is None

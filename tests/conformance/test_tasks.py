@@ -1,0 +1,539 @@
+"""The Tasks seam, over every engine behind it."""
+
+import asyncio
+import json
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
+from conveyor.errors import BadCursor
+from conveyor.model import (
+    BodyRef,
+    Counts,
+    InputJson,
+    ResultDetail,
+    RunId,
+    RunKey,
+    Task,
+    TaskEnd,
+    TaskError,
+    TaskId,
+    TaskSeed,
+    shard_of,
+    task_id,
+)
+from conveyor.states import TERMINAL, TaskStatus
+from tests.clocks import ManualClock
+from tests.jobs import OTHER, end, make_run, seeds
+
+SUCCEEDED, FAILED, CANCELLED, PENDING = (
+    TaskStatus.SUCCEEDED,
+    TaskStatus.FAILED,
+    TaskStatus.CANCELLED,
+    TaskStatus.PENDING,
+)
+SHARDS = [1, 4, 16]
+EVERYTHING = TaskFilter()
+
+several = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+async def filled(tasks: Tasks, clock: ManualClock, count: int, shards: int = 1) -> RunKey:
+    run = make_run(clock, shards)
+    await tasks.put(run, seeds(count))
+    return run
+
+
+async def one(tasks: Tasks, run: RunKey, index: int) -> Task:
+    found = await tasks.task(run, task_id(run.run_id, index))
+    assert found is not None
+    return found
+
+
+async def walk(tasks: Tasks, run: RunKey, shard: int, limit: int, where: TaskFilter = EVERYTHING) -> list[Task]:
+    """A shard in pages, each asked for only while the last was full."""
+    got: list[Task] = []
+    after: TaskId | None = None
+    while True:
+        page = await tasks.page(run, shard, after, limit, where)
+        assert len(page) <= limit
+        got += page
+        if len(page) < limit:
+            return got
+        after = page[-1].task_id
+
+
+def model_counts(statuses: dict[int, TaskStatus]) -> Counts:
+    seen = Counter(statuses.values())
+    return Counts(seen[SUCCEEDED], seen[FAILED], seen[CANCELLED])
+
+
+class TestPut:
+    async def test_a_task_starts_pending(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        found = await one(tasks, run, 1)
+        assert found == Task(task_id(run.run_id, 1), 1, msgspec.Raw(b'"input 1"'), PENDING)
+        assert await tasks.counts(run) == Counts()
+
+    async def test_a_task_that_is_there_stays_as_it_is(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 4)
+        await tasks.finish(run, [end(0), end(1, FAILED, code="boom")])
+        before = [await one(tasks, run, index) for index in range(4)]
+        await tasks.put(run, [TaskSeed(index, InputJson('"another"')) for index in range(6)])
+        assert [await one(tasks, run, index) for index in range(4)] == before
+        assert bytes((await one(tasks, run, 5)).input) == b'"another"'
+        assert await tasks.counts(run) == Counts(succeeded=1, failed=1)
+        assert await tasks.recount(run) == Counts(succeeded=1, failed=1)
+
+    async def test_the_same_index_twice_in_one_batch_is_one_task(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = make_run(clock)
+        await tasks.put(run, [*seeds(3), *seeds(3)])
+        assert len(await tasks.page(run, 0, None, 10, EVERYTHING)) == 3
+
+    async def test_putting_at_once_makes_each_once(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = make_run(clock, 4)
+        await asyncio.gather(*(tasks.put(run, seeds(60, start)) for start in range(0, 100, 10)))
+        got = [task.index for shard in range(4) for task in await walk(tasks, run, shard, 1000)]
+        assert sorted(got) == list(range(150))
+
+    async def test_nothing_is_put(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = make_run(clock)
+        await tasks.put(run, [])
+        assert await tasks.page(run, 0, None, 10, EVERYTHING) == []
+
+    async def test_large_indexes_and_inputs(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = make_run(clock)
+        text = InputJson(json.dumps("x" * 250_000))
+        await tasks.put(run, [TaskSeed((1 << 40) - 1, text)])
+        assert bytes((await one(tasks, run, (1 << 40) - 1)).input) == text.encode()
+
+    @several
+    @given(values=st.lists(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists), max_size=6))
+    async def test_inputs_come_back_byte_for_byte(self, tasks: Tasks, clock: ManualClock, values: list[object]) -> None:
+        run = make_run(clock)
+        texts = [json.dumps(value, ensure_ascii=number % 2 == 0) for number, value in enumerate(values)]
+        await tasks.put(run, [TaskSeed(index, InputJson(text)) for index, text in enumerate(texts)])
+        page = await tasks.page(run, 0, None, 100, EVERYTHING)
+        assert {task.index: bytes(task.input).decode() for task in page} == dict(enumerate(texts))
+
+
+class TestGuard:
+    async def test_it_names_those_that_exist_and_have_not_ended(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 10)
+        await tasks.finish(run, [end(1), end(2, FAILED, code="x"), end(3, CANCELLED)])
+        assert await tasks.unfinished(run, [0, 1, 2, 3, 4, 4, 99]) == frozenset({0, 4})
+        assert await tasks.unfinished(run, []) == frozenset()
+        assert await tasks.unfinished(make_run(clock), [0, 1]) == frozenset()
+
+    async def test_it_takes_a_large_batch(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 6400, 4)
+        assert await tasks.unfinished(run, range(6400)) == frozenset(range(6400))
+
+
+class TestFinish:
+    async def test_an_end_is_read_back(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        detail = ResultDetail(
+            error=TaskError("http_503", 'the target says: "no" ü'),
+            content_type="text/html; charset=utf-8",
+            final_url="https://example.com/é?a=1",
+            headers=[("set-cookie", "a=1"), ("set-cookie", "b=2\u2028")],
+            body=BodyRef("results/acme/j/r/seg_1", 12, "ab" * 32, 4096),
+            elapsed=1.25,
+        )
+        text = msgspec.json.encode(detail).decode()
+        await tasks.finish(run, [end(1, FAILED, code="http_503", http_status=503, attempts=4, detail=text, at=5.5)])
+        found = await one(tasks, run, 1)
+        assert (found.status, found.attempts, found.http_status, found.error_code) == (FAILED, 4, 503, "http_503")
+        assert found.detail == detail
+        assert found.finished_at == pytest.approx(5.5)
+        assert bytes(found.input) == b'"input 1"'
+
+    async def test_it_says_what_moved_and_counts_it(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 6)
+        finished = await tasks.finish(run, [end(0), end(1, FAILED, code="x"), end(2, CANCELLED)])
+        assert finished.moved == frozenset({0, 1, 2})
+        assert finished.counts == Counts(1, 1, 1)
+        finished = await tasks.finish(run, [end(0, FAILED, code="y"), end(3), end(77)])
+        assert finished.moved == frozenset({3})
+        assert finished.counts == Counts(2, 1, 1)
+        assert (await one(tasks, run, 0)).status is SUCCEEDED
+        assert await tasks.counts(run) == await tasks.recount(run) == Counts(2, 1, 1)
+        assert await tasks.error_codes(run, 10) == [("x", 1)]
+
+    async def test_the_first_of_several_ends_in_a_batch_counts(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 2)
+        finished = await tasks.finish(
+            run, [end(0, attempts=1), end(0, FAILED, code="late", attempts=2), end(0, attempts=3)]
+        )
+        assert finished.moved == frozenset({0})
+        assert finished.counts == Counts(succeeded=1)
+        found = await one(tasks, run, 0)
+        assert (found.status, found.attempts) == (SUCCEEDED, 1)
+        assert await tasks.error_codes(run, 10) == []
+
+    async def test_an_ended_task_keeps_its_first_end(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 1)
+        await tasks.finish(run, [end(0, FAILED, code="x", http_status=500, attempts=2, at=7.0)])
+        before = await one(tasks, run, 0)
+        for status in sorted(TERMINAL):
+            finished = await tasks.finish(run, [end(0, status, code="z", attempts=9, at=8.0)])
+            assert finished.moved == frozenset()
+            assert finished.counts == Counts(failed=1)
+        assert await one(tasks, run, 0) == before
+
+    async def test_a_run_that_nobody_knows_moves_nothing(self, tasks: Tasks, clock: ManualClock) -> None:
+        finished = await tasks.finish(make_run(clock), [end(0), end(1)])
+        assert finished.moved == frozenset()
+        assert finished.counts == Counts()
+
+    async def test_nothing_is_finished(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 2)
+        await tasks.finish(run, [end(0)])
+        finished = await tasks.finish(run, [])
+        assert finished.moved == frozenset()
+        assert finished.counts == Counts(succeeded=1)
+
+    async def test_a_failure_need_not_have_a_code(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 2)
+        finished = await tasks.finish(run, [end(0, FAILED), end(1, FAILED, code="x")])
+        assert finished.counts == Counts(failed=2)
+        assert (await one(tasks, run, 0)).error_code is None
+        assert await tasks.error_codes(run, 10) == [("x", 1)]
+
+    async def test_callers_at_once_move_each_task_once(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 300, 4)
+        statuses = sorted(TERMINAL)
+        batches = [
+            [
+                end(index, statuses[caller % 3], code="x" if statuses[caller % 3] is FAILED else None, attempts=caller)
+                for index in range(caller * 10, caller * 10 + 120)
+            ]
+            for caller in range(20)
+        ]
+        finished = await asyncio.gather(*(tasks.finish(run, batch) for batch in batches))
+        moved = Counter(index for each in finished for index in each.moved)
+        assert moved == Counter(range(300))
+        counts = await tasks.counts(run)
+        assert counts == await tasks.recount(run)
+        assert counts.ended == 300
+        winners = {index: caller for caller, each in enumerate(finished) for index in each.moved}
+        for index in range(0, 300, 37):
+            found = await one(tasks, run, index)
+            assert (found.attempts, found.status) == (winners[index], statuses[winners[index] % 3])
+        assert max(each.counts.ended for each in finished) == 300
+
+    @several
+    @given(
+        count=st.integers(1, 12),
+        batches=st.lists(
+            st.lists(
+                st.tuples(st.integers(0, 14), st.sampled_from(sorted(TERMINAL)), st.sampled_from(["a", "b", "c"])),
+                max_size=12,
+            ),
+            max_size=6,
+        ),
+        shards=st.sampled_from(SHARDS),
+    )
+    async def test_counts_are_exact_whatever_is_reported(
+        self,
+        tasks: Tasks,
+        clock: ManualClock,
+        count: int,
+        batches: list[list[tuple[int, TaskStatus, str]]],
+        shards: int,
+    ) -> None:
+        run = await filled(tasks, clock, count, shards)
+        model: dict[int, TaskStatus] = {}
+        codes: Counter[str] = Counter()
+        for batch in batches:
+            expected = set()
+            for index, status, code in batch:
+                if index < count and index not in model:
+                    model[index] = status
+                    expected.add(index)
+                    if status is FAILED:
+                        codes[code] += 1
+            ends = [end(index, status, code=code if status is FAILED else None) for index, status, code in batch]
+            finished = await tasks.finish(run, ends)
+            assert finished.moved == expected
+            assert finished.counts == model_counts(model)
+        assert await tasks.counts(run) == await tasks.recount(run) == model_counts(model)
+        assert dict(await tasks.error_codes(run, 100)) == dict(codes)
+        assert await tasks.unfinished(run, range(15)) == set(range(count)) - set(model)
+
+
+class TestCancel:
+    async def test_it_is_bounded_and_exact(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 25, 4)
+        await tasks.finish(run, [end(index) for index in range(5)])
+        moved = []
+        while step := await tasks.cancel_pending(run, 8, 9.0):
+            moved.append(step)
+            counts = await tasks.counts(run)
+            assert counts == Counts(succeeded=5, cancelled=sum(moved))
+        assert sum(moved) == 20
+        assert max(moved) <= 8
+        assert await tasks.recount(run) == Counts(succeeded=5, cancelled=20)
+        found = await one(tasks, run, 10)
+        assert (found.status, found.finished_at) == (CANCELLED, pytest.approx(9.0))
+        assert (await one(tasks, run, 0)).status is SUCCEEDED
+
+    async def test_cancelled_tasks_do_not_finish(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        await tasks.cancel_pending(run, 100, 9.0)
+        finished = await tasks.finish(run, [end(0), end(1, FAILED, code="x")])
+        assert finished.moved == frozenset()
+        assert finished.counts == Counts(cancelled=3)
+        assert await tasks.unfinished(run, range(3)) == frozenset()
+
+    async def test_it_races_with_finish_and_each_task_ends_once(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 200, 4)
+        results = await asyncio.gather(
+            *(tasks.cancel_pending(run, 15, 9.0) for _ in range(8)),
+            *(tasks.finish(run, [end(index) for index in range(start, start + 40)]) for start in range(0, 200, 20)),
+        )
+        cancelled = sum(each for each in results if isinstance(each, int))
+        finished = sum(len(each.moved) for each in results if not isinstance(each, int))
+        counts = await tasks.counts(run)
+        assert counts == await tasks.recount(run) == Counts(succeeded=finished, cancelled=cancelled)
+
+    async def test_an_unknown_run_has_nothing_to_cancel(self, tasks: Tasks, clock: ManualClock) -> None:
+        assert await tasks.cancel_pending(make_run(clock), 10, 9.0) == 0
+
+
+class TestRecount:
+    async def test_it_tells_the_truth_of_the_rows(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 10, 4)
+        assert await tasks.recount(run) == Counts()
+        await tasks.finish(run, [end(0), end(1), end(2, FAILED, code="x")])
+        assert await tasks.recount(run) == Counts(2, 1, 0)
+        assert await tasks.counts(run) == Counts(2, 1, 0)
+        assert await tasks.error_codes(run, 10) == [("x", 1)]
+        assert await tasks.recount(make_run(clock)) == Counts()
+        assert await tasks.counts(make_run(clock)) == Counts()
+
+
+class TestErrorCodes:
+    async def test_the_most_frequent_come_first(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 12)
+        codes = ["timeout"] * 3 + ["http_500"] * 5 + ["dns_failed"] * 2
+        await tasks.finish(run, [end(index, FAILED, code=code) for index, code in enumerate(codes)])
+        await tasks.finish(run, [end(10, FAILED, code="timeout"), end(11)])
+        assert await tasks.error_codes(run, 10) == [("http_500", 5), ("timeout", 4), ("dns_failed", 2)]
+        assert await tasks.error_codes(run, 1) == [("http_500", 5)]
+        assert await tasks.error_codes(make_run(clock), 10) == []
+
+    async def test_only_failures_count(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        await tasks.finish(run, [end(0, CANCELLED, code="stopped"), end(1, SUCCEEDED, code="odd")])
+        assert await tasks.error_codes(run, 10) == []
+
+
+class TestPages:
+    @pytest.mark.parametrize("shards", SHARDS)
+    @pytest.mark.parametrize("limit", [1, 7, 1000])
+    async def test_each_shard_is_in_order_and_all_are_everything(
+        self, tasks: Tasks, clock: ManualClock, shards: int, limit: int
+    ) -> None:
+        run = await filled(tasks, clock, 97, shards)
+        everything = []
+        for shard in range(shards):
+            got = await walk(tasks, run, shard, limit)
+            ids = [task.task_id for task in got]
+            assert ids == sorted(ids)
+            assert {shard_of(each, shards) for each in ids} <= {shard}
+            everything += got
+        assert sorted(task.index for task in everything) == list(range(97))
+        for task in everything:
+            assert task.task_id == task_id(run.run_id, task.index)
+        assert await tasks.page(run, shards, None, 10, EVERYTHING) == []
+
+    @pytest.mark.parametrize("shards", SHARDS)
+    @pytest.mark.parametrize(
+        "where",
+        [
+            TaskFilter(status=PENDING),
+            TaskFilter(status=SUCCEEDED),
+            TaskFilter(status=FAILED),
+            TaskFilter(status=CANCELLED),
+            TaskFilter(error_code="timeout"),
+            TaskFilter(http_status=503),
+            TaskFilter(status=FAILED, error_code="http_503"),
+            TaskFilter(status=FAILED, http_status=503),
+            TaskFilter(status=SUCCEEDED, http_status=200),
+            TaskFilter(status=SUCCEEDED, error_code="http_503"),
+            TaskFilter(status=FAILED, error_code="http_503", http_status=503),
+        ],
+        ids=str,
+    )
+    async def test_filters(self, tasks: Tasks, clock: ManualClock, shards: int, where: TaskFilter) -> None:
+        run = await filled(tasks, clock, 60, shards)
+        ends: dict[int, TaskEnd] = {}
+        for index in range(50):
+            ends[index] = [
+                end(index, http_status=200),
+                end(index, FAILED, code="http_503", http_status=503),
+                end(index, FAILED, code="timeout"),
+                end(index, CANCELLED),
+                end(index, http_status=204),
+            ][index % 5]
+        await tasks.finish(run, list(ends.values()))
+        expected = {
+            index
+            for index in range(60)
+            if (where.status is None or where.status == (ends[index].status if index in ends else PENDING))
+            and (where.error_code is None or (index in ends and ends[index].error_code == where.error_code))
+            and (where.http_status is None or (index in ends and ends[index].http_status == where.http_status))
+        }
+        got = [task for shard in range(shards) for task in await walk(tasks, run, shard, 3, where)]
+        assert sorted(task.index for task in got) == sorted(expected)
+
+    async def test_a_page_follows_a_task_that_no_longer_matches(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 20)
+        where = TaskFilter(status=PENDING)
+        first = await tasks.page(run, 0, None, 5, where)
+        await tasks.finish(run, [end(task.index) for task in first])
+        second = await tasks.page(run, 0, first[-1].task_id, 100, where)
+        assert len(second) == 15
+        assert second[0].task_id > first[-1].task_id
+
+    async def test_a_page_follows_an_id_that_is_not_there(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 50)
+        ids = sorted(task_id(run.run_id, index) for index in range(50))
+        after = TaskId("8" * 64)
+        page = await tasks.page(run, 0, after, 100, EVERYTHING)
+        assert [task.task_id for task in page] == [each for each in ids if each > after]
+
+    async def test_an_unknown_run_has_no_pages(self, tasks: Tasks, clock: ManualClock) -> None:
+        assert await tasks.page(make_run(clock), 0, None, 10, EVERYTHING) == []
+
+
+class TestTask:
+    @pytest.mark.parametrize("shards", SHARDS)
+    async def test_each_is_found_by_its_id(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await filled(tasks, clock, 30, shards)
+        for index in range(30):
+            assert (await one(tasks, run, index)).index == index
+
+    async def test_what_is_not_there_is_none(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        near = task_id(run.run_id, 0)
+        strangers = [task_id(run.run_id, 3), near[:-1] + ("0" if near[-1] != "0" else "1"), near[:20], "", "no id", "é"]
+        for stranger in strangers:
+            assert await tasks.task(run, TaskId(stranger)) is None
+        assert await tasks.task(make_run(clock), near) is None
+
+
+class TestEvents:
+    async def test_they_come_in_the_order_of_noting(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 5, 4)
+        noted = [TaskEvent(index % 5, 100.0 + index, f"event {index}", json.dumps({"n": index})) for index in range(23)]
+        for start in range(0, 23, 6):
+            await tasks.note(run, noted[start : start + 6])
+        got, cursor = [], None
+        while True:
+            page = await tasks.events(run, None, cursor, 4)
+            got += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            assert len(page.items) == 4
+        assert [(each.index, each.at, each.event, each.data) for each in got] == [
+            (each.index, each.at, each.event, json.loads(each.data)) for each in noted
+        ]
+        assert [each.seq for each in got] == sorted({each.seq for each in got})
+        assert {each.run_id for each in got} == {run.run_id}
+
+    async def test_those_of_one_task(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        await tasks.note(run, [TaskEvent(index % 3, 1.0, f"event {index}", "{}") for index in range(9)])
+        first = await tasks.events(run, task_id(run.run_id, 1), None, 2)
+        rest = await tasks.events(run, task_id(run.run_id, 1), first.next_cursor, 2)
+        assert [each.event for each in [*first.items, *rest.items]] == ["event 1", "event 4", "event 7"]
+        assert rest.next_cursor is None
+        assert (await tasks.events(run, task_id(run.run_id, 77), None, 10)).items == []
+
+    async def test_a_run_has_its_own(self, tasks: Tasks, clock: ManualClock) -> None:
+        one_run, two = await filled(tasks, clock, 1), await filled(tasks, clock, 1)
+        await tasks.note(one_run, [TaskEvent(0, 1.0, "mine", "{}")])
+        assert (await tasks.events(two, None, None, 10)).items == []
+        assert (await tasks.events(make_run(clock), None, None, 10)).items == []
+
+    @pytest.mark.parametrize("cursor", ["x", "-1", "", "9" * 40])
+    async def test_a_bad_cursor_is_refused(self, tasks: Tasks, clock: ManualClock, cursor: str) -> None:
+        run = await filled(tasks, clock, 1)
+        with pytest.raises(BadCursor):
+            await tasks.events(run, None, cursor, 10)
+
+
+class TestDelete:
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_it_is_bounded_down_to_nothing(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await filled(tasks, clock, 40, shards)
+        other = await filled(tasks, clock, 5, shards)
+        await tasks.finish(run, [end(0), end(1, FAILED, code="x")])
+        await tasks.note(run, [TaskEvent(index, 1.0, "noted", "{}") for index in range(25)])
+        steps = []
+        while step := await tasks.delete(run, 10):
+            steps.append(step)
+        assert max(steps) <= 10
+        assert sum(steps) >= 40
+        for shard in range(shards):
+            assert await tasks.page(run, shard, None, 100, EVERYTHING) == []
+        assert (await tasks.events(run, None, None, 100)).items == []
+        assert await tasks.error_codes(run, 10) == []
+        assert await tasks.counts(run) == Counts()
+        assert await tasks.delete(run, 10) == 0
+        assert await tasks.unfinished(other, range(5)) == frozenset(range(5))
+
+    async def test_a_deleted_run_can_be_written_again(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 5)
+        await tasks.finish(run, [end(0)])
+        while await tasks.delete(run, 100):
+            pass
+        await tasks.put(run, seeds(3))
+        assert await tasks.unfinished(run, range(5)) == frozenset(range(3))
+        assert await tasks.counts(run) == Counts()
+
+
+class TestTenants:
+    async def test_a_run_is_found_only_under_its_tenant(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 5)
+        await tasks.finish(run, [end(0), end(1, FAILED, code="x")])
+        await tasks.note(run, [TaskEvent(0, 1.0, "mine", "{}")])
+        foreign = msgspec.structs.replace(run, tenant=OTHER)
+        assert await tasks.unfinished(foreign, range(5)) == frozenset()
+        assert (await tasks.finish(foreign, [end(2)])).moved == frozenset()
+        assert await tasks.cancel_pending(foreign, 10, 1.0) == 0
+        assert await tasks.counts(foreign) == Counts()
+        assert await tasks.recount(foreign) == Counts()
+        assert await tasks.error_codes(foreign, 10) == []
+        assert await tasks.task(foreign, task_id(run.run_id, 0)) is None
+        assert await tasks.page(foreign, 0, None, 10, EVERYTHING) == []
+        await tasks.note(foreign, [TaskEvent(0, 1.0, "theirs", "{}")])
+        assert (await tasks.events(foreign, None, None, 10)).items == []
+        assert await tasks.delete(foreign, 10) == 0
+        assert await tasks.unfinished(run, range(5)) == frozenset({2, 3, 4})
+        assert [each.event for each in (await tasks.events(run, None, None, 10)).items] == ["mine"]
+
+    async def test_two_tenants_may_use_one_run_id(self, tasks: Tasks, clock: ManualClock) -> None:
+        """Ids are ours and never meet; if two did, each tenant would still see its own."""
+        run = await filled(tasks, clock, 2)
+        foreign = msgspec.structs.replace(run, tenant=OTHER)
+        await tasks.put(foreign, seeds(4))
+        await tasks.finish(foreign, [end(0)])
+        assert await tasks.unfinished(run, range(5)) == frozenset({0, 1})
+        assert await tasks.unfinished(foreign, range(5)) == frozenset({1, 2, 3})
+        assert await tasks.counts(run) == Counts()
+
+    async def test_runs_do_not_mix(self, tasks: Tasks, clock: ManualClock) -> None:
+        runs = [await filled(tasks, clock, 10, shards) for shards in SHARDS]
+        await tasks.finish(runs[1], [end(index) for index in range(10)])
+        assert [(await tasks.counts(run)).ended for run in runs] == [0, 10, 0]
+        assert len({run.run_id for run in runs}) == 3
+        assert await tasks.unfinished(msgspec.structs.replace(runs[0], run_id=RunId("run_x")), [0]) == frozenset()

@@ -1,0 +1,78 @@
+"""The capability to accept a job whole: records, tasks and queue are one database, and all is written or nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
+from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.tasks import TaskFilter
+from conveyor.model import Job
+from conveyor.references import decode, messages
+from tests.clocks import ManualClock
+from tests.jobs import ACME, make_job, make_notice, seeds
+
+
+async def accept(engine: Any, clock: ManualClock, job: Job, row: IdempotencyRow | None = None) -> IdempotencyRow | None:
+    given = seeds(job.run.total)
+    queue = run_queue(job.run.run_id)
+    outgoing = messages(job.key, given, 10)
+    taken: IdempotencyRow | None = await engine.accept_whole(job, make_notice(clock, job), row, given, queue, outgoing)
+    return taken
+
+
+async def test_all_of_it_is_there_at_once(whole: Any, clock: ManualClock) -> None:
+    job = make_job(clock, total=25, shards=4)
+    assert await accept(whole, clock, job) is None
+    assert await whole.records.job(ACME, job.job_id) == job
+    assert len((await whole.records.notices(ACME, job.job_id, None, 10)).items) == 1
+    assert await whole.tasks.unfinished(job.key, range(30)) == frozenset(range(25))
+    got = await whole.queue.receive(run_queue(job.run.run_id), 10, 30.0)
+    assert sorted(ref.index for each in got for ref in decode(each.body).refs) == list(range(25))
+    assert len(got) == 3
+
+
+async def test_a_taken_key_writes_none_of_it(whole: Any, clock: ManualClock) -> None:
+    row = IdempotencyRow(ACME, "route", "key", "print", 201, b"first", clock.now() + 60)
+    first, second = make_job(clock, total=3), make_job(clock, total=3)
+    assert await accept(whole, clock, first, row) is None
+    assert await accept(whole, clock, second, row) == row
+    assert await whole.records.job(ACME, second.job_id) is None
+    assert await whole.tasks.page(second.key, 0, None, 10, TaskFilter()) == []
+    assert await whole.queue.depth(run_queue(second.run.run_id)) == Depth(0, 0, 0)
+
+
+async def test_one_of_many_with_one_key_is_accepted(whole: Any, clock: ManualClock) -> None:
+    jobs = [make_job(clock, total=5) for _ in range(20)]
+    rows = [IdempotencyRow(ACME, "r", "k", "print", 201, job.job_id.encode(), clock.now() + 60) for job in jobs]
+    answers = await asyncio.gather(*(accept(whole, clock, job, row) for job, row in zip(jobs, rows, strict=True)))
+    assert answers.count(None) == 1
+    winner = jobs[answers.index(None)]
+    assert [job.job_id for job in await whole.records.active_jobs()] == [winner.job_id]
+    for job in jobs:
+        depth = await whole.queue.depth(run_queue(job.run.run_id))
+        assert depth.ready == (job is winner)
+
+
+async def test_an_error_in_any_part_leaves_nothing(whole: Any, clock: ManualClock) -> None:
+    job = make_job(clock, total=3)
+    queue = run_queue(job.run.run_id)
+    spoiled = [Outgoing(b"fine"), Outgoing(object())]  # type: ignore[arg-type]
+    with pytest.raises(Exception):  # noqa: B017  (whatever the engine says to a body that is not bytes)
+        await whole.accept_whole(job, make_notice(clock, job), None, seeds(3), queue, spoiled)
+    assert await whole.records.job(ACME, job.job_id) is None
+    assert await whole.records.run(job.job_id, job.run.run_id) is None
+    assert await whole.tasks.unfinished(job.key, [0, 1, 2]) == frozenset()
+    assert await whole.queue.depth(queue) == Depth(0, 0, 0)
+    assert await accept(whole, clock, job) is None
+
+
+async def test_a_staged_job_has_a_message_and_no_tasks(whole: Any, clock: ManualClock) -> None:
+    job = make_job(clock, source="uploads/acme/one", latched=False)
+    message = Outgoing(b"ingest it")
+    assert await whole.accept_whole(job, make_notice(clock, job), None, [], CONTROL, [message]) is None
+    assert [each.body for each in await whole.queue.receive(CONTROL, 10, 30.0)] == [b"ingest it"]
+    found = await whole.records.job(ACME, job.job_id)
+    assert found is not None
+    assert found.source == "uploads/acme/one"

@@ -1,0 +1,258 @@
+"""A2: die at every crash point, come back, and miss nothing.
+
+A child runs a job of 200 tasks and is killed at the k-th passing of a point, k = 1 to 3, and at the first of them in
+the run that recovers as well. Then it is started until it is done, and every promise is checked from the rows.
+"""
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from conveyor.engines.queue import CONTROL, Depth, run_queue
+from conveyor.engines.tasks import TaskFilter
+from conveyor.settings import Settings
+from conveyor.states import RunState
+from conveyor.system import System, open_system
+from tests.faults.child import SCENARIOS, TENANT, TOTAL, body_of, expected
+from tests.places import quick_place
+
+CHILD = Path(__file__).with_name("child.py")
+SOURCE = Path(__file__).parents[2] / "src" / "conveyor"
+
+# Which runs pass which points. A new point needs a line, here or below.
+PASSED_IN: dict[str, tuple[str, ...]] = {
+    "accept.before": ("inline",),
+    "accept.after": ("inline",),
+    "accept.tasks.before": ("steps",),
+    "accept.tasks.after": ("steps",),
+    "accept.job.before": ("steps",),
+    "accept.job.after": ("steps",),
+    "accept.send.before": ("steps",),
+    "accept.send.after": ("steps",),
+    "accept.staged.before": ("staged",),
+    "accept.staged.after": ("staged",),
+    "blob.put.before": ("inline", "steps"),
+    "blob.put.after": ("inline", "steps", "staged"),
+    "bodies.keep.before": ("inline",),
+    "bodies.keep.after": ("inline", "steps"),
+    "export.publish.before": ("export",),
+    "export.publish.after": ("export",),
+    "ingest.put.after": ("staged",),
+    "ingest.enqueue.after": ("staged",),
+    "ingest.checkpoint.after": ("staged",),
+    "lease.grant.before": ("staged",),
+    "lease.grant.after": ("staged",),
+    "lifecycle.total.before": ("staged",),
+    "lifecycle.latch.before": ("staged",),
+    "lifecycle.latch.after": ("staged",),
+    "lifecycle.move.before": ("inline", "staged"),
+    "lifecycle.move.after": ("inline", "staged"),
+    "queue.send.before": ("inline", "staged"),
+    "queue.send.after": ("inline", "staged"),
+    "queue.receive.after": ("inline", "staged"),
+    "queue.ack.before": ("inline", "staged"),
+    "queue.ack.after": ("inline", "staged"),
+    "queue.bury.before": ("poison",),
+    "queue.bury.after": ("poison",),
+    "recorder.ack.before": ("inline", "steps"),
+    "sqlite.commit.before": ("inline", "staged"),
+    "sqlite.commit.after": ("inline", "staged"),
+    "tasks.put.before": ("steps", "staged"),
+    "tasks.put.after": ("steps", "staged"),
+    "tasks.finish.before": ("inline", "staged"),
+    "tasks.finish.after": ("inline", "staged"),
+    "worker.try_alone.between": ("poison",),
+}
+# Points that no run here passes, each with the reason.
+OUT_OF_REACH: dict[str, str] = {}
+
+# Commits carry everything, so they are cut in more places.
+HITS = {"sqlite.commit.before": (1, 2, 3, 5, 8, 13, 21), "sqlite.commit.after": (1, 2, 3, 5, 8, 13, 21)}
+CASES = [
+    (scenario, point, nth)
+    for point, scenarios in PASSED_IN.items()
+    for scenario in scenarios
+    for nth in HITS.get(point, (1, 2, 3))
+]
+
+
+def points_in_source() -> set[str]:
+    names = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "crashpoint":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: the name must be a literal"
+                names.add(name.value)
+    return names
+
+
+class Children:
+    """Starts children, one after the other."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(CHILD), "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(CHILD.parents[2])},
+        )
+
+    def run(self, place: Path, scenario: str, crash_at: str | None = None) -> tuple[int, Counter[str]]:
+        """How it ended, and how often it passed each point."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        (place / "passed").unlink(missing_ok=True)
+        request = {"directory": str(place), "scenario": scenario, "crash_at": crash_at or ""}
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        status = json.loads(self._server.stdout.readline())["status"]
+        passed = place / "passed"
+        return status, Counter(passed.read_text().split()) if passed.exists() else Counter()
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    started = Children()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with quick_place() as directory:
+        yield directory
+
+
+def run_to_the_end(children: Children, place: Path, scenario: str, crash_at: str | None, crashes: int) -> int:
+    """Start it until it is done; it dies at the point so often. Returns how often it did."""
+    name, _, nth = (crash_at or ":").partition(":")
+    died = 0
+    for _ in range(20):
+        armed = crash_at if died < crashes else None
+        status, passed = children.run(place, scenario, armed)
+        if status == 0:
+            return died
+        assert status == -signal.SIGKILL, (place / "log").read_text()
+        died += armed is not None and passed[name] == int(nth)
+    raise AssertionError("it is never done:\n" + (place / "log").read_text()[-3000:])
+
+
+async def check(place: Path, scenario: str, letters: int = 0) -> None:
+    async with open_system(Settings.load({}, data=place / "data")) as system:
+        (job,) = (await system.records.jobs(TENANT, None, 10)).items
+        assert job.state is job.run.state is RunState.COMPLETED
+        assert (job.run.total, job.run.last_batch) == (TOTAL, True)
+        tasks = await system.tasks.page(job.key, 0, None, 2 * TOTAL, TaskFilter())
+        assert sorted(task.index for task in tasks) == list(range(TOTAL))
+        for task in tasks:
+            status, attempts, code = expected(scenario, task.index)
+            assert (task.status, task.attempts, task.error_code) == (status, attempts, code), task.index
+            assert bytes(task.input) == b"%d" % task.index
+        counts = await system.tasks.counts(job.key)
+        by_status = Counter(task.status.label for task in tasks)
+        assert (counts.succeeded, counts.failed, counts.cancelled) == (by_status["succeeded"], by_status["failed"], 0)
+        assert counts.ended == TOTAL
+        assert await system.tasks.recount(job.key) == counts
+        notices = [event.event for event in (await system.records.notices(TENANT, job.job_id, None, 100)).items]
+        assert notices == ["job.accepted", "run.completed"]
+        for queue in (run_queue(job.run.run_id), CONTROL):
+            assert await system.queue.depth(queue) == Depth(0, 0, 0)
+        assert len((await system.queue.dead_letters(None, 10)).items) == letters
+        await check_bodies(system, tasks)
+        database = system.whole._database  # type: ignore[union-attr]
+        assert await database.row("PRAGMA integrity_check", {}) == ("ok",)
+        assert list((place / "data" / "blobs" / ".tmp").iterdir()) == []
+    if scenario == "export":
+        check_archive(place / "out.zip")
+
+
+async def check_bodies(system: System, tasks: list) -> None:
+    async def check_body(task) -> None:
+        ref = task.detail.body
+        if task.error_code is not None:
+            assert ref is None
+            return
+        data = await system.blobs.get(ref.key, max(ref.offset, 0), ref.length)
+        assert data == body_of(task.index)
+        assert sha256(data).hexdigest() == ref.sha256
+
+    await asyncio.gather(*(check_body(task) for task in tasks))
+
+
+def check_archive(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        lines = [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
+        assert [line["index"] for line in lines] == list(range(TOTAL))
+        for line in lines:
+            if line["file"] is not None:
+                assert archive.read(line["file"]) == body_of(line["index"])
+
+
+def test_every_point_in_the_source_has_a_run() -> None:
+    points = points_in_source()
+    assert points, "the walk finds nothing"
+    assert points - set(PASSED_IN) - set(OUT_OF_REACH) == set(), "points that nobody dies at"
+    assert (set(PASSED_IN) | set(OUT_OF_REACH)) - points == set(), "points that are gone"
+    assert not set(PASSED_IN) & set(OUT_OF_REACH)
+
+
+@pytest.mark.parametrize("scenario", [scenario for scenario in SCENARIOS if scenario != "poison"])
+async def test_without_a_crash(children: Children, place: Path, scenario: str) -> None:
+    status, passed = children.run(place, scenario)
+    assert status == 0, (place / "log").read_text()
+    assert {point for point, scenarios in PASSED_IN.items() if scenario in scenarios} <= set(passed)
+    await check(place, scenario)
+
+
+async def test_a_task_that_kills_its_process_is_given_up_alone(children: Children, place: Path) -> None:
+    deaths = 0
+    while True:
+        status, _ = children.run(place, "poison")
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, (place / "log").read_text()
+        deaths += 1
+    # The first delivery is not marked; then three starts of its chunk, and three of its own.
+    assert deaths == 7
+    await check(place, "poison", letters=1)
+
+
+@pytest.mark.parametrize(("scenario", "point", "nth"), CASES)
+async def test_dying_there_loses_nothing(children: Children, place: Path, scenario: str, point: str, nth: int) -> None:
+    # More deaths than the poison's own would make others look guilty too.
+    crashes = 2 if nth == 1 and scenario != "poison" else 1
+    died = run_to_the_end(children, place, scenario, f"{point}:{nth}", crashes)
+    # A point that is passed less often than this is not died at.
+    assert died > 0 or nth > 1, "the point was not passed"
+    # The row is written before the dead letter, and is what counts.
+    no_letter = scenario != "poison" or (point == "queue.bury.before" and died > 0)
+    await check(place, scenario, letters=0 if no_letter else 1)
+
+
+def test_the_environment_says_where_to_die(place: Path) -> None:
+    """As CONVEYOR_CRASH_AT does it for any process that arms it."""
+    environ = {**os.environ, "CONVEYOR_CRASH_AT": "accept.after:1", "PYTHONPATH": str(CHILD.parents[2])}
+    command = [sys.executable, str(CHILD), str(place), "inline"]
+    assert subprocess.run(command, env=environ, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert (place / "passed").read_text().split()[-1] == "accept.after"

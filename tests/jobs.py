@@ -1,0 +1,86 @@
+"""Jobs and runs as tests need them: right in every field, and different where the test says so."""
+
+from typing import Any
+
+from conveyor.clock import Clock
+from conveyor.model import (
+    Job,
+    JobId,
+    JobKind,
+    Notice,
+    Options,
+    ResultLayout,
+    Run,
+    RunId,
+    RunKey,
+    TaskEnd,
+    TaskSeed,
+    TenantId,
+)
+from conveyor.states import RunState, TaskStatus
+
+ACME = TenantId("acme")
+OTHER = TenantId("other")
+DAY = 86_400.0
+
+
+def make_job(
+    clock: Clock,
+    *,
+    tenant: TenantId = ACME,
+    total: int = 0,
+    latched: bool = True,
+    state: RunState = RunState.RUNNING,
+    expires_in: float = 14 * DAY,
+    shards: int = 1,
+    layout: ResultLayout = ResultLayout.OBJECT,
+    kind: JobKind = JobKind.PYTHON,
+    source: str | None = None,
+    **options: Any,
+) -> Job:
+    """A job that nobody has written yet."""
+    now = clock.now()
+    run = Run(RunId(clock.new_id("run")), 1, state, total, latched, now)
+    return Job(
+        tenant=tenant,
+        job_id=JobId(clock.new_id("job")),
+        name="a job",
+        kind=kind,
+        mode="closed",
+        options=Options(**options),
+        task_shard_count=shards,
+        result_layout=layout,
+        state=state,
+        reason=None,
+        created_at=now,
+        expires_at=now + expires_in,
+        run=run,
+        source=source,
+    )
+
+
+def make_notice(clock: Clock, job: Job, event: str = "job.accepted", **data: Any) -> Notice:
+    return Notice(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
+
+
+def make_run(clock: Clock, shards: int = 1, tenant: TenantId = ACME) -> RunKey:
+    """Where a run's tasks would be, for tests that need no job around them."""
+    return RunKey(tenant, JobId(clock.new_id("job")), RunId(clock.new_id("run")), shards)
+
+
+def seeds(count: int, start: int = 0) -> list[TaskSeed]:
+    return [TaskSeed(index, f'"input {index}"') for index in range(start, start + count)]
+
+
+def end(
+    index: int,
+    status: TaskStatus = TaskStatus.SUCCEEDED,
+    *,
+    code: str | None = None,
+    http_status: int | None = None,
+    attempts: int = 1,
+    detail: str = "{}",
+    at: float = 1_800_000_000.0,
+) -> TaskEnd:
+    """A terminal transition; a failed one has a code unless told otherwise."""
+    return TaskEnd(index, status, attempts, http_status, code, detail, at)
