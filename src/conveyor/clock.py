@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -38,6 +39,11 @@ def sortable_id(prefix: str, now: float, entropy: int) -> str:
         chars.append(_ALPHABET[number & 31])
         number >>= 5
     return f"{prefix}_{''.join(reversed(chars))}"
+
+
+def iso_text(at: float) -> str:
+    """A time as it is shown everywhere: ISO 8601 in UTC, to the millisecond, with Z."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 class SystemClock:

@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 
 import msgspec
 
@@ -14,15 +15,16 @@ from conveyor.handlers import load_app
 from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Job, JobId, JobKind, TenantId
+from conveyor.model import Job, JobId, JobKind, Source, TenantId
 from conveyor.process.bodies import Bodies
 from conveyor.process.executors import Executor
 from conveyor.process.executors.fetch import FetchExecutor
 from conveyor.process.executors.python import PythonExecutor
 from conveyor.process.worker import Worker
+from conveyor.recover.retention import Retention
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Role, Service
-from conveyor.stage.lists import list_pieces
+from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
 from conveyor.targets import TargetGuard
 
@@ -32,19 +34,14 @@ _SWITCH_SECONDS = 0.0005
 
 
 class Embedded:
-    """All background roles of a system, and what a command in the same process asks of it."""
+    """All background roles of a system, and what a command in the same process asks of it. The executors may be given,
+    in place of those that fetch and call functions."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, executors: Mapping[JobKind, Executor] | None = None) -> None:
         self.system = system
+        self._given = executors
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
-        self.submit = Submit(
-            settings=system.settings,
-            clock=system.clock,
-            records=system.records,
-            tasks=system.tasks,
-            queue=system.queue,
-            whole=system.whole,
-        )
+        self.submit = Submit(system)
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
@@ -52,7 +49,7 @@ class Embedded:
         """Every role works while the block runs; at its end each gives back what it holds."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
-        executors = self._executors()
+        executors = self._executors() if self._given is None else self._given
         services = [Service(role, self.system.clock) for role in self._roles(executors)]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
         try:
@@ -65,18 +62,21 @@ class Embedded:
                 await executor.close()
             sys.setswitchinterval(before)
 
-    async def submit_list(self, paths: Sequence[str], spec: dict[str, object], tenant: TenantId) -> Job:
-        """Stage the lists as one and make a job of them. Raises BadInput before anything is run."""
+    async def submit_list(
+        self,
+        paths: Sequence[str],
+        spec: dict[str, object],
+        tenant: TenantId,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Job:
+        """Stage the lists as one and make a job of them; `progress` gets the bytes staged so far."""
         given = decode_spec(msgspec.json.encode(spec))
-        total = 0
-
-        def count(more: int) -> None:
-            nonlocal total
-            total += more
-
-        source = f"uploads/{tenant}/{self.system.clock.new_id('upload')}"
-        await self.system.blobs.put_stream(source, _in_threads(list_pieces(paths, given.kind, count)))
-        return await self.submit.submit_staged(tenant, given, source, total)
+        key = f"lists/{tenant}/{self.system.clock.new_id('list')}"
+        digest = sha256()
+        pieces = _hashed(pieces_of(paths, self.system.settings.max_list_bytes), digest.update, progress)
+        size = await self.system.blobs.put_stream(key, pieces)
+        source = Source(key, size, digest.hexdigest(), list_format(paths))
+        return await self.submit.submit_source(tenant, given, source)
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
         """The newest job of this tenant that has not ended."""
@@ -88,7 +88,7 @@ class Embedded:
         assert job is not None
         return job
 
-    def _executors(self) -> dict[JobKind, Executor]:
+    def _executors(self) -> Mapping[JobKind, Executor]:
         settings, clock = self.system.settings, self.system.clock
         guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
         return {
@@ -96,7 +96,7 @@ class Embedded:
             JobKind.PYTHON: PythonExecutor(self._handlers, clock),
         }
 
-    def _roles(self, executors: dict[JobKind, Executor]) -> list[Role]:
+    def _roles(self, executors: Mapping[JobKind, Executor]) -> list[Role]:
         system = self.system
         bodies = Bodies(system.blobs, system.clock)
         workers = [
@@ -114,19 +114,31 @@ class Embedded:
             for _ in range(system.settings.workers)
         ]
         ingest = Ingest(
+            system.settings,
+            system.clock,
             system.records,
             system.tasks,
             system.queue,
-            system.coordinator,
             system.blobs,
             self.lifecycle,
-            system.clock,
         )
+        ingesters = [
+            Ingester(ingest, system.coordinator, system.clock.new_id("ingester"))
+            for _ in range(system.settings.ingesters)
+        ]
         sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock)
-        return [*workers, Ingester(ingest, system.clock.new_id("ingester")), sweeper]
+        retention = Retention(
+            system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
+        )
+        return [*workers, *ingesters, sweeper, retention]
 
 
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Read the list off the loop: a slow disk or pipe holds up nobody else."""
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+async def _hashed(
+    pieces: AsyncIterator[bytes], update: Callable[[bytes], None], progress: Callable[[int], None]
+) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        update(piece)
+        size += len(piece)
+        progress(size)
         yield piece

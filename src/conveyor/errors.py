@@ -1,18 +1,16 @@
 """One tree of errors. The class docstring is the message, `code` is stable on the wire, `status` is for HTTP.
 
-    ConveyorError
-    ├── BadInput (400)
-    │   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
-    │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415)
-    ├── Unauthorized (401) ── MissingKey · InvalidKey
-    ├── NotFound (404) ── RouteNotFound
-    ├── MethodNotAllowed (405)
-    ├── Conflict (409) ── IdempotencyMismatch
-    ├── NoBody (404)
-    ├── Unavailable (503)
-    │   ├── DataDirectoryInUse · ServerUnreachable
-    │   └── EngineFailed
-    └── ListUnreadable (400)
+ConveyorError
+├── BadInput (400)
+│   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
+│   ├── UploadRefused
+│   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
+│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415)
+├── Unauthorized (401) ── MissingKey · InvalidKey · SignatureRefused (403)
+├── NotFound (404) ── RouteNotFound · NoBody
+├── MethodNotAllowed (405) · Forbidden (403)
+├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
 """
 
 from typing import Any, ClassVar
@@ -85,6 +83,24 @@ class ListUnreadable(BadInput):
     code = "list_unreadable"
 
 
+class ListMissing(ListUnreadable):
+    """The staged list is not there any more."""
+
+    code = "list_missing"
+
+
+class ListChanged(ListUnreadable):
+    """The staged list is not the one that was accepted: its size or sha256 is another."""
+
+    code = "list_changed"
+
+
+class ListRejected(ListUnreadable):
+    """The list has lines that are not valid, and the job asked for such a list to be refused."""
+
+    code = "list_rejected"
+
+
 class TooManyTasks(BadInput):
     """The request carries more tasks than one request may. Send the list in several jobs, or use `conveyor run`."""
 
@@ -144,6 +160,13 @@ class NoBody(NotFound):
     code = "no_body"
 
 
+class Forbidden(ConveyorError):
+    """This key may not do that."""
+
+    code = "forbidden"
+    status = 403
+
+
 class MethodNotAllowed(ConveyorError):
     """The route does not take this method."""
 
@@ -162,6 +185,37 @@ class IdempotencyMismatch(Conflict):
     """The Idempotency-Key was used before with another body. Use a new key for a new request."""
 
     code = "idempotency_key_reused"
+
+
+class IdempotencyInFlight(Conflict):
+    """A request with this Idempotency-Key is still under way. Send it again in a moment."""
+
+    code = "idempotency_key_in_flight"
+
+
+class JobClosed(Conflict):
+    """The job is closed: no tasks can be added to it."""
+
+    code = "job_closed"
+
+
+class UploadConflict(Conflict):
+    """The upload is not in a state for this: it was stored already, or was not stored yet."""
+
+    code = "upload_conflict"
+
+
+class UploadRefused(BadInput):
+    """The upload is not what was announced: its size or sha256 is another."""
+
+    code = "upload_refused"
+
+
+class SignatureRefused(Unauthorized):
+    """The link's signature is not valid, or it has expired. Ask for a new upload."""
+
+    code = "signature_refused"
+    status = 403
 
 
 class Unavailable(ConveyorError):

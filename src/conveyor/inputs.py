@@ -7,13 +7,15 @@ A million lines pass through here, so a plain URL costs a few microseconds: one 
 import binascii
 import re
 from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 from pyreqwest.http import Url
 
 from conveyor.errors import BadInput, InvalidField, MalformedJson
 from conveyor.model import Gateway, InputJson, JobKind
-from conveyor.targets import check_url
+from conveyor.targets import BadUrl, check_url
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # As for a whole job (accept/limits.py).
@@ -44,8 +46,9 @@ MAX_INPUT_BYTES = 256 * 1024
 # Far below the depth at which a decoder gives up, wherever a worker stands when it decodes.
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_INNERMOST = re.compile(rb"\[\]|\{\}")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# One step down or up, as signed bytes.
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _LINE_BREAKS = re.compile(rb"[\r\n]")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
@@ -209,36 +212,49 @@ def _explain(error: msgspec.ValidationError) -> str:
     return f"{field}: {message}" if field else message
 
 
-def checked_input(kind: JobKind, raw: bytes) -> InputJson:
-    """A task's input as it is stored: checked for its kind, on one line. Raises BadInput."""
+class Wrong(NamedTuple):
+    """Why a task is not valid; `code` is stable."""
+
+    code: str
+    message: str
+
+
+def wrong_task(kind: JobKind, raw: bytes) -> Wrong | None:
+    """What is wrong with one task, or None."""
     if len(raw) > MAX_INPUT_BYTES:
-        raise InvalidField(f"A task's input can have at most {MAX_INPUT_BYTES} bytes; this one has {len(raw)}.")
+        return Wrong("too_large", f"the input has {len(raw)} bytes, at most {MAX_INPUT_BYTES} are taken")
     if _too_deep(raw):
-        raise InvalidField(f"A task's input can be nested at most {MAX_DEPTH} deep.")
-    if kind is JobKind.FETCH:
-        wrong = input_problem(raw)
-        if wrong is not None:
-            raise InvalidField(wrong)
-    else:
-        _check_value(raw)
-    # One line each, since a manifest has one line per task: a line break outside a string is only layout.
-    return InputJson((msgspec.json.format(raw, indent=-1) if _LINE_BREAKS.search(raw) else raw).decode())
+        return Wrong("too_deep", f"the input is nested more than {MAX_DEPTH} deep")
+    return _wrong_fetch(raw) if kind is JobKind.FETCH else _wrong_value(raw)
 
 
-def _check_value(raw: bytes) -> None:
-    """Any JSON value that Python can hold."""
+def _wrong_fetch(raw: bytes) -> Wrong | None:
+    try:
+        given = parse_fetch_input(raw)
+    except BadInput as error:
+        return Wrong(error.code, error.message)
+    message = problem(given)
+    if message is None:
+        return None
+    return Wrong(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+
+
+def _wrong_value(raw: bytes) -> Wrong | None:
+    """Any JSON value, as long as Python can hold it: syntax was seen to already, the size of numbers was not."""
     try:
         msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
-        raise MalformedJson(f"{error}.") from None
+        return Wrong(InvalidField.code, str(error))
+    return None
+
+
+def one_line(raw: bytes) -> InputJson:
+    """An input as it is stored: a line break outside a string is only layout, and a manifest has one line a task."""
+    return InputJson((msgspec.json.format(raw, indent=-1) if _LINE_BREAKS.search(raw) else raw).decode())
 
 
 def _too_deep(raw: bytes) -> bool:
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
-    shape = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        shape = _INNERMOST.sub(b"", shape)
-        if not shape:
-            return False
-    return True
+    steps = _STRING.sub(b"", raw).translate(_STEPS, _NOT_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b")), default=0) > MAX_DEPTH

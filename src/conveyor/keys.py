@@ -45,8 +45,10 @@ def check_tenant(name: str) -> TenantId:
     return TenantId(name)
 
 
-def make_key(clock: Clock, tenant: str, name: str | None = None, expires_at: float | None = None) -> tuple[str, ApiKey]:
-    """The text to show once, and the key to keep."""
+def make_key(
+    clock: Clock, tenant: str, name: str | None = None, expires_at: float | None = None, admin: bool = False
+) -> tuple[str, ApiKey]:
+    """The text to show once, and the key to keep. An admin's key may make and revoke keys of every tenant."""
     if name is not None and not (0 < len(name) <= _MAX_NAME and name.isprintable()):
         raise InvalidField(f"A key's name is 1 to {_MAX_NAME} printable characters.", field="name")
     key_id = clock.new_id("key").removeprefix("key_")
@@ -58,6 +60,7 @@ def make_key(clock: Clock, tenant: str, name: str | None = None, expires_at: flo
         secret_sha256=_hash(secret),
         created_at=clock.now(),
         expires_at=expires_at,
+        admin=admin,
     )
     return f"cv_{key_id}_{secret}", key
 

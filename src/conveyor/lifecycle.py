@@ -45,10 +45,10 @@ class Lifecycle:
             return None
         return await self.move(job, RunState.COMPLETED, None, counts)
 
-    async def latch(self, job: Job, total: int) -> None:
+    async def latch(self, job: Job, total: int, invalid: int) -> None:
         """All tasks are written: fix the total, then the latch, then see whether they have all ended already."""
         crashpoint("lifecycle.total.before")
-        await self._records.set_total(job.job_id, job.run.run_id, total)
+        await self._records.set_total(job.job_id, job.run.run_id, total, invalid)
         crashpoint("lifecycle.latch.before")
         run = await self._records.latch(job.job_id, job.run.run_id)
         crashpoint("lifecycle.latch.after")
@@ -56,8 +56,11 @@ class Lifecycle:
             latched = msgspec.structs.replace(job, run=run)
             await self.settle(latched, await self._tasks.counts(job.key))
 
-    async def move(self, job: Job, target: RunState, reason: str | None, counts: Counts) -> RunState | None:
-        """Move the run to `target` if its state allows it; None if somebody else was first."""
+    async def move(
+        self, job: Job, target: RunState, reason: str | None, counts: Counts, keep: bool = False
+    ) -> RunState | None:
+        """Move the run to `target` if its state allows it; None if somebody else was first. With `keep`, what it
+        leaves is not swept."""
         notice = Notice(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
@@ -68,7 +71,9 @@ class Lifecycle:
             data={"counts": msgspec.structs.asdict(counts), "reason": reason},
         )
         crashpoint("lifecycle.move.before")
-        moved = await self._records.move_run(job.job_id, job.run.run_id, sources_of(target), target, reason, notice)
+        moved = await self._records.move_run(
+            job.job_id, job.run.run_id, sources_of(target), target, reason, notice, keep
+        )
         crashpoint("lifecycle.move.after")
         if not moved:
             return None

@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 MAX_INDEX = (1 << 40) - 1
 
+# Where lists are that clients uploaded.
+UPLOADS = "uploads/"
+
 
 def task_id(run_id: RunId, index: int) -> TaskId:
     """Deterministic, so that writing a task again overwrites it and never makes a second one."""
@@ -64,6 +67,20 @@ class Compression(StrEnum):
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
+
+
+class Mode(StrEnum):
+    """Whether the list is given whole, or tasks are added until the job is closed."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+class OnInvalid(StrEnum):
+    """What becomes of lines that are no task: they are left out and shown, or the whole list is refused."""
+
+    SKIP = "skip"
+    REJECT = "reject"
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +132,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     retention_days: float = 14.0
     failure_threshold: FailureThreshold | None = None
     chunk_size: int = 100
+    on_invalid: OnInvalid = OnInvalid.SKIP
+    # An open job to which nothing is added for so long is closed.
+    idle_timeout: float = 3600.0
 
 
 class TaskSeed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -151,14 +171,87 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     alone: bool = False
 
 
+class Source(msgspec.Struct, frozen=True):
+    """A staged list as it was when the job was accepted; ingest refuses one whose hash has changed."""
+
+    key: str
+    size: int
+    sha256: str
+    # None: found from the first bytes.
+    format: ListFormat | None = None
+    compression: Compression | None = None
+
+
 class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):
-    """A message on the control queue: the list staged at `source` is to become the tasks of a run."""
+    """A message on the control queue: the run's list is to be looked over and split into ranges."""
 
     tenant: TenantId
     job_id: JobId
     run_id: RunId
-    source: str
     version: int = 1
+
+
+class IngestRange(msgspec.Struct, frozen=True, tag="ingest_range", tag_field="op"):
+    """A message on the control queue: one range of the run's list is to become tasks."""
+
+    tenant: TenantId
+    job_id: JobId
+    run_id: RunId
+    number: int
+    version: int = 1
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A part of a list that one ingest worker reads, and how far it is. Everything before `offset` is durable and
+    enqueued as the tasks below `index`."""
+
+    number: int
+    source: Source
+    format: ListFormat
+    compression: Compression
+    # Where it begins and ends, in bytes of the list once decompressed; no end: read to the end.
+    start: int
+    end: int | None
+    first_index: int
+    header: str | None = None
+    index: int = 0
+    offset: int = 0
+    tasks: int = 0
+    invalid: int = 0
+    done: bool = False
+
+
+# What the reason of a run says first if its list was at fault, or could not be ingested in several tries.
+INGEST_FAILED = "ingest failed: "
+
+
+class Ingested(msgspec.Struct, frozen=True):
+    """How far the ingest of a run is, over all its ranges."""
+
+    ranges: int
+    ranges_done: int
+    tasks: int
+    invalid: int
+    # Bytes of the list once decompressed; how many there are is not known before a compressed one is read.
+    bytes_read: int
+    bytes_total: int | None
+
+    @property
+    def done(self) -> bool:
+        return self.ranges_done == self.ranges
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A place for one list, promised to a client before it is filled."""
+
+    tenant: TenantId
+    upload_id: str
+    key: str
+    size: int
+    sha256: str
+    created_at: float
+    expires_at: float
+    stored_at: float | None = None
 
 
 class TaskError(msgspec.Struct, frozen=True):
@@ -252,6 +345,12 @@ class Run(msgspec.Struct, frozen=True):
     last_batch: bool
     created_at: float
     ended_at: float | None = None
+    # No further ranges will come: a closed list was split whole, or an open job was closed.
+    sealed: bool = True
+    # Lines that were no task.
+    invalid: int = 0
+    # When something was last added to an open job.
+    touched_at: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -261,8 +360,7 @@ class Job(msgspec.Struct, frozen=True):
     job_id: JobId
     name: str | None
     kind: JobKind
-    # "closed": the list is given whole.
-    mode: str
+    mode: Mode
     options: Options
     task_shard_count: int
     result_layout: ResultLayout
@@ -271,12 +369,27 @@ class Job(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float
     run: Run
-    # Where the staged list is, for a job that is ingested.
-    source: str | None = None
+    # The staged list, for a closed job that is ingested.
+    source: Source | None = None
 
     @property
     def key(self) -> RunKey:
         return RunKey(self.tenant, self.job_id, self.run.run_id, self.task_shard_count)
+
+
+def invalid_prefix(job: Job) -> str:
+    """Where the lines of a run's list that were no task are kept."""
+    return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
+
+
+def resumable(job: Job) -> bool:
+    """Whether the job failed because its list could not be ingested; it then keeps what it has."""
+    return (
+        job.state is RunState.FAILED
+        and not job.run.last_batch
+        and job.reason is not None
+        and job.reason.startswith(INGEST_FAILED)
+    )
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -312,6 +425,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     created_at: float
     revoked_at: float | None = None
     expires_at: float | None = None
+    # Whether it may make, list and revoke the keys of all tenants.
+    admin: bool = False
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

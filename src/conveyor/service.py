@@ -20,6 +20,8 @@ class Role(Protocol):
     name: str
     # Set by the service; a role calls it when there is something to do before its delay is over.
     wake: Callable[[], None]
+    # Set by the service when it is to end: a tick that takes long comes to an end between two of its steps.
+    stopping: bool
 
     async def tick(self) -> float: ...
 
@@ -43,7 +45,7 @@ class Service:
 
     def stop(self) -> None:
         """Finish the present tick, close the role, end."""
-        self._stopping = True
+        self._stopping = self.role.stopping = True
         self._wake.set()
 
     async def run(self) -> None:

@@ -36,16 +36,15 @@ class RunState(StrEnum):
 
 MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.INGESTING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.FAILED, RunState.CANCELLED}),
-    RunState.RUNNING: frozenset(
-        {RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
-    ),
+    RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}),
     RunState.PAUSED: frozenset({RunState.INGESTING, RunState.RUNNING, RunState.FAILED, RunState.CANCELLED}),
     RunState.COMPLETED: frozenset(),
-    RunState.FAILED: frozenset(),
+    # Only a run that failed before its latch: its ingest is resumed.
+    RunState.FAILED: frozenset({RunState.INGESTING}),
     RunState.CANCELLED: frozenset(),
 }
 
-ENDED = frozenset(state for state, moves in MOVES.items() if not moves)
+ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
 # Runs that workers take references from: tasks start while ingest goes on.
 WORKABLE = frozenset({RunState.INGESTING, RunState.RUNNING})
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from conveyor import faults
 from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
@@ -11,6 +12,7 @@ from conveyor.engines.queue import Queue
 from conveyor.engines.records import AcceptsWhole, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.settings import Settings
+from conveyor.signing import signing_key
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class System:
     blobs: Blobs
     # None where records, tasks and queue are not one database.
     whole: AcceptsWhole | None
+    # What upload links are signed with.
+    signing_key: bytes
+    # Whether large and open jobs are split over shards (settings.task_shard_count).
+    sharded: bool
 
 
 @asynccontextmanager
@@ -35,6 +41,8 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
     from conveyor.engines.sqlite import SqliteEngine
 
     clock = clock or SystemClock()
+    if settings.crash_at is not None:
+        faults.arm(faults.kill_at(settings.crash_at))
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with SqliteEngine.open(settings.data, clock) as engine:
         yield System(
@@ -46,4 +54,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             coordinator=engine.coordinator,
             blobs=LocalBlobs(settings.data / "blobs"),
             whole=engine,
+            signing_key=signing_key(settings),
+            # One file has no partitions to spread writes over.
+            sharded=settings.force_task_shards,
         )

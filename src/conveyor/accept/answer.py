@@ -1,10 +1,9 @@
 """The answer to an accepted job, as it is sent and as it is kept for replay: the first part of what GET shows of it."""
 
-from datetime import UTC, datetime
-
 import msgspec
 
-from conveyor.model import Job, JobId, JobKind, ResultLayout, RunId
+from conveyor.clock import iso_text
+from conveyor.model import Job, JobId, JobKind, Mode, ResultLayout, RunId
 from conveyor.states import RunState
 
 
@@ -34,7 +33,7 @@ class AcceptedView(msgspec.Struct, frozen=True):
     id: JobId
     name: str | None
     kind: JobKind
-    mode: str
+    mode: Mode
     state: RunState
     reason: str | None
     task_shard_count: int
@@ -45,7 +44,7 @@ class AcceptedView(msgspec.Struct, frozen=True):
 
 
 def answer(job: Job) -> bytes:
-    """The body of the 201."""
+    """The body of the 201 or 202."""
     run = job.run
     view = AcceptedView(
         id=job.job_id,
@@ -56,22 +55,8 @@ def answer(job: Job) -> bytes:
         reason=job.reason,
         task_shard_count=job.task_shard_count,
         result_layout=job.result_layout,
-        created_at=_iso(job.created_at),
-        expires_at=_iso(job.expires_at),
+        created_at=iso_text(job.created_at),
+        expires_at=iso_text(job.expires_at),
         run=RunView(run.run_id, run.number, run.state, run.total, CountsView(pending=run.total)),
     )
     return msgspec.json.encode(view)
-
-
-def _iso(at: float) -> str:
-    # As everywhere in the API: UTC, to the millisecond.
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
-
-
-class _Identified(msgspec.Struct, frozen=True):
-    id: JobId
-
-
-def accepted_id(body: bytes) -> JobId:
-    """The job's id out of a kept answer."""
-    return msgspec.json.decode(body, type=_Identified).id

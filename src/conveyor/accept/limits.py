@@ -29,6 +29,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "priority": (-1000, 1000),
     "retention_days": (0, 365),
     "chunk_size": (1, 1000),
+    "idle_timeout": (1, 30 * 86_400),
 }
 _BACKOFF: dict[str, tuple[float, float]] = {"base": (0, 3600), "rate": (1, 100), "cap": (0, 86_400)}
 _THRESHOLD: dict[str, tuple[float, float]] = {"failed": (1, 1 << 40), "ratio": (0, 1), "after": (0, 1 << 40)}
@@ -42,7 +43,6 @@ _HANDLER = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 
 def check_limits(spec: JobSpec) -> None:
     """Raise InvalidField naming the field and its limit."""
-    _check_mode(spec.mode)
     _check_name(spec.name)
     for field, limits in RANGES.items():
         _within(field, getattr(spec, field), limits)
@@ -64,11 +64,6 @@ def _within(field: str, value: float | None, limits: tuple[float, float]) -> Non
             raise InvalidField(f"`{field}` must be above {least:g} and at most {most:.12g}.", field=field)
     elif not least <= value <= most:
         raise InvalidField(f"`{field}` must be between {least:g} and {most:.12g}.", field=field)
-
-
-def _check_mode(mode: str) -> None:
-    if mode != "closed":
-        raise InvalidField('`mode` can only be "closed": the tasks are given whole.', field="mode")
 
 
 def _check_name(name: str | None) -> None:

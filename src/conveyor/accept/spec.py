@@ -5,11 +5,12 @@ Decoding says what is wrong with the shape (JSON, fields, types); `limits` says 
 """
 
 import re
+from typing import TypeVar
 
 import msgspec
 
 from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
-from conveyor.model import JobKind, Options, ResultLayout
+from conveyor.model import Compression, JobKind, ListFormat, Mode, Options, ResultLayout
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _POSITION = re.compile(r"JSON is malformed: (?P<what>.*) \(byte (?P<position>\d+)\)", re.DOTALL)
@@ -18,14 +19,29 @@ _AT = " - at `$"
 _SHOWN = 100
 
 
+class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A list that was uploaded before. Its form is found from its first bytes where it is not named."""
+
+    upload_id: str
+    format: ListFormat | None = None
+    compression: Compression | None = None
+
+
+class TasksSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks that are added to an open job; with `last_batch` it is closed in the same step."""
+
+    tasks: list[msgspec.Raw] = []
+    last_batch: bool = False
+
+
 class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job as it is asked for. The fields of Options stand beside its own."""
 
     kind: JobKind = JobKind.FETCH
     name: str | None = None
     tasks: list[msgspec.Raw] = msgspec.field(default_factory=list)
-    # "closed": the list is given whole.
-    mode: str = "closed"
+    source: SourceSpec | None = None
+    mode: Mode = Mode.CLOSED
     # Without it, the number of tasks decides.
     result_layout: ResultLayout | None = None
 
@@ -34,14 +50,19 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Options(**{field: getattr(self, field) for field in Options.__struct_fields__})
 
 
-_decoder = msgspec.json.Decoder(JobSpec)
+S = TypeVar("S")
 
 
 def decode_spec(body: bytes | bytearray) -> JobSpec:
-    """The spec in a request body, or what is wrong with it."""
+    """The job in a request body, or what is wrong with it."""
+    return decode_body(body, JobSpec)
+
+
+def decode_body(body: bytes | bytearray, shape: type[S]) -> S:
+    """A request body of some shape, or what is wrong with it."""
     _check_text(body)
     try:
-        return _decoder.decode(body)
+        return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise _wrong_shape(str(error)) from None
     except msgspec.DecodeError as error:

@@ -1,156 +1,232 @@
-"""Submit: gets a tenant and a JobSpec, writes the job whole, hands back the answer.
+"""Submit: gets a tenant and a JobSpec, decides how the job is taken in, hands back the answer.
 
-Where records, tasks and queue are one database, all of it is one atomic write. Elsewhere it is three steps in an order
-in which a crash between any two leaves nothing half accepted:
+A small closed job is written whole, with its tasks and references, and answered 201. Anything larger, open, uploaded
+or asked to be async is one row and one message, whatever its size, and answered 202: ingest does the rest.
 
-1. the tasks, under a run that nobody knows yet. A crash here leaves rows that no job points to, and retention removes
-   them; the client has no answer and asks again.
-2. the job, its run, its notice and the idempotency row, in one write. From here on the job is accepted, and a client
-   that asks again under its key gets this answer.
+Where records, tasks and queue are one database, a small job is one atomic write. Elsewhere it is three steps in an
+order in which a crash between any two leaves nothing half accepted:
+
+1. the tasks, under a run that nobody knows yet. A crash here leaves rows that no job points to; the client has no
+   answer and asks again, and under its key it gets the same ids and writes the same rows.
+2. the job, its run, its notice and the answer, in one write. From here on the job is accepted.
 3. the references. The queue is a hint: a run with fewer messages than open tasks is mended from its rows.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from hashlib import sha256
 
 import msgspec
 import structlog
 
-from conveyor.accept.answer import accepted_id, answer
+from conveyor.accept.answer import answer
 from conveyor.accept.limits import check_limits
 from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import JobSpec
-from conveyor.clock import Clock
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
-from conveyor.engines.records import AcceptsWhole, IdempotencyRow, Records
-from conveyor.engines.tasks import Tasks
-from conveyor.errors import IdempotencyMismatch
+from conveyor.engines.queue import CONTROL, Outgoing, run_queue
+from conveyor.engines.records import IdempotencyRow
+from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
-from conveyor.model import IngestJob, Job, JobId, Notice, ResultLayout, Run, RunId, RunKey, TaskSeed, TenantId
+from conveyor.model import (
+    Compression,
+    IngestJob,
+    Job,
+    JobId,
+    ListFormat,
+    Mode,
+    Notice,
+    ResultLayout,
+    Run,
+    RunId,
+    RunKey,
+    Source,
+    TaskSeed,
+    TenantId,
+    Upload,
+)
 from conveyor.references import messages, send_all
-from conveyor.settings import Settings
+from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
+from conveyor.system import System
 
 log = structlog.get_logger()
 
-IDEMPOTENCY_SECONDS = 24 * 3600.0
 CREATED = 201
+ACCEPTED = 202
 _DAY = 86_400.0
 # Past this, checking a job would hold up everyone else on the loop.
 _TASKS_ON_LOOP = 1000
 _TASKS_PER_WRITE = 1000
 
 
-class Idempotency(NamedTuple):
-    """The client's own name for a request, and what the request was."""
-
-    route: str
-    key: str
-    fingerprint: str
-
-
-class Accepted(NamedTuple):
-    """What the client is told. `body` is the same bytes for every replay."""
-
-    status: int
-    body: bytes
-    job_id: JobId
-    replayed: bool
-
-
-class Prepared(NamedTuple):
-    """A job that is right and not yet written."""
-
-    job: Job
-    seeds: list[TaskSeed]
-    messages: list[Outgoing]
-
-
 class Submit:
     """Accepts jobs."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        clock: Clock,
-        records: Records,
-        tasks: Tasks,
-        queue: Queue,
-        whole: AcceptsWhole | None,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._records = records
-        self._tasks = tasks
-        self._queue = queue
-        self._whole = whole
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._requests = Requests(system.settings, system.clock, system.records)
 
-    async def replay(self, tenant: TenantId, idempotency: Idempotency) -> Accepted | None:
-        """The answer that this request got before, if it did."""
-        row = await self._records.idempotency(tenant, idempotency.route, idempotency.key)
-        return None if row is None else _replayed(row, idempotency.fingerprint)
+    async def submit(
+        self, tenant: TenantId, spec: JobSpec, request: Request | None = None, prefer_async: bool = False
+    ) -> Accepted:
+        """Check, write, answer. A request that was answered before gets that answer again."""
+        ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("job"))
+        if isinstance(ticket, Accepted):
+            return ticket
+        async with self._requests.carrying_out(ticket):
+            return await self._carry_out(tenant, spec, ticket, prefer_async)
 
-    async def submit(self, tenant: TenantId, spec: JobSpec, idempotency: Idempotency | None = None) -> Accepted:
-        """Check, write, answer. An idempotency key that is taken, even in this moment by another request, writes
-        nothing and gives that answer; `replay` finds it sooner, before anything is checked."""
-        prepared = await self._prepare(tenant, spec)
-        body = answer(prepared.job)
-        row = self._row(tenant, idempotency, body)
-        notice = self._notice(prepared.job)
-        taken = await (self._in_one(prepared, notice, row) if self._whole else self._in_steps(prepared, notice, row))
-        if taken is not None and idempotency is not None:
-            return _replayed(taken, idempotency.fingerprint)
-        job = prepared.job
-        log.info("job accepted", tenant=tenant, job=job.job_id, kind=job.kind, tasks=job.run.total)
-        return Accepted(CREATED, body, job.job_id, replayed=False)
-
-    async def submit_staged(self, tenant: TenantId, spec: JobSpec, source: str, total: int) -> Job:
-        """Make a job of the list staged at `source`: its row, and one message that has it ingested."""
+    async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source) -> Job:
+        """Make a job of a list that was staged in this process."""
         check_limits(spec)
-        job = self._job(tenant, spec, total, source)
-        message = Outgoing(msgspec.json.encode(IngestJob(tenant, job.job_id, job.run.run_id, source)))
-        notice = self._notice(job)
-        crashpoint("accept.staged.before")
-        if self._whole is not None:
-            await self._whole.accept_whole(job, notice, None, [], CONTROL, [message])
-        else:
-            await self._records.create_job(job, notice, None)
-            await send_all(self._queue, CONTROL, [message], self._clock)
-        crashpoint("accept.staged.after")
+        job = self._job(tenant, spec, self._system.clock.new_id("job"), None, source)
+        await self._write_ingested(job, None, [_ingest_message(job)])
         return job
 
-    async def _prepare(self, tenant: TenantId, spec: JobSpec) -> Prepared:
-        if len(spec.tasks) <= _TASKS_ON_LOOP:
-            return self._prepare_now(tenant, spec)
-        return await asyncio.to_thread(self._prepare_now, tenant, spec)
-
-    def _prepare_now(self, tenant: TenantId, spec: JobSpec) -> Prepared:
+    async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, prefer_async: bool) -> Accepted:
         check_limits(spec)
-        seeds = seeds_of(spec, self._settings.max_inline_tasks)
-        job = self._job(tenant, spec, len(seeds), None)
-        return Prepared(job, seeds, messages(job.key, seeds, spec.chunk_size))
+        _check_shape(spec)
+        if spec.source is not None:
+            source = await self._uploaded(tenant, spec)
+            return await self._ingested(tenant, spec, ticket, source)
+        if spec.mode is Mode.OPEN:
+            return await self._ingested(tenant, spec, ticket, None)
+        seeds = await self._seeds(spec)
+        if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
+            source = await self._stage(tenant, ticket.subject, seeds)
+            return await self._ingested(tenant, spec, ticket, source)
+        return await self._written(tenant, spec, ticket, seeds)
 
-    def _job(self, tenant: TenantId, spec: JobSpec, total: int, source: str | None) -> Job:
-        now = self._clock.now()
+    async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
+        most = self._system.settings.max_inline_tasks
+        if len(spec.tasks) <= _TASKS_ON_LOOP:
+            return seeds_of(spec.kind, spec.tasks, most)
+        return await asyncio.to_thread(seeds_of, spec.kind, spec.tasks, most)
+
+    async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
+        assert spec.source is not None
+        upload = await self._system.records.upload(spec.source.upload_id)
+        if upload is None or upload.tenant != tenant:
+            raise NotFound("There is no such upload, or it has expired.")
+        await self._check_stored(upload)
+        # The list lives as long as the job that is made of it.
+        until = self._system.clock.now() + spec.retention_days * _DAY
+        await self._system.records.keep_upload(upload.upload_id, until)
+        return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
+
+    async def _check_stored(self, upload: Upload) -> None:
+        if upload.stored_at is None and await self._system.blobs.size(upload.key) != upload.size:
+            raise UploadConflict("The upload was not stored yet: PUT the list to its URL first.")
+
+    async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
+        """An inline list that is too long to be written in the request; its tasks were checked already."""
+        data = await asyncio.to_thread(list_of, seeds)
+        key = f"lists/{tenant}/{job_id}/tasks.jsonl"
+        crashpoint("accept.stage.before")
+        await self._system.blobs.put(key, data)
+        crashpoint("accept.stage.after")
+        return staged_source(key, data)
+
+    async def _ingested(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, source: Source | None) -> Accepted:
+        job = self._job(tenant, spec, ticket.subject, None, source)
+        body = answer(job)
+        row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
+        # An open job has nothing to ingest yet.
+        outgoing = [] if source is None else [_ingest_message(job)]
+        standing = await self._write_ingested(job, row, outgoing)
+        return self._told(job, ACCEPTED, body, standing, row)
+
+    async def _write_ingested(
+        self, job: Job, row: IdempotencyRow | None, outgoing: list[Outgoing]
+    ) -> IdempotencyRow | None:
+        system, notice = self._system, self._notice(job)
+        crashpoint("accept.ingested.before")
+        if system.whole is not None:
+            standing = await system.whole.accept_whole(job, notice, row, [], CONTROL, outgoing)
+        else:
+            standing = await system.records.create_job(job, notice, row)
+            crashpoint("accept.ingested.between")
+            if standing is None:
+                await send_all(system.queue, CONTROL, outgoing, system.clock)
+        crashpoint("accept.ingested.after")
+        return standing
+
+    async def _written(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, seeds: list[TaskSeed]) -> Accepted:
+        job = self._job(tenant, spec, ticket.subject, len(seeds), None)
+        body = answer(job)
+        row = ticket.answer(CREATED, body, self._requests.keep_until)
+        outgoing = messages(job.key, seeds, spec.chunk_size)
+        write = self._in_one if self._system.whole else self._in_steps
+        standing = await write(job, row, seeds, outgoing)
+        return self._told(job, CREATED, body, standing, row)
+
+    async def _in_one(
+        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing]
+    ) -> IdempotencyRow | None:
+        assert self._system.whole is not None
+        crashpoint("accept.before")
+        queue = run_queue(job.run.run_id)
+        standing = await self._system.whole.accept_whole(job, self._notice(job), row, seeds, queue, outgoing)
+        crashpoint("accept.after")
+        return standing
+
+    async def _in_steps(
+        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing]
+    ) -> IdempotencyRow | None:
+        await self._put(job.key, seeds)
+        crashpoint("accept.job.before")
+        standing = await self._system.records.create_job(job, self._notice(job), row)
+        crashpoint("accept.job.after")
+        if standing is not None:
+            return standing
+        try:
+            crashpoint("accept.send.before")
+            await send_all(self._system.queue, run_queue(job.run.run_id), outgoing, self._system.clock)
+            crashpoint("accept.send.after")
+        except Exception:
+            # The job is accepted already: an error now would make the client send it a second time.
+            log.exception("references not sent; they are mended from the rows", job=job.job_id)
+        return None
+
+    async def _put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        for start in range(0, len(seeds), _TASKS_PER_WRITE):
+            crashpoint("accept.tasks.before")
+            await self._system.tasks.put(run, seeds[start : start + _TASKS_PER_WRITE])
+            crashpoint("accept.tasks.after")
+
+    def _told(
+        self, job: Job, status: int, body: bytes, standing: IdempotencyRow | None, row: IdempotencyRow | None
+    ) -> Accepted:
+        if standing is not None and row is not None:
+            return standing_answer(standing, row.fingerprint)
+        log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
+        return Accepted(status, body, job.job_id)
+
+    def _job(self, tenant: TenantId, spec: JobSpec, job_id: str, total: int | None, source: Source | None) -> Job:
+        """`total` is None for a job that is ingested, or open."""
+        now = self._system.clock.now()
+        settings = self._system.settings
+        small = total is not None
         run = Run(
-            run_id=RunId(self._clock.new_id("run")),
+            # From the job's id: a second try under the same claim writes the same rows.
+            run_id=RunId(job_id.replace("job_", "run_", 1)),
             number=1,
-            state=RunState.INGESTING if source else RunState.RUNNING,
-            total=0 if source else total,
-            last_batch=source is None,
+            state=RunState.RUNNING if small else RunState.INGESTING,
+            total=total or 0,
+            last_batch=small,
             created_at=now,
+            sealed=small,
+            touched_at=now,
         )
         return Job(
             tenant=tenant,
-            job_id=JobId(self._clock.new_id("job")),
+            job_id=JobId(job_id),
             name=spec.name,
             kind=spec.kind,
             mode=spec.mode,
             options=spec.options(),
-            task_shard_count=1,
-            result_layout=spec.result_layout or self._layout(total),
+            task_shard_count=1 if small or not self._system.sharded else settings.task_shard_count,
+            result_layout=spec.result_layout or (ResultLayout.OBJECT if small else ResultLayout.PACKED),
             state=run.state,
             reason=None,
             created_at=now,
@@ -159,72 +235,34 @@ class Submit:
             source=source,
         )
 
-    def _layout(self, total: int) -> ResultLayout:
-        return ResultLayout.PACKED if total > self._settings.sync_task_limit else ResultLayout.OBJECT
-
     def _notice(self, job: Job) -> Notice:
         return Notice(
-            notice_id=self._clock.new_id("evt"),
+            notice_id=self._system.clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,
             run_id=job.run.run_id,
             event="job.accepted",
             at=job.created_at,
-            data={"total": job.run.total},
+            data={"total": job.run.total if job.run.last_batch else None},
         )
 
-    def _row(self, tenant: TenantId, idempotency: Idempotency | None, body: bytes) -> IdempotencyRow | None:
-        if idempotency is None:
-            return None
-        return IdempotencyRow(
-            tenant=tenant,
-            route=idempotency.route,
-            key=idempotency.key,
-            fingerprint=idempotency.fingerprint,
-            status=CREATED,
-            body=body,
-            expires_at=self._clock.now() + IDEMPOTENCY_SECONDS,
-        )
 
-    async def _in_one(self, prepared: Prepared, notice: Notice, row: IdempotencyRow | None) -> IdempotencyRow | None:
-        assert self._whole is not None
-        crashpoint("accept.before")
-        taken = await self._whole.accept_whole(
-            prepared.job, notice, row, prepared.seeds, run_queue(prepared.job.run.run_id), prepared.messages
-        )
-        crashpoint("accept.after")
-        return taken
-
-    async def _in_steps(self, prepared: Prepared, notice: Notice, row: IdempotencyRow | None) -> IdempotencyRow | None:
-        run = prepared.job.key
-        await self._put(run, prepared.seeds)
-        crashpoint("accept.job.before")
-        taken = await self._records.create_job(prepared.job, notice, row)
-        crashpoint("accept.job.after")
-        if taken is not None:
-            await self._forget(run)
-            return taken
-        try:
-            crashpoint("accept.send.before")
-            await send_all(self._queue, run_queue(run.run_id), prepared.messages, self._clock)
-            crashpoint("accept.send.after")
-        except Exception:
-            # The job is accepted already: an error now would make the client send it a second time.
-            log.exception("references not sent; they are mended from the rows", job=run.job_id, run=run.run_id)
-        return None
-
-    async def _put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
-        for start in range(0, len(seeds), _TASKS_PER_WRITE):
-            crashpoint("accept.tasks.before")
-            await self._tasks.put(run, seeds[start : start + _TASKS_PER_WRITE])
-            crashpoint("accept.tasks.after")
-
-    async def _forget(self, run: RunKey) -> None:
-        while await self._tasks.delete(run, _TASKS_PER_WRITE):
-            pass
+def staged_source(key: str, data: bytes) -> Source:
+    """A list of inputs that we wrote ourselves."""
+    return Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL, Compression.NONE)
 
 
-def _replayed(row: IdempotencyRow, fingerprint: str) -> Accepted:
-    if row.fingerprint != fingerprint:
-        raise IdempotencyMismatch
-    return Accepted(row.status, row.body, accepted_id(row.body), replayed=True)
+def _ingest_message(job: Job) -> Outgoing:
+    return Outgoing(msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id)))
+
+
+def list_of(seeds: Sequence[TaskSeed]) -> bytes:
+    """Tasks of a request as a list to be staged."""
+    return "".join([f"{seed.input}\n" for seed in seeds]).encode()
+
+
+def _check_shape(spec: JobSpec) -> None:
+    if spec.source is not None and spec.tasks:
+        raise InvalidField("Give `tasks` or `source`, not both.", field="source")
+    if spec.mode is Mode.OPEN and (spec.tasks or spec.source):
+        raise InvalidField("An open job starts empty: add its tasks with POST /v1/jobs/{id}/tasks.", field="mode")

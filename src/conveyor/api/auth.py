@@ -8,7 +8,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
 from conveyor.clock import Clock
-from conveyor.errors import InvalidKey
+from conveyor.errors import Forbidden, InvalidKey
 from conveyor.keys import KeySource, authenticate, bearer
 from conveyor.model import ApiKey, TenantId
 
@@ -24,6 +24,12 @@ def key_guard(source: KeySource, clock: Clock) -> Guard:
         connection.scope["auth"] = await authenticate(source, clock, bearer(given[0] if given else None))
 
     return guard
+
+
+def admin_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Behind the guard for keys: lets only an administrator's pass."""
+    if not connection.scope["auth"].admin:
+        raise Forbidden
 
 
 def tenant_of(request: Request[Any, ApiKey, Any]) -> TenantId:

@@ -41,32 +41,49 @@ async def read_body(
     request: Request[Any, Any, Any], limit: int, idle: float = IDLE_SECONDS, total: float = TOTAL_SECONDS
 ) -> Body:
     """The whole body, or BodyTooLarge as soon as it is."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limit:
+    if (announced_length(request) or 0) > limit:
         raise _too_large(limit)
     data = bytearray()
     digest = sha256(f"{request.method} {request.scope['path']}\n".encode())
     try:
         async with asyncio.timeout(total):
-            async for piece in _pieces(request, idle):
+            async for piece in pieces(request, idle):
                 digest.update(piece)
                 data += piece
                 if len(data) > limit:
                     raise _too_large(limit)
     except TimeoutError:
-        raise BadInput("The body did not arrive in time.") from None
+        raise _too_slow() from None
     return Body(data, digest.hexdigest())
 
 
-async def _pieces(request: Request[Any, Any, Any], idle: float) -> AsyncIterator[bytes]:
+async def pieces(request: Request[Any, Any, Any], idle: float = IDLE_SECONDS) -> AsyncIterator[bytes]:
+    """The body as it arrives, however long; the caller counts."""
     more = True
     while more:
-        async with asyncio.timeout(idle):
-            message: Any = await request.receive()
+        message = await _next_message(request, idle)
         if message["type"] != "http.request":
             raise BadInput("The connection closed before the body was whole.")
         yield message.get("body", b"")
         more = message.get("more_body", False)
+
+
+async def _next_message(request: Request[Any, Any, Any], idle: float) -> Any:
+    try:
+        async with asyncio.timeout(idle):
+            return await request.receive()
+    except TimeoutError:
+        raise _too_slow() from None
+
+
+def announced_length(request: Request[Any, Any, Any]) -> int | None:
+    """The length that the client promises; None for a chunked body."""
+    announced = request.headers.get("content-length", "")
+    return int(announced[:20]) if announced.isdecimal() else None
+
+
+def _too_slow() -> BadInput:
+    return BadInput("The body did not arrive in time.")
 
 
 def _too_large(limit: int) -> BodyTooLarge:

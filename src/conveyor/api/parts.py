@@ -1,22 +1,28 @@
 """What handlers are given, and how they answer. The app hands in the parts by name; nothing here is global."""
 
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter, SkipValidation
+from litestar.response import Stream
 
+from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.submit import Submit
 from conveyor.engines.records import Records
 from conveyor.errors import BadCursor, NotFound, UnknownField
 from conveyor.model import ApiKey, Job, JobId, TenantId
+from conveyor.stage.uploads import Uploads
 from conveyor.system import System
 
 ApiRequest = Request[Any, ApiKey, Any]
 SystemPart = NamedDependency[SkipValidation[System]]
 SubmitPart = NamedDependency[SkipValidation[Submit]]
+AddTasksPart = NamedDependency[SkipValidation[AddTasks]]
+UploadsPart = NamedDependency[SkipValidation[Uploads]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
 
 MAX_LIMIT = 1000
@@ -27,9 +33,26 @@ _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 _SHOWN = 100
 
 
-def answer(value: Any, headers: dict[str, str] | None = None) -> Response[bytes]:
-    """200 with JSON."""
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+def answer(value: Any, status: int = 200) -> Response[bytes]:
+    """JSON."""
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+async def stream(pieces: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> Stream:
+    """The first piece is taken before the answer starts: what fails until then can still be told."""
+    first = await anext(pieces, b"")
+
+    async def all_pieces() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return Stream(all_pieces(), media_type=media_type, headers=headers)
+
+
+def attachment(name: str) -> dict[str, str]:
+    """`name` is one of ours: letters, digits, dots, dashes and underscores."""
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
 async def find_job(records: Records, tenant: TenantId, job_id: str) -> Job:

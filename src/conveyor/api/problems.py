@@ -18,6 +18,7 @@ from conveyor.api.edge import request_id
 from conveyor.errors import (
     BadInput,
     ConveyorError,
+    IdempotencyInFlight,
     InvalidField,
     MethodNotAllowed,
     RouteNotFound,
@@ -89,7 +90,7 @@ def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict
     response = Response(msgspec.json.encode({**problem, **more}), status_code=error.status, media_type=MEDIA_TYPE)
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = 'Bearer realm="conveyor"'
-    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if error.status == HTTPStatus.SERVICE_UNAVAILABLE or isinstance(error, IdempotencyInFlight):
         response.headers["Retry-After"] = "1"
     if "expect" in request.headers:
         # Whether its body still comes is the client's guess, so nothing can follow on this connection.

@@ -1,7 +1,6 @@
 """Results: tasks in pages, one task, its body, and everything in one archive."""
 
 import re
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from litestar import Response, get
@@ -9,7 +8,7 @@ from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
 from conveyor.api import shapes
-from conveyor.api.parts import Cursor, Limit, SystemPart, TenantPart, answer, find_job
+from conveyor.api.parts import Cursor, Limit, SystemPart, TenantPart, answer, attachment, find_job, stream
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import Conflict, InvalidField, NotFound
 from conveyor.model import Job, Task, TaskId
@@ -73,11 +72,11 @@ async def get_body(job_id: FromPath[str], task_id: FromPath[str], system: System
         "Content-Length": str(ref.length),
         "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
         "ETag": f'"{ref.sha256}"',
-        **_attachment(body_name(task).rpartition("/")[2]),
+        **attachment(body_name(task).rpartition("/")[2]),
     }
     if _VISIBLE.fullmatch(task.detail.content_type or ""):
         headers["X-Conveyor-Content-Type"] = task.detail.content_type or ""
-    return await _stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
+    return await stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
 
 
 @get(
@@ -94,7 +93,7 @@ async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPa
             "The job has not ended. Wait for it, or ask with `partial=true` for what is there now.", state=job.state
         )
     pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data)
-    return await _stream(pieces, "application/zip", _attachment(f"{job.job_id}.zip"))
+    return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
 
 
 async def find_task(tasks: Tasks, job: Job, task_id: str) -> Task:
@@ -115,20 +114,3 @@ def _status(label: str | None) -> TaskStatus | None:
 
 def _body_url(job: Job, task: Task) -> str:
     return f"/v1/jobs/{job.job_id}/tasks/{task.task_id}/body"
-
-
-def _attachment(name: str) -> dict[str, str]:
-    """`name` is one of ours: letters, digits, dots, dashes and underscores."""
-    return {"Content-Disposition": f'attachment; filename="{name}"'}
-
-
-async def _stream(pieces: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> Stream:
-    """The first piece is taken before the answer starts: what fails until then can still be told."""
-    first = await anext(pieces, b"")
-
-    async def all_pieces() -> AsyncIterator[bytes]:
-        yield first
-        async for piece in pieces:
-            yield piece
-
-    return Stream(all_pieces(), media_type=media_type, headers=headers)

@@ -1,16 +1,13 @@
-"""The shapes of requests and answers, for the OpenAPI page. Answers are made elsewhere; a test holds them to these."""
+"""The shapes of answers, for the OpenAPI page. Answers are made elsewhere; a test holds them to these."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 
 from conveyor.accept.answer import CountsView
-from conveyor.accept.spec import JobSpec
 from conveyor.api.problems import MEDIA_TYPE, Problem
-from conveyor.model import JobId, JobKind, ResultLayout, RunId, TaskError, TaskId
+from conveyor.model import JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
 
 
@@ -37,6 +34,18 @@ class ErrorCount(Shape, frozen=True):
     count: int
 
 
+class IngestShape(Shape, frozen=True):
+    """How far a job's list is. Ranges are the parts of it that are read side by side."""
+
+    tasks: int
+    invalid: int
+    bytes_read: int
+    # Not known for a compressed list before its end.
+    bytes_total: int | None
+    ranges: int
+    ranges_done: int
+
+
 class JobShape(Shape, frozen=True):
     """A job, with its latest run as it is now."""
 
@@ -45,13 +54,17 @@ class JobShape(Shape, frozen=True):
     state: RunState
     reason: str | None
     kind: JobKind
-    mode: str
+    mode: Mode
     task_shard_count: int
     result_layout: ResultLayout
     options: dict[str, Any]
     created_at: str
     expires_at: str
     run: RunShape
+    # None for a job that was written whole when it was accepted.
+    ingest: IngestShape | None
+    # Lines of its list that were no task.
+    invalid_lines: int
     # Tasks a second.
     rate: float
     # Seconds.
@@ -90,6 +103,56 @@ class EventShape(Shape, frozen=True):
     data: dict[str, Any]
 
 
+class UploadShape(Shape, frozen=True):
+    """A place for a list."""
+
+    upload_id: str
+    size: int
+    sha256: str
+    stored: bool
+    expires_at: str
+
+
+class InvalidShape(Shape, frozen=True):
+    """A line of a list that was no task; `line` counts from 1."""
+
+    line: int
+    reason: str
+    # The beginning of the line.
+    text: str
+
+
+class LetterShape(Shape, frozen=True):
+    """A message that was given up: `control` for an ingest, `run` for tasks."""
+
+    id: str
+    queue: str
+    job_id: JobId
+    run_id: RunId
+    reason: str
+    at: str
+
+
+class KeyShape(Shape, frozen=True):
+    """A key, without its secret."""
+
+    key_id: str
+    tenant: str
+    name: str | None
+    admin: bool
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+
+
+class NewKeyShape(Shape, frozen=True):
+    """A key, this once with its secret."""
+
+    key: str
+    key_id: str
+    tenant: str
+
+
 class HealthShape(Shape, frozen=True):
     """It is well."""
 
@@ -117,65 +180,43 @@ class EventsPage(Shape, frozen=True):
     next_cursor: str | None
 
 
-def problems(*statuses: int) -> dict[int, ResponseSpec]:
-    """Problems with these statuses; a missing key is always one."""
+class InvalidPage(Shape, frozen=True):
+    """Lines that were no task, in the order of the list."""
+
+    items: list[InvalidShape]
+    next_cursor: str | None
+
+
+class LettersPage(Shape, frozen=True):
+    """Dead letters, oldest first."""
+
+    items: list[LetterShape]
+    next_cursor: str | None
+
+
+class KeysPage(Shape, frozen=True):
+    """Keys, oldest first."""
+
+    items: list[KeyShape]
+    next_cursor: str | None
+
+
+def problems(*statuses: int, key: bool = True) -> dict[int, ResponseSpec]:
+    """Problems with these statuses; a missing key is one where a key is needed."""
     return {
         status: ResponseSpec(
             Problem, generate_examples=False, media_type=MEDIA_TYPE, description="A problem; see `code`."
         )
-        for status in (401, *statuses)
+        for status in ((401, *statuses) if key else statuses)
     }
 
 
-def shaped(shape: type[msgspec.Struct], status: int = 200) -> dict[int, ResponseSpec]:
-    """An answer with this shape."""
-    return {status: ResponseSpec(shape, generate_examples=False, description=shape.__doc__ or "")}
+def shaped(shape: type[msgspec.Struct], *statuses: int) -> dict[int, ResponseSpec]:
+    """An answer with this shape; 200 unless it is said."""
+    spec = ResponseSpec(shape, generate_examples=False, description=shape.__doc__ or "")
+    return dict.fromkeys(statuses or (200,), spec)
 
 
 def answers(shape: type[Shape], *statuses: int) -> dict[int, ResponseSpec]:
     """200 with this shape, or problems."""
     return {**shaped(shape), **problems(*statuses)}
-
-
-@dataclass
-class _Given(Schema):
-    """A schema that is written already."""
-
-    given: dict[str, Any] = field(default_factory=dict)
-
-    def to_schema(self) -> dict[str, Any]:
-        return self.given
-
-
-def _inlined(node: Any, parts: dict[str, Any]) -> Any:
-    """The schema without references: those of msgspec lead into its own document."""
-    if isinstance(node, list):
-        return [_inlined(each, parts) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
-        beside = {key: value for key, value in node.items() if key not in {"$ref", "$defs"}}
-        return {**_inlined(parts[name], parts), **beside}
-    return {key: _inlined(value, parts) for key, value in node.items() if key != "$defs"}
-
-
-def _submit_body() -> RequestBody:
-    schema = msgspec.json.schema(JobSpec)
-    given = _Given(given=_inlined(schema, schema["$defs"]))
-    return RequestBody(content={"application/json": OpenAPIMediaType(schema=given)}, required=True)
-
-
-@dataclass
-class SubmitOperation(Operation):
-    """POST /v1/jobs reads its body itself, as a stream; this is what the page says of it."""
-
-    def __post_init__(self) -> None:
-        key = Parameter(
-            name="Idempotency-Key",
-            param_in="header",
-            schema=Schema(type=OpenAPIType.STRING, min_length=1, max_length=255),
-            description="Your own name for this request: sent again, it gets the same answer for 24 hours.",
-        )
-        self.parameters = [*(self.parameters or []), key]
-        self.request_body = _submit_body()

@@ -31,20 +31,30 @@ class TargetLimits:
         """Take one of the target's slots; a number above 0 says that none is free and when to ask again."""
         if self._most is None or target is None:
             return 0.0
-        want = self._running.get(target, 0) + 1
+        # Counted before it is asked for: another runner may ask while the answer is on its way.
+        want = self._running[target] = self._running.get(target, 0) + 1
         if await self._hold(target, want) < want:
+            self._count_down(target)
             return _TRY_AGAIN
-        self._running[target] = want
         return 0.0
 
     async def leave(self, target: str | None) -> None:
         """Give the slot back."""
         if self._most is None or target is None:
             return
+        await self._hold(target, self._count_down(target))
+
+    async def refresh(self) -> None:
+        """Hold on to the slots of tasks that take long."""
+        if self._most is not None:
+            for target, count in list(self._running.items()):
+                await self._hold(target, count)
+
+    def _count_down(self, target: str) -> int:
         left = self._running.pop(target) - 1
         if left:
             self._running[target] = left
-        await self._hold(target, left)
+        return left
 
     async def _hold(self, target: str, count: int) -> int:
         assert self._most is not None

@@ -7,6 +7,14 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.model import RunId
+
+
+def ingest_lease(run_id: RunId, number: int | None = None) -> str:
+    """Names what one ingester does at a time: a range of a run's list, or its split. The second is the beginning of
+    the first."""
+    return f"ingest:{run_id}" if number is None else f"ingest:{run_id}:{number}"
+
 
 class Lease(msgspec.Struct, frozen=True):
     """A right that lapses. `fence` grows with every grant of the same name, over restarts too."""
@@ -27,6 +35,9 @@ class Coordinator(Protocol):
 
     async def release(self, lease: Lease) -> None:
         """Give it back. A stale lease changes nothing."""
+
+    async def forget(self, prefix: str) -> None:
+        """Forget all leases whose names begin so, and their fences: what they guarded is gone."""
 
     async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         """Set what this holder holds to as much of `want` as `limit` leaves after the others; returns it. It lapses

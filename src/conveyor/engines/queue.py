@@ -82,6 +82,12 @@ class Queue(Protocol):
     async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
         """What was buried, oldest first."""
 
+    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+        """Those of these dead letters that are there."""
+
+    async def discard(self, message_ids: Collection[str]) -> int:
+        """Remove dead letters for good; returns how many."""
+
     async def redrive(self, message_ids: Collection[str]) -> int:
         """Send dead letters back to the queues that they came from; returns how many."""
 

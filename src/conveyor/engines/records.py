@@ -1,4 +1,4 @@
-"""Records: jobs, runs, keys, idempotency and notices. Low volume, point reads, conditional writes."""
+"""Records: jobs, runs, ranges, keys, idempotency, uploads and notices. Low volume, point reads, conditional writes."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -6,41 +6,57 @@ from typing import Protocol
 import msgspec
 
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.model import ApiKey, Event, Job, JobId, Notice, Page, Run, RunId, TaskSeed, TenantId
+from conveyor.model import (
+    ApiKey,
+    Event,
+    Ingested,
+    Job,
+    JobId,
+    Notice,
+    Page,
+    Range,
+    Run,
+    RunId,
+    Source,
+    TaskSeed,
+    TenantId,
+    Upload,
+)
 from conveyor.states import RunState
 
 
 class IdempotencyRow(msgspec.Struct, frozen=True):
-    """A request that was answered, under the client's own key: replayed verbatim to the same request."""
+    """A request under the client's own key: claimed (status 0), then answered, then replayed verbatim."""
 
     tenant: TenantId
     route: str
     key: str
     fingerprint: str
-    status: int
-    body: bytes
+    # What the request makes, reserved with the claim: whoever takes a lapsed claim over makes the same.
+    subject: str
+    # A claim that is not answered by then may be taken over.
+    lease_until: float
     expires_at: float
+    status: int = 0
+    body: bytes = b""
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
-    """How far an ingest has come: every line before `offset` is a task below `next_index`, durable and enqueued."""
+class Claimed(msgspec.Struct, frozen=True):
+    """The row under the key, and whether it is now the caller's to answer."""
 
-    next_index: int
-    offset: int
+    granted: bool
+    row: IdempotencyRow
 
 
-class Records(Protocol):
-    """A missing row is None or False, never an exception; every row of a tenant is found only through it."""
+class JobRecords(Protocol):
+    """Jobs, runs and what is told of them."""
 
-    async def create_job(self, job: Job, notice: Notice, idempotency: IdempotencyRow | None) -> IdempotencyRow | None:
-        """Write job, run, notice and idempotency row in one step. If the idempotency key is taken by an unexpired
-        row, write nothing and return that row."""
-
-    async def idempotency(self, tenant: TenantId, route: str, key: str) -> IdempotencyRow | None:
-        """The unexpired row under a key."""
+    async def create_job(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        """Write job, run, notice and the answer to the claimed request in one step. If the claim was answered or
+        taken over meanwhile, write nothing and return the row that stands."""
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
-        """A job of this tenant, unless it expired."""
+        """A job of this tenant, unless it expired or was deleted."""
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         """The tenant's jobs, newest first."""
@@ -51,18 +67,12 @@ class Records(Protocol):
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         """A run, by id."""
 
-    async def set_total(self, job_id: JobId, run_id: RunId, total: int) -> None:
-        """Set the run's total: absolute, so that doing it again changes nothing. Refused once latched."""
+    async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
+        """Set the run's total and its invalid lines: absolute, so that doing it again changes nothing. Refused once
+        latched."""
 
     async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
         """Say that all tasks are written; an ingesting run becomes running. Returns the run as it then is."""
-
-    async def checkpoint(self, job_id: JobId, run_id: RunId, at: Checkpoint, fence: int) -> bool:
-        """Keep how far the run's ingest is, and show it as the run's total so far. False, and nothing written, if a
-        later holder of the ingest lease has written already (fence), or the run is latched or has ended."""
-
-    async def checkpointed(self, run_id: RunId) -> Checkpoint | None:
-        """The last checkpoint of the run's ingest."""
 
     async def move_run(
         self,
@@ -72,9 +82,12 @@ class Records(Protocol):
         target: RunState,
         reason: str | None,
         notice: Notice | None,
+        keep: bool = False,
     ) -> bool:
         """Move the run, and the job with it, if it is in one of `sources`; write the notice in the same step.
-        True for the one caller that moved it. A run moves to `completed` only once it is latched."""
+        True for the one caller that moved it. A run moves to `completed` only once it is latched, and keeps the
+        reason that it has unless it gets another. With `keep`, what an ended run leaves is not swept: its ingest
+        may be resumed."""
 
     async def ended_unswept(self, limit: int) -> list[Job]:
         """Jobs whose latest run has ended and whose remains (pending tasks, its queue) were not yet swept."""
@@ -84,6 +97,79 @@ class Records(Protocol):
 
     async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
         """The job's events, oldest first: what was written to the outbox."""
+
+    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+        """Delete a job in the eyes of all readers, at once; its run is cancelled with it. False if there is none."""
+
+    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+        """Jobs that were deleted or expired by then and whose rows are still there."""
+
+    async def forget_job(self, job_id: JobId) -> None:
+        """Remove the rows of a hidden job, its runs, ranges and notices. The upload that it was made of expires with
+        it, unless another job was made of it too."""
+
+
+class IngestRecords(Protocol):
+    """How a run's list is split, and how far each part is."""
+
+    async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
+        """Write the ranges of a whole list and seal the run. False, and nothing written, if it is sealed already or
+        has ended."""
+
+    async def append_range(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        source: Source,
+        lines: int,
+        answer: IdempotencyRow | None,
+        seal: bool,
+    ) -> Range | IdempotencyRow | None:
+        """Add a range of `lines` inputs as JSON lines behind all others, under indexes that nobody else gets, and
+        the answer to the claimed request with it. The row that stands if the claim was lost; None if the run is
+        sealed or has ended."""
+
+    async def ranges(self, run_id: RunId) -> list[Range]:
+        """All ranges of a run, in order."""
+
+    async def range(self, run_id: RunId, number: int) -> Range | None:
+        """One range of a run."""
+
+    async def ingested(self, run_id: RunId) -> Ingested:
+        """How far all ranges of a run are together."""
+
+    async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
+        """Keep how far a range is. False, and nothing written, if a later holder of its lease has written already,
+        or the run has ended."""
+
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
+        """No more ranges; the reason is shown. True for the one caller that sealed it."""
+
+
+class AccessRecords(Protocol):
+    """Keys, requests and uploads."""
+
+    async def claim(self, row: IdempotencyRow) -> Claimed:
+        """Claim the key for this request if it is free, expired, or a claim of the same request whose lease has
+        lapsed; that one keeps its subject."""
+
+    async def unclaim(self, row: IdempotencyRow) -> None:
+        """Give a claim back unanswered, if it is still the caller's."""
+
+    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        """Keep an upload that is promised, and the answer to the claimed request, as create_job does."""
+
+    async def upload(self, upload_id: str) -> Upload | None:
+        """An upload that has not expired."""
+
+    async def keep_upload(self, upload_id: str, until: float) -> None:
+        """Let an upload expire no sooner than `until`."""
+
+    async def mark_stored(self, upload_id: str) -> bool:
+        """Say that the list is there. True once: an upload is filled one time."""
+
+    async def sweep_expired(self, limit: int) -> list[Upload]:
+        """Remove expired idempotency rows, and up to `limit` expired uploads, which are returned for their blobs."""
 
     async def create_key(self, key: ApiKey) -> None:
         """Keep a new API key."""
@@ -98,6 +184,10 @@ class Records(Protocol):
         """End a key. False if there is none."""
 
 
+class Records(JobRecords, IngestRecords, AccessRecords, Protocol):
+    """A missing row is None or False, never an exception; every row of a tenant is found only through it."""
+
+
 class AcceptsWhole(Protocol):
     """A capability: records, tasks and queue are one database, so that a small job is written in one step."""
 
@@ -105,7 +195,7 @@ class AcceptsWhole(Protocol):
         self,
         job: Job,
         notice: Notice,
-        idempotency: IdempotencyRow | None,
+        answer: IdempotencyRow | None,
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],

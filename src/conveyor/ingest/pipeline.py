@@ -1,58 +1,109 @@
-"""The ingest of one list, as one visible function. A crash anywhere in it resumes at the last checkpoint and converges:
-task ids are deterministic, references that are sent twice fall to the status guard, and the total is absolute."""
+"""The ingest of a list. `ingest_range` is the pipeline: read → write tasks → enqueue references → checkpoint, until the
+range is done; then, if all ranges are, the total and the latch.
 
+It may be done again from any point, by anyone: task ids are deterministic, so that a rewrite changes nothing;
+references that are sent twice fall to the status guard; the total is the sum of what each range says of itself.
+"""
+
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.coordinator import Coordinator, Lease
-from conveyor.engines.queue import Queue, run_queue
-from conveyor.engines.records import Checkpoint, Records
+from conveyor.engines.coordinator import Lease
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
+from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.ingest.plan import KeepHold, make_plan, range_pieces, reading_of, reject_invalid
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import InputJson, Job, TaskSeed
+from conveyor.lists import BATCH, Batch, read
+from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
 from conveyor.references import messages, send_all
+from conveyor.settings import Settings
+from conveyor.states import RunState
 
-# Tasks written in one step; memory and what a crash repeats are bounded by it.
-BATCH = 5000
-BATCH_BYTES = 8 * 1024 * 1024
-
-LEASE_SECONDS = 60.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ingest:
     """What the pipeline works with."""
 
+    settings: Settings
+    clock: Clock
     records: Records
     tasks: Tasks
     queue: Queue
-    coordinator: Coordinator
     blobs: Blobs
     lifecycle: Lifecycle
-    clock: Clock
 
-    async def run(self, job: Job, source: str, lease: Lease) -> bool:
-        """Ingest the staged list at `source`. False if the lease was lost: another goes on with it."""
-        at = await self.records.checkpointed(job.run.run_id) or Checkpoint(0, 0)
-        async for batch in self._batches(source, at):
+    async def split(self, job: Job, keep_hold: KeepHold) -> None:
+        """Look the list over, write down its ranges, and have each ingested. Raises HoldLost."""
+        ranges = await self.records.ranges(job.run.run_id)
+        # An open job that nobody has closed yet has no list of its own; its ranges are what was added so far.
+        if job.source is not None and not job.run.sealed:
+            most = self.settings.max_list_bytes
+            range_bytes = self.settings.ingest_range_bytes
+            ranges = await make_plan(self.blobs, job.source, job.kind, range_bytes, most, keep_hold)
+            if job.options.on_invalid is OnInvalid.REJECT:
+                await reject_invalid(self.blobs, ranges, job.kind, most, partial(self._keep_invalid, job), keep_hold)
+            crashpoint("ingest.split.before")
+            if not await self.records.split(job.job_id, job.run.run_id, ranges):
+                return
+            crashpoint("ingest.split.after")
+        await self.request([(job, one) for one in ranges if not one.done])
+        await self.finish(job)
+
+    async def request(self, ranges: list[tuple[Job, Range]]) -> None:
+        """Have ranges ingested by whoever is free."""
+        outgoing = [
+            Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, one.number)))
+            for job, one in ranges
+        ]
+        await send_all(self.queue, CONTROL, outgoing, self.clock)
+
+    async def ingest_range(self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold) -> bool:
+        """Make tasks of one range. False if it is another's by now."""
+        pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
+        async for batch in _ahead(read(pieces, reading_of(one, job.kind))):
             await self.tasks.put(job.key, batch.seeds)
             crashpoint("ingest.put.after")
             outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
             await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
             crashpoint("ingest.enqueue.after")
-            at = batch.after
-            if not await self.records.checkpoint(job.job_id, job.run.run_id, at, lease.fence):
+            await self._keep_invalid(job, one, batch)
+            one = _advanced(one, batch)
+            if not await self.records.checkpoint(job.run.run_id, one, lease.fence):
                 return False
             crashpoint("ingest.checkpoint.after")
-            if not await self.coordinator.renew(lease, LEASE_SECONDS):
+            if not await keep_hold():
                 return False
-        await self.lifecycle.latch(job, at.next_index)
+        done = msgspec.structs.replace(one, done=True)
+        if not await self.records.checkpoint(job.run.run_id, done, lease.fence):
+            return False
+        crashpoint("ingest.done.after")
+        await self.finish(job)
         return True
+
+    async def finish(self, job: Job) -> None:
+        """Set the total and the latch if every range is done and none will come."""
+        run = await self.records.run(job.job_id, job.run.run_id)
+        if run is None or not run.sealed or run.last_batch or run.state is not RunState.INGESTING:
+            return
+        ingested = await self.records.ingested(run.run_id)
+        if not ingested.done:
+            return
+        if ingested.tasks == 0:
+            reason = _without_tasks(job, ingested.invalid)
+            await self.lifecycle.move(job, RunState.FAILED, reason, await self.tasks.counts(job.key))
+            return
+        await self.lifecycle.latch(job, ingested.tasks, ingested.invalid)
 
     async def clear_up(self, job: Job) -> None:
         """A run that ended while its list was read may have been swept before its last batch was written."""
@@ -60,38 +111,37 @@ class Ingest:
             pass
         await self.queue.drop(run_queue(job.run.run_id))
         counts = await self.tasks.counts(job.key)
-        await self.records.set_total(job.job_id, job.run.run_id, counts.ended)
+        await self.records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
-    async def _batches(self, source: str, at: Checkpoint) -> AsyncIterator["Batch"]:
-        index, offset = at.next_index, at.offset
-        seeds: list[TaskSeed] = []
-        size = 0
-        async for line in _lines(self.blobs.stream(source, offset)):
-            offset += len(line) + 1
-            size += len(line)
-            seeds.append(TaskSeed(index, InputJson(line.decode())))
-            index += 1
-            if len(seeds) == BATCH or size >= BATCH_BYTES:
-                yield Batch(seeds, Checkpoint(index, offset))
-                seeds, size = [], 0
-        if seeds:
-            yield Batch(seeds, Checkpoint(index, offset))
+    async def _keep_invalid(self, job: Job, one: Range, batch: Batch) -> None:
+        """Under a name that follows from the place in the list, so that doing it again writes over it."""
+        if batch.invalid:
+            lines = b"".join(msgspec.json.encode(line) + b"\n" for line in batch.invalid)
+            await self.blobs.put(f"{invalid_prefix(job)}{one.number:06d}-{batch.index:012d}.jsonl", lines)
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """Some tasks, and the checkpoint once they are durable and enqueued."""
+def _without_tasks(job: Job, invalid: int) -> str:
+    why = f"the list has no tasks ({invalid} lines were not valid)" if invalid else "there were no tasks"
+    # Why it was closed, if nobody asked for that.
+    return f"{job.reason}; {why}" if job.reason else why
 
-    seeds: list[TaskSeed]
-    after: Checkpoint
+
+def _advanced(one: Range, batch: Batch) -> Range:
+    return msgspec.structs.replace(
+        one,
+        index=batch.index,
+        offset=batch.offset,
+        tasks=one.tasks + len(batch.seeds),
+        invalid=one.invalid + len(batch.invalid),
+    )
 
 
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines of a staged list; the last may lack its newline."""
-    rest = b""
-    async for piece in pieces:
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            yield line
-    if rest:
-        yield rest
+async def _ahead(items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Get the next item ready while the present one is worked on."""
+    coming = asyncio.ensure_future(anext(items, None))
+    try:
+        while (item := await coming) is not None:
+            coming = asyncio.ensure_future(anext(items, None))
+            yield item
+    finally:
+        coming.cancel()

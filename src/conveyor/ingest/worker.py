@@ -1,32 +1,42 @@
-"""Ingester: takes `ingest_job` messages from the control queue and runs the pipeline for each, under a lease."""
+"""Ingester: takes messages from the control queue, splits lists and ingests ranges, each under a lease."""
 
 from collections.abc import Callable
 
 import msgspec
 import structlog
 
+from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
-from conveyor.errors import ConveyorError
-from conveyor.ingest.pipeline import LEASE_SECONDS, Ingest
-from conveyor.model import IngestJob, Job
+from conveyor.errors import BadInput
+from conveyor.faults import crashpoint
+from conveyor.ingest.pipeline import Ingest
+from conveyor.ingest.plan import HoldLost
+from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, resumable
 from conveyor.states import ENDED, RunState
 
 log = structlog.get_logger()
 
-_IDLE = 0.25
-_BUSY_ELSEWHERE = 5.0
-_TRIES = 5
+LEASE_SECONDS = 60.0
 
-_messages = msgspec.json.Decoder(IngestJob)
+_IDLE = 0.1
+_BUSY_ELSEWHERE = 2.0
+_TRIES = 5
+_FIRST_PAUSE = 1.0
+
+Message = IngestJob | IngestRange
+
+_messages = msgspec.json.Decoder(Message)
 
 
 class Ingester:
-    """A role; one list at a time."""
+    """A role; one message at a time. Several share the work."""
 
-    def __init__(self, ingest: Ingest, name: str) -> None:
+    def __init__(self, ingest: Ingest, coordinator: Coordinator, name: str) -> None:
         self.name = name
         self.wake: Callable[[], None] = lambda: None
+        self.stopping = False
         self._ingest = ingest
+        self._coordinator = coordinator
 
     async def tick(self) -> float:
         deliveries = await self._ingest.queue.receive(CONTROL, 1, LEASE_SECONDS)
@@ -46,30 +56,64 @@ class Ingester:
             return
         job = await self._ingest.records.job(message.tenant, message.job_id)
         if job is None or job.run.run_id != message.run_id or job.state is not RunState.INGESTING:
-            if job is not None and job.state in ENDED and not job.run.last_batch:
+            if job is not None and job.state in ENDED and not job.run.last_batch and not resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
-        lease = await self._ingest.coordinator.lease(f"ingest:{message.run_id}", self.name, LEASE_SECONDS)
+        number = message.number if isinstance(message, IngestRange) else None
+        lease = await self._coordinator.lease(ingest_lease(job.run.run_id, number), self.name, LEASE_SECONDS)
         if lease is None:
             await self._ingest.queue.release(CONTROL, [delivery.receipt], _BUSY_ELSEWHERE)
             return
         try:
-            done = await self._ingest.run(job, message.source, lease)
-        except (ConveyorError, ValueError) as error:
+            done = await self._work(message, job, lease, delivery)
+        except HoldLost:
+            done = False
+        except Exception as error:
             await self._failed(job, delivery, error)
             return
         finally:
-            await self._ingest.coordinator.release(lease)
+            await self._coordinator.release(lease)
         if done:
+            crashpoint("ingester.ack.before")
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
 
+    async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
+        async def keep_hold() -> bool:
+            if self.stopping:
+                # What was checkpointed stands; whoever comes next goes on there.
+                await self._ingest.queue.release(CONTROL, [delivery.receipt], 0.0)
+                return False
+            stale = await self._ingest.queue.extend(CONTROL, [delivery.receipt], LEASE_SECONDS)
+            return not stale and await self._coordinator.renew(lease, LEASE_SECONDS)
+
+        if isinstance(message, IngestJob):
+            await self._ingest.split(job, keep_hold)
+            return True
+        one = await self._ingest.records.range(job.run.run_id, message.number)
+        if one is None or one.done:
+            await self._ingest.finish(job)
+            return True
+        return await self._ingest.ingest_range(job, one, lease, keep_hold)
+
     async def _failed(self, job: Job, delivery: Delivery, error: Exception) -> None:
-        """Try again a few times; then dead letters, and the run says why."""
-        log.warning("ingest failed", job=job.job_id, attempt=delivery.receives, error=str(error))
-        if delivery.receives < _TRIES:
+        """What no second try would mend, and what several did not, goes to the dead letters, and the run says why."""
+        lasting = isinstance(error, BadInput)
+        if not lasting and delivery.receives < _TRIES:
+            log.warning(
+                "ingest failed; it is tried again", job=job.job_id, attempt=delivery.receives, error=repr(error)
+            )
+            pause = _FIRST_PAUSE * 2 ** (delivery.receives - 1)
+            await self._ingest.queue.extend(CONTROL, [delivery.receipt], pause)
             return
-        reason = f"ingest failed {delivery.receives} times: {error}"
-        counts = await self._ingest.tasks.counts(job.key)
-        await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts)
+        cause = str(error) if lasting else f"{type(error).__name__}: {error} (tried {delivery.receives} times)"
+        reason = INGEST_FAILED + cause
+        # A bad list is its sender's affair, and no trouble of ours.
+        say = log.info if lasting else log.error
+        say("ingest given up", job=job.job_id, reason=reason)
+        # The letter first: after a crash in between, the sweeper has the ingest tried and fail again, and a run that
+        # shows as failed always has its letter.
         await self._ingest.queue.bury(CONTROL, [delivery.receipt], reason)
+        crashpoint("ingester.bury.after")
+        counts = await self._ingest.tasks.counts(job.key)
+        await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True)

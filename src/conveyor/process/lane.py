@@ -100,6 +100,10 @@ class Lane:
     def forget_done(self) -> None:
         self.chunks = {receipt: chunk for receipt, chunk in self.chunks.items() if chunk.left > 0 and not chunk.lost}
 
+    async def keep_targets(self) -> None:
+        """Hold on to the slots of targets whose tasks take long."""
+        await self._limits.refresh()
+
     async def stop(self, grace: float) -> list[HeldChunk]:
         """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
         self.width = 0

@@ -57,6 +57,7 @@ class Worker:
     ) -> None:
         self.name = clock.new_id("worker")
         self.wake: Callable[[], None] = lambda: None
+        self.stopping = False
         self._settings = settings
         self._clock = clock
         self._records = records
@@ -252,6 +253,7 @@ class Worker:
     async def _keep_held(self) -> None:
         for run_id, lane in self._lanes.items():
             lane.forget_done()
+            await lane.keep_targets()
             receipts = list(lane.chunks)
             if receipts:
                 stale = await self._queue.extend(run_queue(run_id), receipts, self._settings.lease_seconds)

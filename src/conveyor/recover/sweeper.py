@@ -1,4 +1,5 @@
-"""Sweeper: finishes runs whose completion was missed, sends lost messages again, clears up after ended runs.
+"""Sweeper: finishes runs whose completion was missed, sends lost references again, has stalled ingests go on, closes
+open jobs that nobody closes, clears up after ended runs.
 
 It looks at runs that are active or just ended, never at all tasks; `run_once` returns what it did.
 """
@@ -13,7 +14,7 @@ from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, IngestJob, InputJson, Job, TaskId, TaskSeed
+from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, TaskId, TaskSeed
 from conveyor.references import messages, send_all
 from conveyor.states import RunState, TaskStatus
 
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 _EVERY = 2.0
 _RUNS = 100
 _ROWS = 5000
+# Seconds after which an ingest without a message is thought to have lost it.
+_STALLED = 10.0
 
 
 class Swept(msgspec.Struct):
@@ -30,7 +33,8 @@ class Swept(msgspec.Struct):
     checked: int = 0
     completed: int = 0
     requeued: int = 0
-    reingested: int = 0
+    resumed: int = 0
+    closed: int = 0
     cancelled: int = 0
     cleared: int = 0
 
@@ -41,6 +45,7 @@ class Sweeper:
     def __init__(self, records: Records, tasks: Tasks, queue: Queue, lifecycle: Lifecycle, clock: Clock) -> None:
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
+        self.stopping = False
         self._records = records
         self._tasks = tasks
         self._queue = queue
@@ -49,7 +54,7 @@ class Sweeper:
 
     async def tick(self) -> float:
         swept = await self.run_once()
-        if swept.completed or swept.requeued or swept.reingested or swept.cancelled:
+        if swept != Swept(checked=swept.checked):
             log.info("swept", **msgspec.structs.asdict(swept))
         return _EVERY
 
@@ -61,11 +66,33 @@ class Sweeper:
         for job in await self._records.active_jobs():
             if job.state is RunState.RUNNING:
                 await self._check(job, swept)
-            elif job.state is RunState.INGESTING and job.source is not None:
-                await self._check_ingest(job, job.source, swept)
+            elif job.state is RunState.INGESTING:
+                await self._check_ingest(job, swept)
         for job in await self._records.ended_unswept(_RUNS):
             await self._clear(job, swept)
         return swept
+
+    async def _check_ingest(self, job: Job, swept: Swept) -> None:
+        """A message may be lost between the row that asks for it and its sending; sending it twice does no harm."""
+        swept.checked += 1
+        quiet = self._clock.now() - job.run.touched_at
+        open_still = job.mode is Mode.OPEN and not job.run.sealed
+        if open_still and quiet > job.options.idle_timeout:
+            reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
+            if await self._records.seal(job.job_id, job.run.run_id, reason):
+                swept.closed += 1
+                await self._request_ingest(job)
+            return
+        if quiet < _STALLED or (open_still and (await self._records.ingested(job.run.run_id)).done):
+            return
+        depth = await self._queue.depth(CONTROL)
+        if depth.ready + depth.held + depth.delayed == 0:
+            await self._request_ingest(job)
+            swept.resumed += 1
+
+    async def _request_ingest(self, job: Job) -> None:
+        message = IngestJob(job.tenant, job.job_id, job.run.run_id)
+        await send_all(self._queue, CONTROL, [Outgoing(msgspec.json.encode(message))], self._clock)
 
     async def _check(self, job: Job, swept: Swept) -> None:
         swept.checked += 1
@@ -76,16 +103,6 @@ class Sweeper:
             swept.completed += 1
         elif depth.ready + depth.held + depth.delayed == 0 and job.run.last_batch:
             await self._mend(job, counts, swept)
-
-    async def _check_ingest(self, job: Job, source: str, swept: Swept) -> None:
-        """A message asks for the list until it is read whole. If there is none, it was lost, or taken back while the
-        run was paused."""
-        swept.checked += 1
-        depth = await self._queue.depth(CONTROL)
-        if depth.ready + depth.held + depth.delayed == 0:
-            message = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id, source))
-            await send_all(self._queue, CONTROL, [Outgoing(message)], self._clock)
-            swept.reingested += 1
 
     async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
@@ -120,7 +137,7 @@ class Sweeper:
             if not job.run.last_batch:
                 # It ended while its list was read: its total is what was written of it.
                 counts = await self._tasks.counts(job.key)
-                await self._records.set_total(job.job_id, job.run.run_id, counts.ended)
+                await self._records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
             await self._records.mark_swept(job.job_id, job.run.run_id)
             swept.cleared += 1
         else:

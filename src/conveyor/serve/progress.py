@@ -8,8 +8,9 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, Job, Run
+from conveyor.model import Counts, Job, Mode, Run
 from conveyor.serve.results import iso_time
 from conveyor.states import ENDED, WORKABLE
 
@@ -31,7 +32,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 _samples = msgspec.json.Decoder(list[Sample])
 
 
-async def job_json(tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
+async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
     """A job as the API shows it. `options` has only what differs from the defaults."""
     run = job.run
     counts = await tasks.counts(job.key)
@@ -50,6 +51,8 @@ async def job_json(tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Jo
         "created_at": iso_time(job.created_at),
         "expires_at": iso_time(job.expires_at),
         "run": run_json(run, counts, await _running(coordinator, run, counts)),
+        "ingest": await _ingest(records, job),
+        "invalid_lines": run.invalid,
         "rate": round(rate, 3),
         "eta": _eta(run, counts, rate),
         "top_errors": [{"code": code, "count": count} for code, count in errors],
@@ -73,6 +76,13 @@ def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
         "created_at": iso_time(run.created_at),
         "ended_at": iso_time(run.ended_at),
     }
+
+
+async def _ingest(records: Records, job: Job) -> dict[str, Any] | None:
+    """How far its list is; None for a job that was written whole when it was accepted."""
+    if job.source is None and job.mode is Mode.CLOSED:
+        return None
+    return msgspec.structs.asdict(await records.ingested(job.run.run_id))
 
 
 async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:

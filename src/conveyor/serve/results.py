@@ -3,23 +3,24 @@ shape of a task, and its body, checked against the sha256 that was stored with i
 """
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
+from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed, NoBody, NotFound
 from conveyor.model import BodyRef, Page, RunKey, Task, TaskError
 from conveyor.serve import cursor as cursors
+from conveyor.serve.merge import merged_page
 
 
 async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
     """Up to `limit` tasks that match, in order of task_id. Raises BadCursor."""
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
-        # The merge of shard streams (DESIGN §4) comes with the first engine that shards.
-        raise NotImplementedError("no engine here has more than one shard")
+        merged = await merged_page(tasks, run, where, limit, positions)
+        return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
     # One more than asked for tells whether there is a next page, without a page that turns out empty.
     found = await tasks.page(run, 0, positions[0], limit + 1, where)
     items = found[:limit]
@@ -59,10 +60,8 @@ def error_json(task: Task) -> TaskError | None:
 
 
 def iso_time(at: float | None) -> str | None:
-    """ISO 8601 in UTC, to the millisecond, with Z."""
-    if at is None:
-        return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    """A time as it is shown; None where there is none."""
+    return None if at is None else iso_text(at)
 
 
 def body_ref(task: Task) -> BodyRef:

@@ -12,8 +12,9 @@ from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.records import IdempotencyRow
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import Database, open_database
+from conveyor.engines.sqlite.jobs import insert_job
 from conveyor.engines.sqlite.queue import SqliteQueue, insert_messages
-from conveyor.engines.sqlite.records import SqliteRecords, insert_job
+from conveyor.engines.sqlite.records import SqliteRecords
 from conveyor.engines.sqlite.tasks import SqliteTasks, insert_tasks, seed_rows
 from conveyor.model import Job, Notice, TaskSeed
 
@@ -43,7 +44,7 @@ class SqliteEngine:
         self,
         job: Job,
         notice: Notice,
-        idempotency: IdempotencyRow | None,
+        answer: IdempotencyRow | None,
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
@@ -52,11 +53,11 @@ class SqliteEngine:
         rows = seed_rows(job.key, seeds)
 
         def work(db: apsw.Connection) -> IdempotencyRow | None:
-            taken = insert_job(db, now, job, notice, idempotency)
-            if taken is None:
+            standing = insert_job(db, job, notice, answer)
+            if standing is None:
                 if seeds:
                     insert_tasks(db, job.key, rows)
                 insert_messages(db, now, queue, messages)
-            return taken
+            return standing
 
         return await self._database.write(work)

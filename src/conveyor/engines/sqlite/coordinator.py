@@ -10,6 +10,8 @@ SQL = named_queries("coordinator.sql")
 
 # Past this, buckets that have long been idle and values that lapsed are thrown out.
 _MOST_ENTRIES = 50_000
+# Sorts after every name that goes on from a prefix.
+_LAST = "\U0010ffff"
 
 
 class SqliteCoordinator:
@@ -39,6 +41,9 @@ class SqliteCoordinator:
 
     async def release(self, lease: Lease) -> None:
         await self._database.change(SQL["release"], _fields(lease))
+
+    async def forget(self, prefix: str) -> None:
+        await self._database.change(SQL["forget"], {"prefix": prefix, "after": prefix + _LAST})
 
     async def release_all(self) -> None:
         """For the owner of a database that was just opened: whoever held a lease died with the last owner."""

@@ -8,6 +8,9 @@ RETURNING fence;
 UPDATE leases SET expires_at = :until
 WHERE name = :name AND holder = :holder AND fence = :fence AND expires_at > :now;
 
+-- name: forget
+DELETE FROM leases WHERE name >= :prefix AND name < :after;
+
 -- name: release_all
 UPDATE leases SET expires_at = 0;
 

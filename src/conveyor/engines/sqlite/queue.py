@@ -9,13 +9,14 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
 from conveyor.engines.sqlite.database import Database, named_queries
-from conveyor.engines.sqlite.records import after as after_seq
+from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.faults import crashpoint
 from conveyor.model import Page
 
 SQL = named_queries("queue.sql")
 
 _ROWS_IN_ONE_INSERT = 50
+_LONGEST_ID = 18
 
 
 class SqliteQueue:
@@ -72,16 +73,22 @@ class SqliteQueue:
     async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
         values = {"after": after_seq(cursor), "limit": limit + 1}
         rows = await self._database.rows(SQL["dead_letters"], values)
-        items = [DeadLetter(str(row[0]), QueueName(row[1]), row[2], row[3], row[4]) for row in rows[:limit]]
+        items = [_letter(row) for row in rows[:limit]]
         return Page(items, items[-1].message_id if len(rows) > limit else None)
 
+    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+        rows = await self._database.rows(SQL["letters"], {"ids": _ids(message_ids)})
+        return [_letter(row) for row in rows]
+
+    async def discard(self, message_ids: Collection[str]) -> int:
+        return await self._database.change(SQL["discard"], {"ids": _ids(message_ids)})
+
     async def redrive(self, message_ids: Collection[str]) -> int:
-        ids = [int(text) for text in message_ids if text.isascii() and text.isdigit()]
-        values = {"ids": msgspec.json.encode(ids).decode(), "now": self._clock.now()}
+        values = {"ids": _ids(message_ids), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> int:
             db.execute(SQL["redrive_send"], values)
-            db.execute(SQL["redrive_forget"], {"ids": values["ids"]})
+            db.execute(SQL["discard"], {"ids": values["ids"]})
             return int(db.changes())
 
         return await self._database.write(work)
@@ -103,6 +110,16 @@ class SqliteQueue:
         self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
     ) -> frozenset[str]:
         return await self._database.write(lambda db: _apply(db, query, queue, receipts, values))
+
+
+def _ids(message_ids: Collection[str]) -> str:
+    """As a JSON list; what is no id of ours names no message."""
+    known = [int(text) for text in message_ids if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID]
+    return msgspec.json.encode(known).decode()
+
+
+def _letter(row: Any) -> DeadLetter:
+    return DeadLetter(str(row[0]), QueueName(row[1]), row[2], row[3], row[4])
 
 
 def insert_messages(db: apsw.Connection, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:

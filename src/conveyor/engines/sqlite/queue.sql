@@ -35,11 +35,14 @@ WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 -- name: dead_letters
 SELECT id, queue, body, reason, at FROM dead_letters WHERE id > :after ORDER BY id LIMIT :limit;
 
+-- name: letters
+SELECT id, queue, body, reason, at FROM dead_letters WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
+
 -- name: redrive_send
 INSERT INTO messages (queue, visible_at, body)
 SELECT queue, :now, body FROM dead_letters WHERE id IN (SELECT value FROM json_each(:ids));
 
--- name: redrive_forget
+-- name: discard
 DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: depth

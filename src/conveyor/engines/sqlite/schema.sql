@@ -14,9 +14,12 @@ CREATE TABLE jobs (
     created_at REAL NOT NULL,
     expires_at REAL NOT NULL,
     run_id TEXT NOT NULL,
-    source TEXT
+    -- JSON; NULL for a job whose tasks came in the request, and for an open one.
+    source TEXT,
+    deleted INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX jobs_by_tenant ON jobs (tenant, job_id);
+CREATE INDEX jobs_expiring ON jobs (expires_at);
 CREATE INDEX jobs_active ON jobs (state) WHERE state IN ('ingesting', 'running', 'paused');
 
 CREATE TABLE runs (
@@ -28,19 +31,51 @@ CREATE TABLE runs (
     last_batch INTEGER NOT NULL,
     created_at REAL NOT NULL,
     ended_at REAL,
+    sealed INTEGER NOT NULL,
+    invalid INTEGER NOT NULL DEFAULT 0,
+    -- The index of the next range of an open job.
+    next_index INTEGER NOT NULL DEFAULT 0,
+    -- When something was last added to an open job.
+    touched_at REAL NOT NULL,
     -- 1 once an ended run has no pending tasks and no queue any more.
     swept INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_job ON runs (job_id, number);
 CREATE INDEX runs_unswept ON runs (ended_at) WHERE ended_at IS NOT NULL AND swept = 0;
 
-CREATE TABLE ingests (
-    run_id TEXT PRIMARY KEY,
+-- A job as it is read: with its latest run.
+CREATE VIEW jobs_shown AS
+SELECT j.tenant, j.job_id, j.name, j.kind, j.mode, j.options, j.task_shard_count, j.result_layout, j.state, j.reason,
+    j.created_at, j.expires_at, j.source, r.run_id, r.number, r.state AS run_state, r.total, r.last_batch,
+    r.created_at AS run_created_at, r.ended_at, r.sealed, r.invalid, r.touched_at, r.swept, j.deleted
+FROM jobs AS j JOIN runs AS r USING (run_id);
+
+CREATE TABLE ranges (
+    run_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    -- What does not change of it, as JSON.
+    plan TEXT NOT NULL,
     next_index INTEGER NOT NULL,
     byte_offset INTEGER NOT NULL,
-    -- Fence of the lease under which it was written.
-    fence INTEGER NOT NULL
+    tasks INTEGER NOT NULL DEFAULT 0,
+    invalid INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0,
+    -- Fence of the lease under which it was last written.
+    fence INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, number)
 ) WITHOUT ROWID;
+
+CREATE TABLE uploads (
+    upload_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    stored_at REAL
+) WITHOUT ROWID;
+CREATE INDEX uploads_expiring ON uploads (expires_at);
 
 CREATE TABLE notices (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -59,11 +94,14 @@ CREATE TABLE idempotency (
     route TEXT NOT NULL,
     key TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    lease_until REAL NOT NULL,
     status INTEGER NOT NULL,
     body BLOB NOT NULL,
     expires_at REAL NOT NULL,
     PRIMARY KEY (tenant, route, key)
 ) WITHOUT ROWID;
+CREATE INDEX idempotency_expiring ON idempotency (expires_at);
 
 CREATE TABLE keys (
     key_id TEXT PRIMARY KEY,
@@ -72,7 +110,8 @@ CREATE TABLE keys (
     secret_sha256 TEXT NOT NULL,
     created_at REAL NOT NULL,
     revoked_at REAL,
-    expires_at REAL
+    expires_at REAL,
+    admin INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
 -- The kept counts of a run, and the small number under which its tasks stand.

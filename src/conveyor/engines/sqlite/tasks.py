@@ -9,8 +9,8 @@ import apsw
 import msgspec
 
 from conveyor.engines.sqlite.database import Database, named_queries
-from conveyor.engines.sqlite.records import after as after_seq
-from conveyor.engines.sqlite.records import events_page
+from conveyor.engines.sqlite.events import after as after_seq
+from conveyor.engines.sqlite.events import events_page
 from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
 from conveyor.model import (

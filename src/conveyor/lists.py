@@ -6,15 +6,20 @@ or stops changes no id; lines that are blank or a comment have no task. What is 
 """
 
 import csv
+import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
-from backports import zstd
 
-from conveyor.errors import BadInput, ListUnreadable
-from conveyor.inputs import MAX_INPUT_BYTES, checked_input
+from conveyor.errors import ListUnreadable
+from conveyor.inputs import MAX_INPUT_BYTES, one_line, wrong_task
 from conveyor.model import Compression, JobKind, ListFormat, TaskSeed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 # Lines in one batch: memory, and what a crash repeats, are bounded by it.
 BATCH = 5000
@@ -31,6 +36,9 @@ class InvalidLine(msgspec.Struct, frozen=True):
     line: int
     reason: str
     text: str
+
+
+decode_invalid = msgspec.json.Decoder(InvalidLine).decode
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -79,16 +87,6 @@ async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, m
         yield piece
 
 
-async def skip(pieces: AsyncIterator[bytes], count: int) -> AsyncIterator[bytes]:
-    """The bytes after the first `count`: a compressed list can not be entered in the middle."""
-    async for piece in pieces:
-        if count >= len(piece):
-            count -= len(piece)
-            continue
-        yield piece[count:]
-        count = 0
-
-
 def detect_compression(head: bytes) -> Compression:
     """From the first bytes of the object."""
     if head.startswith(b"\x1f\x8b"):
@@ -129,13 +127,23 @@ def _parse_all(
     for number, line in enumerate(lines, start=index):
         try:
             raw = parse(line)
-            if raw is not None:
-                seeds.append(TaskSeed(number, checked_input(kind, raw)))
-        except BadInput as error:
-            # Row 0 of a csv stands on line 2.
-            shown = number + (2 if reading.format is ListFormat.CSV else 1)
-            invalid.append(InvalidLine(shown, error.message, line[:_SNIPPET].decode(errors="replace")))
+        except ListUnreadable as error:
+            invalid.append(_invalid(reading, number, line, error.message))
+            continue
+        if raw is None:
+            continue
+        wrong = wrong_task(kind, raw)
+        if wrong is None:
+            seeds.append(TaskSeed(number, one_line(raw)))
+        else:
+            invalid.append(_invalid(reading, number, line, wrong.message))
     return seeds, invalid
+
+
+def _invalid(reading: Reading, index: int, line: bytes, reason: str) -> InvalidLine:
+    # Row 0 of a csv stands on line 2.
+    number = index + (2 if reading.format is ListFormat.CSV else 1)
+    return InvalidLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
 
 
 def _parser(reading: Reading) -> Callable[[bytes], bytes | None]:

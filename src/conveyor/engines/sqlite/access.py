@@ -1,0 +1,105 @@
+"""Keys, idempotent requests and uploads on SQLite."""
+
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.records import Claimed, IdempotencyRow
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.model import ApiKey, TenantId, Upload
+
+SQL = named_queries("access.sql")
+
+
+class SqliteAccess:
+    """AccessRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def claim(self, row: IdempotencyRow) -> Claimed:
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> Claimed:
+            db.execute(SQL["claim"], values)
+            granted = db.changes() > 0
+            return Claimed(granted, _standing(db, row))
+
+        return await self._database.write(work)
+
+    async def unclaim(self, row: IdempotencyRow) -> None:
+        await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
+
+    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        values = msgspec.structs.asdict(upload)
+
+        def work(db: apsw.Connection) -> IdempotencyRow | None:
+            standing = answer_claim(db, answer)
+            if standing is None:
+                db.execute(SQL["insert_upload"], values)
+            return standing
+
+        return await self._database.write(work)
+
+    async def upload(self, upload_id: str) -> Upload | None:
+        row = await self._database.row(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
+        return Upload(*row) if row else None
+
+    async def keep_upload(self, upload_id: str, until: float) -> None:
+        await self._database.change(SQL["keep_upload"], {"upload_id": upload_id, "until": until})
+
+    async def mark_stored(self, upload_id: str) -> bool:
+        values = {"upload_id": upload_id, "now": self._clock.now()}
+        return await self._database.change(SQL["mark_stored"], values) > 0
+
+    async def sweep_expired(self, limit: int) -> list[Upload]:
+        values = {"now": self._clock.now(), "limit": limit}
+
+        def work(db: apsw.Connection) -> list[Any]:
+            db.execute(SQL["forget_idempotency"], values)
+            rows: list[Any] = db.execute(SQL["expired_uploads"], values).fetchall()
+            for row in rows:
+                db.execute(SQL["forget_upload"], {"upload_id": row[1]})
+            return rows
+
+        return [Upload(*row) for row in await self._database.write(work)]
+
+    async def create_key(self, key: ApiKey) -> None:
+        await self._database.change(SQL["insert_key"], msgspec.structs.asdict(key))
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        row = await self._database.row(SQL["key"], {"key_id": key_id})
+        return _key(row) if row else None
+
+    async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
+        return [_key(row) for row in await self._database.rows(SQL["keys"], {"tenant": tenant})]
+
+    async def revoke_key(self, key_id: str, at: float) -> bool:
+        def work(db: apsw.Connection) -> bool:
+            known = db.execute(SQL["key"], {"key_id": key_id}).fetchone() is not None
+            db.execute(SQL["revoke_key"], {"key_id": key_id, "at": at})
+            return known
+
+        return await self._database.write(work)
+
+
+def answer_claim(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
+    if answer is None:
+        return None
+    db.execute(SQL["answer"], msgspec.structs.asdict(answer))
+    return None if db.changes() else _standing(db, answer)
+
+
+def _key(row: Any) -> ApiKey:
+    *fields, admin = row
+    return msgspec.structs.replace(ApiKey(*fields), admin=bool(admin))
+
+
+def _standing(db: apsw.Connection, row: IdempotencyRow) -> IdempotencyRow:
+    values = {"tenant": row.tenant, "route": row.route, "key": row.key}
+    found: Any = db.execute(SQL["idempotency"], values).fetchone()
+    return IdempotencyRow(*found) if found else row

@@ -1,0 +1,129 @@
+"""Ranges of lists on SQLite."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
+
+SQL = named_queries("ingests.sql")
+
+_range = msgspec.json.Decoder(Range)
+
+
+class SqliteIngests:
+    """IngestRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id})
+            if db.changes() == 0:
+                return False
+            for one in ranges:
+                _insert(db, run_id, one)
+            return True
+
+        return await self._database.write(work)
+
+    async def append_range(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        source: Source,
+        lines: int,
+        answer: IdempotencyRow | None,
+        seal: bool,
+    ) -> Range | IdempotencyRow | None:
+        values = {"job_id": job_id, "run_id": run_id, "lines": lines, "seal": seal, "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> Range | IdempotencyRow | None:
+            if db.execute(SQL["takes_more"], values).fetchone() is None:
+                return None
+            standing = answer_claim(db, answer)
+            if standing is not None:
+                return standing
+            row: Any = db.execute(SQL["allocate"], values).fetchone()
+            number: Any = db.execute(SQL["next_number"], values).fetchone()
+            one = Range(
+                number=number[0],
+                source=source,
+                format=ListFormat.JSONL,
+                compression=Compression.NONE,
+                start=0,
+                end=None,
+                first_index=row[0],
+                index=row[0],
+            )
+            _insert(db, run_id, one)
+            return one
+
+        return await self._database.write(work)
+
+    async def ranges(self, run_id: RunId) -> list[Range]:
+        rows = await self._database.rows(SQL["ranges"], {"run_id": run_id})
+        return [_shown(row) for row in rows]
+
+    async def range(self, run_id: RunId, number: int) -> Range | None:
+        row = await self._database.row(SQL["range"], {"run_id": run_id, "number": number})
+        return _shown(row) if row else None
+
+    async def ingested(self, run_id: RunId) -> Ingested:
+        ranges, done, tasks, invalid, read, total = await self._database.row(SQL["ingested"], {"run_id": run_id})
+        return Ingested(ranges, done, tasks, invalid, read, total)
+
+    async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
+        values = {**_progress(range), "run_id": run_id, "fence": fence}
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["checkpoint"], values)
+            if db.changes() == 0:
+                return False
+            db.execute(SQL["show_progress"], values)
+            return True
+
+        return await self._database.write(work)
+
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason}
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["seal_run"], values)
+            if db.changes() == 0:
+                return False
+            db.execute(SQL["seal_job"], values)
+            return True
+
+        return await self._database.write(work)
+
+
+def _insert(db: apsw.Connection, run_id: RunId, one: Range) -> None:
+    values = {**_progress(one), "run_id": run_id, "plan": msgspec.json.encode(one).decode()}
+    db.execute(SQL["insert_range"], values)
+
+
+def _progress(one: Range) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "index": one.index,
+        "offset": one.offset,
+        "tasks": one.tasks,
+        "invalid": one.invalid,
+        "done": one.done,
+    }
+
+
+def _shown(row: Any) -> Range:
+    _, plan, index, offset, tasks, invalid, done = row
+    return msgspec.structs.replace(
+        _range.decode(plan), index=index, offset=offset, tasks=tasks, invalid=invalid, done=bool(done)
+    )

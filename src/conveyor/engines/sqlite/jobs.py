@@ -1,0 +1,229 @@
+"""Jobs, runs and notices on SQLite."""
+
+from collections.abc import Collection
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.events import after, events_page
+from conveyor.model import (
+    Event,
+    Job,
+    JobId,
+    JobKind,
+    Mode,
+    Notice,
+    Options,
+    Page,
+    ResultLayout,
+    Run,
+    RunId,
+    Source,
+    TenantId,
+)
+from conveyor.states import ENDED, RunState
+
+SQL = named_queries("jobs.sql")
+
+_options = msgspec.json.Decoder(Options)
+_source = msgspec.json.Decoder(Source)
+# Sorts after every id.
+_NEWEST = "~"
+
+
+class SqliteJobs:
+    """JobRecords: every change is one transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create_job(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        return await self._database.write(lambda db: insert_job(db, job, notice, answer))
+
+    async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
+        values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
+        row = await self._database.row(SQL["job"], values)
+        return _job(row) if row else None
+
+    async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
+        values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
+        rows = await self._database.rows(SQL["jobs"], values)
+        items = [_job(row) for row in rows[:limit]]
+        return Page(items, items[-1].job_id if len(rows) > limit else None)
+
+    async def active_jobs(self) -> list[Job]:
+        rows = await self._database.rows(SQL["active_jobs"], {"now": self._clock.now()})
+        return [_job(row) for row in rows]
+
+    async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
+        return await self._database.read(lambda db: _find_run(db, job_id, run_id))
+
+    async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
+        values = {"job_id": job_id, "run_id": run_id, "total": total, "invalid": invalid}
+        await self._database.change(SQL["set_total"], values)
+
+    async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
+        values = {"job_id": job_id, "run_id": run_id}
+
+        def work(db: apsw.Connection) -> Run | None:
+            db.execute(SQL["latch"], values)
+            db.execute(SQL["show_run_state"], values)
+            return _find_run(db, job_id, run_id)
+
+        return await self._database.write(work)
+
+    async def move_run(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        sources: Collection[RunState],
+        target: RunState,
+        reason: str | None,
+        notice: Notice | None,
+        keep: bool = False,
+    ) -> bool:
+        values = {
+            "keep": keep,
+            "job_id": job_id,
+            "run_id": run_id,
+            "sources": msgspec.json.encode(sorted(sources)).decode(),
+            "target": target,
+            "reason": reason,
+            "ended_at": self._clock.now() if target in ENDED else None,
+        }
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["move_run"], values)
+            if db.changes() == 0:
+                return False
+            db.execute(SQL["move_job"], values)
+            if notice is not None:
+                _insert_notice(db, notice)
+            return True
+
+        return await self._database.write(work)
+
+    async def ended_unswept(self, limit: int) -> list[Job]:
+        return [_job(row) for row in await self._database.rows(SQL["ended_unswept"], {"limit": limit})]
+
+    async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
+        await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
+
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+        values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
+        return events_page(await self._database.rows(SQL["notices"], values), limit)
+
+    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+        values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["hide_job"], values)
+            if db.changes() == 0:
+                return False
+            db.execute(SQL["end_runs"], values)
+            return True
+
+        return await self._database.write(work)
+
+    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+        rows = await self._database.rows(SQL["hidden_jobs"], {"before": before, "limit": limit})
+        return [_job(row) for row in rows]
+
+    async def forget_job(self, job_id: JobId) -> None:
+        values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> None:
+            row = db.execute(SQL["forget_job"], values).fetchone()
+            if row is None:
+                return
+            values["tenant"], values["source"] = row
+            values["upload_id"] = (row[1] or "").rpartition("/")[2]
+            for query in ("forget_ranges", "forget_notices", "forget_runs", "release_upload"):
+                db.execute(SQL[query], values)
+
+        await self._database.write(work)
+
+
+def insert_job(db: apsw.Connection, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    """Part of a transaction: the job with its run and notice, unless the claimed request is no longer the caller's."""
+    standing = answer_claim(db, answer)
+    if standing is not None:
+        return standing
+    db.execute(
+        SQL["insert_job"],
+        {
+            **msgspec.structs.asdict(job),
+            "options": msgspec.json.encode(job.options).decode(),
+            "run_id": job.run.run_id,
+            "source": None if job.source is None else msgspec.json.encode(job.source).decode(),
+        },
+    )
+    db.execute(SQL["insert_run"], {**msgspec.structs.asdict(job.run), "job_id": job.job_id})
+    _insert_notice(db, notice)
+    return None
+
+
+def _insert_notice(db: apsw.Connection, notice: Notice) -> None:
+    values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
+    db.execute(SQL["insert_notice"], values)
+
+
+def _find_run(db: apsw.Connection, job_id: JobId, run_id: RunId) -> Run | None:
+    row = db.execute(SQL["run"], {"job_id": job_id, "run_id": run_id}).fetchone()
+    return _run(row) if row else None
+
+
+def _run(row: Any) -> Run:
+    run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at = row[:10]
+    return Run(
+        run_id=run_id,
+        number=number,
+        state=RunState(state),
+        total=total,
+        last_batch=bool(last_batch),
+        created_at=created_at,
+        ended_at=ended_at,
+        sealed=bool(sealed),
+        invalid=invalid,
+        touched_at=touched_at,
+    )
+
+
+def _job(row: Any) -> Job:
+    (
+        tenant,
+        job_id,
+        name,
+        kind,
+        mode,
+        options,
+        shards,
+        layout,
+        state,
+        reason,
+        created_at,
+        expires_at,
+        source,
+    ) = row[:13]
+    return Job(
+        tenant=tenant,
+        job_id=job_id,
+        name=name,
+        kind=JobKind(kind),
+        mode=Mode(mode),
+        options=_options.decode(options),
+        task_shard_count=shards,
+        result_layout=ResultLayout(layout),
+        state=RunState(state),
+        reason=reason,
+        created_at=created_at,
+        expires_at=expires_at,
+        run=_run(row[13:]),
+        source=None if source is None else _source.decode(source),
+    )

@@ -1,0 +1,100 @@
+-- name: insert_job
+INSERT INTO jobs (
+    job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
+    run_id, source
+) VALUES (
+    :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
+    :expires_at, :run_id, :source
+);
+
+-- name: insert_run
+INSERT INTO runs (
+    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at
+) VALUES (
+    :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at
+);
+
+-- name: insert_notice
+INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data)
+VALUES (:notice_id, :tenant, :job_id, :run_id, :event, :at, :data);
+
+-- name: job
+SELECT * FROM jobs_shown
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;
+
+-- name: jobs
+SELECT * FROM jobs_shown
+WHERE tenant = :tenant AND job_id < :before AND expires_at > :now AND deleted = 0
+ORDER BY job_id DESC LIMIT :limit;
+
+-- name: active_jobs
+SELECT * FROM jobs_shown
+WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
+ORDER BY job_id;
+
+-- name: ended_unswept
+SELECT * FROM jobs_shown
+WHERE ended_at IS NOT NULL AND swept = 0 ORDER BY ended_at LIMIT :limit;
+
+-- name: hidden_jobs
+SELECT * FROM jobs_shown
+WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
+
+-- name: mark_swept
+UPDATE runs SET swept = 1 WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
+
+-- name: run
+SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at FROM runs
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: set_total
+UPDATE runs SET total = :total, invalid = :invalid
+WHERE job_id = :job_id AND run_id = :run_id AND last_batch = 0;
+
+-- name: latch
+UPDATE runs SET last_batch = 1, state = iif(state = 'ingesting', 'running', state)
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: show_run_state
+UPDATE jobs SET state = (SELECT state FROM runs WHERE run_id = :run_id)
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: move_run
+UPDATE runs SET state = :target, ended_at = :ended_at, swept = :keep
+WHERE job_id = :job_id AND run_id = :run_id
+    AND state IN (SELECT value FROM json_each(:sources))
+    AND (:target <> 'completed' OR last_batch = 1)
+    AND (:target <> 'ingesting' OR last_batch = 0);
+
+-- name: move_job
+UPDATE jobs SET state = :target, reason = iif(:target = 'completed', coalesce(:reason, reason), :reason)
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: hide_job
+UPDATE jobs SET deleted = 1, expires_at = :now,
+    state = iif(state IN ('ingesting', 'running', 'paused'), 'cancelled', state)
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;
+
+-- name: end_runs
+UPDATE runs SET state = 'cancelled', ended_at = :now, swept = 1 WHERE job_id = :job_id AND ended_at IS NULL;
+
+-- name: forget_ranges
+DELETE FROM ranges WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job_id);
+
+-- name: forget_notices
+DELETE FROM notices WHERE tenant = :tenant AND job_id = :job_id;
+
+-- name: forget_runs
+DELETE FROM runs WHERE job_id = :job_id;
+
+-- name: forget_job
+DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source ->> '$.key';
+
+-- name: release_upload
+UPDATE uploads SET expires_at = min(expires_at, :now)
+WHERE upload_id = :upload_id AND key = :source
+    AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND source ->> '$.key' = :source);
+
+-- name: notices
+SELECT seq, at, event, run_id, NULL, data FROM notices
+WHERE tenant = :tenant AND job_id = :job_id AND seq > :after ORDER BY seq LIMIT :limit;
