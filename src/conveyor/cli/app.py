@@ -2,7 +2,7 @@
 
 import typer
 
-from conveyor.cli import demo, doctor, jobs, keys, run, submit, up, version, watch
+from conveyor.cli import dead_letters, demo, doctor, jobs, keys, moves, run, submit, up, version, watch
 
 app = typer.Typer(
     name="conveyor",
@@ -26,6 +26,10 @@ app.command("show", rich_help_panel=_SERVER)(jobs.show)
 app.command("watch", rich_help_panel=_SERVER)(watch.watch)
 app.command("results", rich_help_panel=_SERVER)(jobs.results)
 app.command("export", rich_help_panel=_SERVER)(jobs.export)
+app.command("invalid", rich_help_panel=_SERVER)(moves.invalid)
+app.command("rerun", rich_help_panel=_SERVER)(moves.rerun)
+app.command("delete", rich_help_panel=_SERVER)(moves.delete)
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_CARE)
 app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)
 app.command("doctor", rich_help_panel=_CARE)(doctor.doctor)
 app.command("version", rich_help_panel=_CARE)(version.version)

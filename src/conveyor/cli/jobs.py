@@ -112,16 +112,20 @@ def _job_row(job: dict[str, Any]) -> list[object]:
 
 def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from conveyor.cli import text
-    from conveyor.cli.output import printable
+    from conveyor.cli.output import number_of_lines, printable
     from conveyor.cli.snapshot import Snapshot
+    from conveyor.cli.view import of_job
+    from conveyor.states import RunState
 
     now = Snapshot.of(job)
     yield "job", now.job_id
     if job.get("name"):
         yield "name", printable(job["name"])
     yield "kind", job["kind"]
-    yield "state", now.state.value + (f" ({now.reason})" if now.reason else "")
+    yield "state", now.state.value + (f" ({printable(now.reason)})" if now.reason else "")
     yield "created", text.moment(job.get("created_at"))
+    if now.state is RunState.INGESTING:
+        yield "ingest", of_job(now).done
     yield "total", text.count(now.total)
     for status, number in job["run"]["counts"].items():
         yield status, text.count(number)
@@ -129,6 +133,8 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rate", text.rate(now.rate)
     if now.eta is not None and not now.ended:
         yield "eta", text.duration(now.eta)
+    if now.invalid:
+        yield "invalid", f"{number_of_lines(now.invalid)} no task; `conveyor invalid {now.job_id}` lists them"
     for place, (code, number) in enumerate(now.errors):
         yield "errors" if place == 0 else "", f"{number:>9,}  {code}"
 

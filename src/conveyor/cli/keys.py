@@ -121,6 +121,7 @@ def _shown(key: "ApiKey") -> dict[str, Any]:
         "key_id": key.key_id,
         "tenant": key.tenant,
         "name": key.name,
+        "admin": key.admin,
         "created_at": iso_time(key.created_at),
         "expires_at": iso_time(key.expires_at),
         "revoked_at": iso_time(key.revoked_at),

@@ -5,6 +5,8 @@ was accepted before, waits until the job ended or the user stops it, and writes 
 """
 
 import asyncio
+import re
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +19,9 @@ from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import Report
-from conveyor.errors import BadInput
-from conveyor.model import Job, JobId, TenantId
+from conveyor.cli.view import View, of_bytes, of_job
+from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks
+from conveyor.model import INGEST_FAILED, Job, JobId, OnInvalid, TenantId, resumable
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,10 +30,14 @@ if TYPE_CHECKING:
     from conveyor.system import System
 
 T = TypeVar("T")
-Show = Callable[[Snapshot], None]
+Show = Callable[[View], None]
 
 _TENANT = TenantId(LOCAL_TENANT)
 _LOOK_SECONDS = 0.1
+# Lines of a list that is refused.
+_LINES_SHOWN = 10
+# At the end of a reason that is not the list's fault.
+_TRIED = re.compile(r"\(tried \d+ times\)$")
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ def run_here(plan: Plan, as_json: bool) -> int:
     from conveyor.cli.guard import complain
     from conveyor.cli.logs import configure_log
     from conveyor.cli.loop import Stop, leave, run_async
-    from conveyor.cli.output import print_json
+    from conveyor.cli.output import print_json, printable
     from conveyor.cli.summary import print_summary
 
     configure_log(plan.settings.log_level, quiet=True)
@@ -66,9 +73,11 @@ def run_here(plan: Plan, as_json: bool) -> int:
     except Stopped:
         complain(f"Stopped. Everything that ended is kept in {plan.settings.data}; run again with --resume to go on.")
         leave(stop.exit_code)
-    except BadInput:
+    except BadInput as error:
         # The list was not accepted: leave nothing behind.
         _forget(plan, new)
+        for line in error.details.get("lines", []):
+            print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
         raise
     _tidy(plan)
     if as_json:
@@ -128,23 +137,69 @@ async def _carry_out(plan: Plan, mark: place.Mark, show: Show, stop: "Stop") -> 
         embedded = Embedded(system)
         started = system.clock.monotonic()
         async with embedded.running():
-            job = await _unless(stop.event, _job(embedded, plan, mark))
+            job = await _unless(stop.event, _job(embedded, plan, mark, show))
             before = Snapshot.of(await _look(system, job))
             ended = await _follow(system, embedded, job, show, stop.event)
+            job = await embedded.job(_TENANT, job.job_id)
         seconds = system.clock.monotonic() - started
+        await _check_list(system, job, Snapshot.of(ended))
         size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
-        return Report(ended, plan.out, size, seconds, Snapshot.of(ended).done - before.done)
+        left_out = await _write_invalid(system, job, plan.out) if Snapshot.of(ended).invalid else None
+        return Report(ended, plan.out, size, seconds, Snapshot.of(ended).done - before.done, left_out)
 
 
-async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark) -> Job:
+async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -> Job:
     """The job that was accepted before, or a new one."""
     if mark.job_id is not None:
-        return await embedded.job(_TENANT, JobId(mark.job_id))
+        return await _again(embedded, await embedded.job(_TENANT, JobId(mark.job_id)))
     job = await embedded.unfinished(_TENANT) if plan.resume else None
     if job is None:
-        job = await embedded.submit_list(plan.lists, plan.spec, _TENANT)
+        total = place.size_of(plan.lists)
+        show(of_bytes("staging", 0, total))
+        job = await embedded.submit_list(
+            plan.lists, plan.spec, _TENANT, lambda size: show(of_bytes("staging", size, total))
+        )
     place.write_mark(plan.settings.data, msgspec.structs.replace(mark, job_id=job.job_id))
     return job
+
+
+async def _again(embedded: "Embedded", job: Job) -> Job:
+    """A job whose ingest was given up goes on with it."""
+    from conveyor.accept.resume import resume_ingest
+
+    if not resumable(job):
+        return job
+    await resume_ingest(embedded.system, job)
+    return await embedded.job(_TENANT, job.job_id)
+
+
+async def _check_list(system: "System", job: Job, now: Snapshot) -> None:
+    """Raise what is wrong with the list, if that is what the job failed for."""
+    from conveyor.serve.invalid import invalid_page
+
+    if now.bad_list is None or now.reason is None:
+        return
+    if _TRIED.search(now.bad_list):
+        raise ConveyorError(f"The list could not be ingested: {now.bad_list}. Run again with --resume to go on.")
+    lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
+    if not now.reason.startswith(INGEST_FAILED):
+        raise NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
+    if lines and job.options.on_invalid is OnInvalid.REJECT:
+        # The rest of the reason names some of the lines.
+        head = now.bad_list.partition(":")[0]
+        raise ListRejected(f"{head}. Add --on-invalid skip to run the others.", lines=lines)
+    raise ListUnreadable(now.bad_list)
+
+
+async def _write_invalid(system: "System", job: Job, out: Path) -> Path:
+    """The lines that were left out, beside the archive: nothing else tells of them once the data is removed."""
+    from conveyor.serve.invalid import invalid_lines
+
+    path = out.with_name(out.name + ".invalid.jsonl")
+    with path.open("wb") as file:
+        async for lines in invalid_lines(system.blobs, job):
+            file.write(lines)
+    return path
 
 
 async def _follow(
@@ -153,8 +208,11 @@ async def _follow(
     """Show the job until it ended; its last JSON."""
     while True:
         seen = await _look(system, await embedded.job(_TENANT, job.job_id))
-        show(Snapshot.of(seen))
-        if Snapshot.of(seen).ended:
+        now = Snapshot.of(seen)
+        # What is wrong with a list is said as an error, and once.
+        if now.bad_list is None:
+            show(of_job(now))
+        if now.ended:
             return seen
         if stopped.is_set():
             raise Stopped
@@ -164,7 +222,7 @@ async def _follow(
 async def _look(system: "System", job: Job) -> dict[str, Any]:
     from conveyor.serve.progress import job_json
 
-    return await job_json(system.tasks, system.coordinator, system.clock, job)
+    return await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
 
 
 async def _export(system: "System", job: Job, out: Path, ended: dict[str, Any], show: Show) -> int:
@@ -172,10 +230,10 @@ async def _export(system: "System", job: Job, out: Path, ended: dict[str, Any], 
 
     def report(now: ExportProgress) -> None:
         share = (now.tasks + now.written) / max(job.run.total + now.bodies, 1)
-        show(replace(Snapshot.of(ended), note=f"writing the archive, {share:.0%}"))
+        show(of_job(replace(Snapshot.of(ended), note=f"writing the archive, {share:.0%}")))
 
     size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
-    show(Snapshot.of(ended))
+    show(of_job(Snapshot.of(ended)))
     return size
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.errors import BadInput
+from conveyor.model import OnInvalid
 
 _JOB = "Job"
 
@@ -14,7 +15,7 @@ Lists = Annotated[
     typer.Argument(
         metavar="LIST",
         help="Files with the tasks, or - for standard input. One URL a line (empty lines and lines that start with "
-        "# are skipped), or .jsonl with a URL or an object a line, or .csv.",
+        "# are skipped), or .jsonl with a URL or an object a line, or .csv; any of them .gz or .zst too. Of any size.",
         show_default=False,
     ),
 ]
@@ -71,6 +72,14 @@ Gateway = Annotated[
         help="Fetch through an HTTP proxy, or an API gateway given as a template with {url}. [CONVEYOR_GATEWAY]",
     ),
 ]
+WhenInvalid = Annotated[
+    OnInvalid | None,
+    typer.Option(
+        "--on-invalid",
+        rich_help_panel=_JOB,
+        help="Leave out lines that are no valid task, or refuse a list that has any. [run: reject, submit: skip]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="A name to know the job by.")]
 
 
@@ -84,6 +93,7 @@ def job_spec(
     headers: list[str] | None = None,
     gateway: str | None = None,
     name: str | None = None,
+    on_invalid: OnInvalid | None = None,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs without its tasks. What was not given stays the server's choice."""
     spec = {
@@ -95,6 +105,7 @@ def job_spec(
         "attempts": attempts,
         "timeout": timeout,
         "headers": dict(_header(line) for line in headers) if headers else None,
+        "on_invalid": on_invalid.value if on_invalid else None,
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
     }
     return {field: value for field, value in spec.items() if value is not None}

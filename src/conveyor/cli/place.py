@@ -22,7 +22,7 @@ class Mark(msgspec.Struct, frozen=True):
     """An unfinished run: of which list, and, once it is accepted, as which job."""
 
     lists: list[str]
-    # None where standard input was part of the list.
+    # None where a pipe was part of the list.
     sha256: str | None
     out: str
     job_id: str | None = None
@@ -56,6 +56,16 @@ def check_lists(lists: Sequence[str]) -> None:
         raise ListUnreadable("Standard input (-) can be read only once.")
 
 
+def is_plain_file(name: str) -> bool:
+    """Whether it can be read twice; standard input and other pipes can not."""
+    return name != STDIN and Path(name).is_file()
+
+
+def size_of(lists: Sequence[str]) -> int | None:
+    """The bytes that will be staged; None if that is not known: of pipes, and of several lists, which are joined."""
+    return Path(lists[0]).stat().st_size if len(lists) == 1 and is_plain_file(lists[0]) else None
+
+
 def default_data(out: Path) -> Path:
     """The directory beside the archive."""
     return out.with_name(out.name + ".conveyor")
@@ -67,8 +77,8 @@ def is_default(settings: Settings) -> bool:
 
 
 def fingerprint(lists: Sequence[str]) -> str | None:
-    """The same for the same lists in the same order; None if one of them is standard input."""
-    if STDIN in lists:
+    """The same for the same lists in the same order; None if one of them can be read only once."""
+    if not all(map(is_plain_file, lists)):
         return None
     whole = sha256()
     for name in lists:

@@ -18,8 +18,10 @@ from conveyor.cli.options import (
     Name,
     Rate,
     Timeout,
+    WhenInvalid,
     job_spec,
 )
+from conveyor.model import OnInvalid
 from conveyor.settings import Settings
 
 
@@ -46,6 +48,7 @@ def run(
     header: Headers = None,
     gateway: Gateway = None,
     handler: Handler = None,
+    on_invalid: WhenInvalid = None,
     name: Name = None,
     app: App = None,
     allow_private_targets: AllowPrivate = False,
@@ -71,6 +74,8 @@ def run(
         headers=header,
         gateway=gateway,
         name=name,
+        # Nobody has to come back for what was left out: it is said before anything is run.
+        on_invalid=on_invalid or OnInvalid.REJECT,
     )
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
     settings = Settings.load(data=data, **flags)

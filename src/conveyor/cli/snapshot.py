@@ -4,8 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.cli import EXIT_TASKS_FAILED
+from conveyor.cli import EXIT_BAD_INPUT, EXIT_TASKS_FAILED
+from conveyor.model import INGEST_FAILED
 from conveyor.states import ENDED, RunState
+
+
+@dataclass(frozen=True)
+class Ingest:
+    """How much of its list was made into tasks. Bytes are those of the list once decompressed."""
+
+    tasks: int
+    invalid: int
+    bytes_read: int
+    bytes_total: int | None
+
+    @classmethod
+    def of(cls, ingest: Mapping[str, Any]) -> "Ingest":
+        # Before the first pass over the list nothing is known of it.
+        total = ingest["bytes_total"] if ingest["ranges"] else None
+        return cls(ingest["tasks"], ingest["invalid"], ingest["bytes_read"], total)
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,8 @@ class Snapshot:
     rate: float | None
     eta: float | None
     errors: tuple[tuple[str, int], ...]
+    # None for a job that was written whole when it was accepted.
+    ingest: Ingest | None
     # What goes on besides, such as the writing of the archive.
     note: str | None = None
 
@@ -39,6 +58,7 @@ class Snapshot:
             rate=job.get("rate"),
             eta=job.get("eta"),
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
+            ingest=Ingest.of(job["ingest"]) if job.get("ingest") else None,
         )
 
     @property
@@ -50,7 +70,23 @@ class Snapshot:
         return self.state in ENDED
 
     @property
+    def invalid(self) -> int:
+        """Lines of the list that were no task."""
+        return self.ingest.invalid if self.ingest else 0
+
+    @property
+    def bad_list(self) -> str | None:
+        """What is wrong with its list, if it failed for that."""
+        if self.state is not RunState.FAILED or self.ingest is None or self.reason is None:
+            return None
+        if self.reason.startswith(INGEST_FAILED):
+            return self.reason.removeprefix(INGEST_FAILED)
+        return self.reason if self.ingest.tasks == 0 else None
+
+    @property
     def exit_code(self) -> int:
         """0 when every task succeeded."""
+        if self.bad_list is not None:
+            return EXIT_BAD_INPUT
         clean = self.state is RunState.COMPLETED and self.succeeded == self.total
         return 0 if clean else EXIT_TASKS_FAILED

@@ -1,7 +1,8 @@
-"""`conveyor submit`: a list to a server, in one request."""
+"""`conveyor submit`: a list to a server. It is uploaded, whatever its size, and a job is made of it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,13 +19,13 @@ from conveyor.cli.options import (
     Rate,
     Server,
     Timeout,
+    WhenInvalid,
     job_spec,
 )
-from conveyor.errors import BodyTooLarge, TooManyTasks
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
-    import msgspec
+    from conveyor.client import Client
 
 
 def submit(
@@ -40,16 +41,16 @@ def submit(
     header: Headers = None,
     gateway: Gateway = None,
     handler: Handler = None,
+    on_invalid: WhenInvalid = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Submit a list of tasks to the server and print the job's id."""
+    """Submit a list of tasks, of any size, to the server and print the job's id."""
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.place import check_lists
     from conveyor.cli.watch import watch_job
-    from conveyor.clock import SystemClock
 
     check_lists(lists)
     settings = Settings.load(url=url, data=data)
@@ -62,35 +63,29 @@ def submit(
         headers=header,
         gateway=gateway,
         name=name,
+        on_invalid=on_invalid,
     )
     with connect(settings) as client:
-        spec["tasks"] = _read(lists, settings, handler)
-        job = client.submit(spec, SystemClock().new_id("cli"))
+        job = _send(client, lists, spec, settings.max_list_bytes)
         if wait:
-            raise typer.Exit(watch_job(client, job["id"], as_json))
+            raise typer.Exit(watch_job(client, job["id"], as_json, Path(lists[0]).name))
     if as_json:
         print_json(job)
     else:
         print(job["id"])
 
 
-def _read(lists: Sequence[str], settings: Settings, handler: str | None) -> "list[msgspec.Raw]":
-    """The tasks of the lists; refused here already where one request can not carry them."""
-    import msgspec
+def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], most: int) -> dict[str, Any]:
+    """The job. One key for all requests: however often they are tried, there is one upload and one job."""
+    from conveyor.cli.bar import progress_bar
+    from conveyor.cli.staging import one_file, source_of
+    from conveyor.cli.view import of_bytes
+    from conveyor.clock import SystemClock
 
-    from conveyor.model import JobKind
-    from conveyor.stage.lists import read_lists
-
-    tasks: list[msgspec.Raw] = []
-    size = 0
-    for given in read_lists(lists, JobKind.PYTHON if handler else JobKind.FETCH):
-        if len(tasks) == settings.max_inline_tasks:
-            raise TooManyTasks(
-                f"The list has more than {settings.max_inline_tasks:,} tasks, too many for one request. Send it in "
-                "several jobs, or use `conveyor run`."
-            )
-        tasks.append(msgspec.Raw(given.encode()))
-        size += len(given)
-    if size > settings.max_request_bytes:
-        raise BodyTooLarge(f"The list has {size:,} bytes, too many for one request. Use `conveyor run`.")
-    return tasks
+    key = SystemClock().new_id("cli")
+    with (
+        progress_bar(spec.get("name") or Path(lists[0]).name) as show,
+        one_file(lists, most, lambda size: show(of_bytes("reading", size, None))) as path,
+    ):
+        upload_id = client.upload(path, key, lambda sent, total: show(of_bytes("uploading", sent, total)))
+        return client.submit(spec, key, source_of(lists, upload_id))

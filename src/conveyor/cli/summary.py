@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.cli import text
+from conveyor.cli.output import number_of_lines
 from conveyor.cli.snapshot import Snapshot
 
 
@@ -18,6 +19,8 @@ class Report:
     # Of this process, and what ended in that time: a resumed run had a head start.
     seconds: float
     ended_here: int
+    # The lines that were no task, if there were any.
+    left_out: Path | None = None
 
     @property
     def rate(self) -> float:
@@ -29,6 +32,7 @@ class Report:
             "job": {name: value for name, value in self.job.items() if name != "options"},
             "archive": str(self.archive),
             "archive_bytes": self.archive_bytes,
+            "invalid_list": str(self.left_out) if self.left_out else None,
             "seconds": round(self.seconds, 3),
             "tasks_per_second": round(self.rate, 1),
         }
@@ -52,6 +56,8 @@ def print_summary(report: Report) -> None:
             table.add_row("", f"{text.count(number):>{len(text.count(now.failed))}}  {code}")
     if now.cancelled:
         table.add_row("Cancelled", text.count(now.cancelled))
+    if now.invalid:
+        table.add_row("Left out", f"[yellow]{number_of_lines(now.invalid)} no task, see {report.left_out}")
     table.add_row("Time", f"{text.duration(report.seconds)}, {text.rate(report.rate)}")
     table.add_row("Results", f"{report.archive} ({text.size(report.archive_bytes)})")
     console = Console(highlight=False)

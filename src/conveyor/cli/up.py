@@ -68,7 +68,7 @@ async def _serve(settings: Settings, stop: "Stop") -> None:
 
 
 async def _ensure_local_key(system: "System") -> None:
-    """A key in local.key that works; one that was revoked is replaced."""
+    """An administrator's key in local.key that works; one that was revoked, or is none, is replaced."""
     from conveyor.cli.connection import LOCAL_TENANT, local_key_file, read_line
     from conveyor.errors import InvalidKey
     from conveyor.keys import authenticate, make_key
@@ -77,11 +77,12 @@ async def _ensure_local_key(system: "System") -> None:
     kept = read_line(path)
     if kept is not None:
         try:
-            await authenticate(system.records, system.clock, kept)
-            return
+            if (await authenticate(system.records, system.clock, kept)).admin:
+                return
         except InvalidKey:
-            path.unlink()
-    text, key = make_key(system.clock, LOCAL_TENANT, "made by conveyor up")
+            pass
+        path.unlink()
+    text, key = make_key(system.clock, LOCAL_TENANT, "made by conveyor up", admin=True)
     await system.records.create_key(key)
     # Closed to others before the key is in it.
     path.touch(mode=0o600, exist_ok=False)

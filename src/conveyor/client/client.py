@@ -1,7 +1,7 @@
 """Client: one method per route, JSON in and out, pages followed as they are asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,10 +9,15 @@ from urllib.parse import quote
 
 import msgspec
 
+from conveyor.client.files import Sent, measure, pieces_of
 from conveyor.client.problems import not_conveyor
 from conveyor.client.transport import Query, Transport
+from conveyor.errors import UploadConflict
 
 Json = dict[str, Any]
+
+# That one redrive takes.
+_MOST_IDS = 1000
 
 
 class Client:
@@ -31,9 +36,25 @@ class Client:
         """Let go of the connections."""
         self._transport.close()
 
-    def submit(self, spec: Json, idempotency_key: str) -> Json:
-        """Hand over a job; sending it again under the same key gives the same job."""
-        return self._json("POST", "/v1/jobs", body=spec, idempotency_key=idempotency_key)
+    def submit(self, spec: Json, idempotency_key: str, source: Json | None = None) -> Json:
+        """Hand over a job, of its own `tasks` or of a `source` that was uploaded: {upload_id, format, compression}.
+        Sending it again under the same key gives the same job."""
+        body = spec if source is None else {**spec, "source": source}
+        return self._json("POST", "/v1/jobs", body=body, idempotency_key=idempotency_key)
+
+    def upload(self, path: Path, idempotency_key: str, progress: Sent | None = None) -> str:
+        """Send a list, whatever its size; `progress` gets the bytes sent and their total. Returns the upload's id."""
+        size, digest = measure(path)
+        promised = {"size": size, "sha256": digest}
+        place = self._json("POST", "/v1/uploads", body=promised, idempotency_key=idempotency_key)
+        upload_id: str = place["upload_id"]
+        try:
+            self._transport.put(place["url"], place["headers"], size, lambda: pieces_of(path, size, progress))
+        except UploadConflict:
+            # A try whose answer was lost has stored it. The link takes this list and no other.
+            if not self._json("GET", _path("uploads", upload_id))["stored"]:
+                raise
+        return upload_id
 
     def job(self, job_id: str) -> Json:
         """The job with its live counts."""
@@ -65,12 +86,36 @@ class Client:
         """Write the archive of all results to a file; `progress` gets the bytes so far. Returns the size."""
         return self._save(_path("jobs", job_id, "export"), to, progress)
 
+    def invalid(self, job_id: str, page_size: int = 500) -> Iterator[Json]:
+        """Lines of the job's list that were no task, in the order of the list."""
+        return self._pages(_path("jobs", job_id, "invalid"), {"limit": page_size})
+
+    def rerun(self, job_id: str) -> Json:
+        """Have a list that could not be ingested tried again; the job as it is then."""
+        return self._json("POST", _path("jobs", job_id, "rerun"))
+
+    def delete(self, job_id: str) -> None:
+        """Remove a job with all its results."""
+        self._transport.send("DELETE", _path("jobs", job_id))
+
+    def dead_letters(self, page_size: int = 500) -> Iterator[Json]:
+        """What was given up, oldest first."""
+        return self._pages("/v1/dead-letters", {"limit": page_size})
+
+    def redrive(self, ids: Sequence[str]) -> Json:
+        """Send dead letters back to their queues: {redriven, skipped}."""
+        counts = {"redriven": 0, "skipped": 0}
+        for start in range(0, len(ids), _MOST_IDS):
+            part = self._json("POST", "/v1/dead-letters/redrive", body={"ids": ids[start : start + _MOST_IDS]})
+            counts = {name: number + part[name] for name, number in counts.items()}
+        return counts
+
     def health(self) -> Json:
         """What /healthz says; needs no key."""
         return self._json("GET", "/healthz")
 
     def create_key(self, tenant: str, name: str | None = None) -> Json:
-        """A new key of a tenant: {key, key_id}. For the local user of the server only."""
+        """A new key of a tenant: {key, key_id, tenant}. With an admin's key, as all that follows."""
         return self._json("POST", "/v1/keys", body={"tenant": tenant, "name": name})
 
     def keys(self, tenant: str | None = None) -> Iterator[Json]:

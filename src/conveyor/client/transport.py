@@ -1,14 +1,14 @@
 """One request and its answer, over pyreqwest: retries where they are safe, and our exceptions.
 
 A request that never reached the server (the connection was not made) is always tried again. One that may have
-reached it is tried again only when doing it twice changes nothing: GET and DELETE, and POST under an
-Idempotency-Key.
+reached it is tried again only when doing it twice changes nothing: GET and DELETE, POST under an Idempotency-Key, and
+the PUT of an upload. So is one whose first try, cut off on its way, the server is still carrying out.
 """
 
 import ipaddress
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from pyreqwest.request import SyncRequestBuilder, SyncStreamRequest
 from pyreqwest.response import SyncResponse
 
 from conveyor.client.problems import problem
-from conveyor.errors import ConveyorError, InvalidSetting, ServerUnreachable
+from conveyor.errors import ConveyorError, IdempotencyInFlight, InvalidSetting, ServerUnreachable
 
 Query = Mapping[str, str | int]
 Pause = Callable[[float], object]
@@ -30,6 +30,8 @@ _PAUSES = (0.1, 0.3, 0.9)
 _CONNECT = timedelta(seconds=10)
 # Between two reads: an export takes as long as it takes, but never this long without a byte.
 _READ = timedelta(seconds=60)
+# The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
+_SLOWEST = 32 * 1024
 _IDEMPOTENT = frozenset({"GET", "DELETE"})
 
 
@@ -44,7 +46,7 @@ class Transport:
         self.url = url.rstrip("/")
         self._key = key
         self._pause = pause
-        self._client = _client(self.url)
+        self._client = _client(self.url, _READ)
 
     def close(self) -> None:
         self._client.close()
@@ -71,6 +73,22 @@ class Transport:
             return answer
 
         return self._try(once, safe=method in _IDEMPOTENT or idempotency_key is not None)
+
+    def put(self, url: str, headers: Mapping[str, str], size: int, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """Send a body in pieces to a link that is a right of its own: the key stays here. `pieces` are asked for anew
+        by each try."""
+        # Its read timeout would count from the first byte sent: such a client has one timeout for all of it instead.
+        client = _client(url, None)
+
+        def once() -> None:
+            builder = client.put(url).timeout(_READ + timedelta(seconds=size / _SLOWEST))
+            for name, value in {**headers, "Content-Length": str(size)}.items():
+                builder = builder.header(name, value)
+            response = builder.body_stream(pieces()).build().send()
+            _check(response, bytes(response.bytes()))
+
+        with closing(client):
+            self._try(once, safe=True)
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[bytes]]:
@@ -111,10 +129,13 @@ class Transport:
         for pause in (*_PAUSES, None):
             try:
                 return once()
+            except IdempotencyInFlight:
+                if pause is None:
+                    raise
             except (PyreqwestError, OSError) as error:
                 if pause is None or not (safe or _never_sent(error)):
                     raise _unreachable(self.url, error) from error
-                self._pause(pause)
+            self._pause(pause)
         raise AssertionError("the last try returns or raises")
 
 
@@ -136,11 +157,13 @@ def _causes(error: Exception) -> list[str]:
     return [str(error), *(cause["message"] for cause in causes)]
 
 
-def _client(url: str) -> SyncClient:
+def _client(url: str, read_timeout: timedelta | None) -> SyncClient:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise InvalidSetting(f"CONVEYOR_URL must be an http or https address, not {url!r}")
-    builder = SyncClientBuilder().follow_redirects(False).connect_timeout(_CONNECT).read_timeout(_READ)
+    builder = SyncClientBuilder().follow_redirects(False).connect_timeout(_CONNECT)
+    if read_timeout is not None:
+        builder = builder.read_timeout(read_timeout)
     # The proxy of the environment has no way to this machine's own loopback.
     return (builder.no_proxy() if _is_loopback(parts.hostname) else builder).build()
 

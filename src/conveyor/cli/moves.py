@@ -1,0 +1,70 @@
+"""`conveyor invalid | rerun | delete`: what was left out of a job, and what can be done with it."""
+
+import itertools
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from conveyor.cli.options import AsJson, Data, JobArgument, Limit, Server
+from conveyor.cli.output import print_json, print_json_array, print_lines
+from conveyor.errors import BadInput
+from conveyor.settings import Settings
+
+_INVALID = [("line", 9), ("reason", 60), ("text", 0)]
+
+
+def invalid(
+    job: JobArgument, limit: Limit = None, as_json: AsJson = False, url: Server = None, data: Data = None
+) -> None:
+    """List the lines of a job's list that were no task, with the reason of each."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        found = itertools.islice(client.invalid(job), limit)
+        if as_json:
+            print_json_array(found)
+        else:
+            print_lines(_INVALID, map(_row, found), "Every line was a task.")
+
+
+def rerun(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
+    """Go on with a job whose list could not be ingested, once what stopped it is mended."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        found = client.rerun(job)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{found['id']} is {found['state']} again.")
+
+
+def delete(
+    job: JobArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Server = None,
+    data: Data = None,
+) -> None:
+    """Delete a job with all its results. What runs of it stops."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        if not yes:
+            _ask(client.job(job))
+        client.delete(job)
+    print(f"Deleted {job}.")
+
+
+def _ask(job: dict[str, Any]) -> None:
+    from conveyor.cli.output import printable
+
+    if not sys.stdin.isatty():
+        raise BadInput("Deleting a job needs a yes, and nobody is there to be asked: add --yes.")
+    name = f" ({printable(job['name'])})" if job.get("name") else ""
+    question = f"Delete {job['id']}{name}, {job['state']}, with its {job['run']['total']:,} tasks and their results?"
+    typer.confirm(question, abort=True, err=True)
+
+
+def _row(line: dict[str, Any]) -> list[object]:
+    return [line["line"], line["reason"], line["text"]]
