@@ -1,0 +1,86 @@
+"""SPEC.md is the contract: every setting, error, route, option, state and table stands in it."""
+
+import inspect
+import re
+from pathlib import Path
+
+import conveyor.handlers
+import conveyor.targets
+from conveyor import errors
+from conveyor.engines.sqlite.database import sql_file
+from conveyor.errors import ConveyorError
+from conveyor.model import Options
+from conveyor.settings import PREFIX, Settings
+from conveyor.states import MOVES
+
+ROOT = Path(__file__).parents[2]
+SPEC = (ROOT / "SPEC.md").read_text()
+
+
+def tree(cls: type[ConveyorError]) -> list[type[ConveyorError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in tree(sub))]
+
+
+def section(number: str) -> str:
+    start = SPEC.index(f"\n## {number}")
+    end = SPEC.find("\n## ", start + 1)
+    return SPEC[start : end if end > 0 else None]
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    described = section("9.")
+    for field in Settings.__struct_fields__:
+        assert f"`{PREFIX}{field.upper()}`" in described, field
+
+
+def test_no_setting_is_described_that_is_not_there() -> None:
+    known = {PREFIX + field.upper() for field in Settings.__struct_fields__}
+    assert set(re.findall(r"`(CONVEYOR_[A-Z_]+)`", SPEC)) - {"CONVEYOR_<NAME>"} <= known
+
+
+def test_every_error_code_is_listed_with_its_status() -> None:
+    assert conveyor.handlers and conveyor.targets
+    listed = section("11.")
+    for cls in tree(ConveyorError):
+        assert f"| `{cls.code}` | {cls.status} |" in listed, cls
+
+
+def test_every_option_is_named() -> None:
+    described = section("7.")
+    for field in Options.__struct_fields__:
+        assert f"`{field}`" in described, field
+
+
+def test_the_table_of_states_is_the_table_in_the_code() -> None:
+    described = section("4.")
+    for state, moves in MOVES.items():
+        row = next(line for line in described.splitlines() if line.startswith(f"| `{state}`"))
+        assert set(re.findall(r"`(\w+)`", row)) == {state, *moves}
+
+
+def test_every_table_and_column_of_sqlite_is_described() -> None:
+    described = section("5.")
+    for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", sql_file("schema.sql"), re.DOTALL):
+        row = next((line for line in described.splitlines() if line.startswith(f"| `{name}`")), None)
+        assert row is not None, name
+        columns = re.findall(r"^    ([a-z]\w*) [A-Z]", body, re.MULTILINE)
+        missing = [column for column in columns if not re.search(rf"\b{column}\b", row)]
+        assert not missing, (name, missing)
+
+
+def test_every_route_is_described() -> None:
+    from conveyor.api.app import create_app
+
+    assert inspect.isfunction(create_app)
+    described = re.sub(r"\{\w+\}", "{}", section("7."))
+    source = "".join(path.read_text() for path in (ROOT / "src/conveyor/api").glob("*.py"))
+    for method, path in re.findall(r"@(get|post|put|delete)\(\s*\"(/[^\"]*)\"", source):
+        shown = re.sub(r"\{\w+:\w+\}", "{}", path)
+        parts = [shown, shown.rsplit("/", 1)[-1]]
+        assert any(part in described for part in parts if part), (method, path)
+
+
+def test_every_error_class_has_its_own_code() -> None:
+    codes = [cls.code for cls in tree(ConveyorError)]
+    assert len(codes) == len(set(codes))
+    assert errors.ConveyorError.code == "internal_error"
