@@ -3,17 +3,18 @@
 import argparse
 import datetime
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench import archive, fetch, machine, nginx, noop
+from bench import archive, fetch, ingest, machine, nginx, noop
 from bench.child import ROOT, MeasurementFailed, Setup
 from bench.figures import Figure, table
 
-BENCHES: dict[str, ModuleType] = {"noop": noop, "fetch": fetch, "archive": archive}
+BENCHES: dict[str, ModuleType] = {"noop": noop, "fetch": fetch, "ingest": ingest, "archive": archive}
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # On the disk that the code is on: what is in memory (/tmp, often) has no fsync to pay for.
 SCRATCH = ROOT / ".cache" / "bench"
@@ -28,20 +29,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SCRATCH.mkdir(parents=True, exist_ok=True)
     known = machine.line(machine.facts(SCRATCH))
     print(known)
-    figures: list[Figure] = []
-    try:
-        for name in names:
-            figures += _run(name, options)
-    except MeasurementFailed as error:
-        print(f"The measurement failed: {error}", file=sys.stderr)
-        return 1
-    report = _report(figures, names, known, options)
-    print(f"\n{report}\n")
+    # A server that was started must not outlive a bench that is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    figures, failed = _run_all(names, options)
+    if figures:
+        report = _report(figures, names, known, options)
+        print(f"\n{report}\n")
     for figure in figures:
         print(figure.as_json())
-    if options.record:
+    if options.record and not failed:
         _record(report)
-    return 0
+    return 1 if failed else 0
+
+
+def _run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Figure], bool]:
+    """What could be measured, and whether something could not."""
+    figures: list[Figure] = []
+    failed = False
+    for name in names:
+        try:
+            figures += _run(name, options)
+        except MeasurementFailed as error:
+            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            failed = True
+    return figures, failed
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

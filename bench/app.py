@@ -1,6 +1,10 @@
 """The functions that the benches run as tasks of kind python."""
 
+from collections.abc import Sequence
+
 from conveyor.handlers import task
+from conveyor.model import Job, Outcome, TaskRef
+from conveyor.states import TaskStatus
 
 _WORDS = "The belt carries one page after the other. "
 
@@ -15,3 +19,19 @@ def page(number: int) -> str:
     """A page of about 2 KB, another one for each number."""
     head = f"page {number}\n"
     return (head + _WORDS * 50)[:2000]
+
+
+class NothingExecutor:
+    """Fetches nothing and succeeds: what is left is the belt."""
+
+    def grain(self, job: Job) -> int:
+        return 64
+
+    def target(self, ref: TaskRef) -> str | None:
+        return None
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return [Outcome(TaskStatus.SUCCEEDED) for _ in refs]
+
+    async def close(self) -> None:
+        pass

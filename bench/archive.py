@@ -44,7 +44,7 @@ async def fill(count: int, data: str, place: str) -> dict[str, Any]:
     spec = {"kind": "python", "handler": HANDLER, "result_layout": "packed", "tasks": list(range(count))}
     async with belt(data, app="bench.app", max_inline_tasks=count) as embedded:
         accepted = await embedded.submit.submit(TENANT, decode_spec(msgspec.json.encode(spec)))
-        await check_counts(embedded.system, await ended(embedded, accepted.job_id), count)
+        await check_counts(embedded.system, await ended(embedded, accepted.subject), count)
     return {}
 
 

@@ -37,10 +37,10 @@ async def belt(data: str, **settings: Any) -> AsyncIterator[Embedded]:
             yield embedded
 
 
-async def ended(embedded: Embedded, job_id: JobId) -> Job:
+async def ended(embedded: Embedded, job_id: str) -> Job:
     """The job, once its run has ended."""
     while True:
-        job = await embedded.job(TENANT, job_id)
+        job = await embedded.job(TENANT, JobId(job_id))
         if job.run.ended_at is not None:
             return job
         await asyncio.sleep(_LOOK_SECONDS)

@@ -82,7 +82,10 @@ def measure(function: str, scratch: Path, profile: bool = False, **arguments: An
         command = [sys.executable, "-m", "bench.child", json.dumps(asdict(call))]
         # Settings of this machine's user must not change what is measured.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CONVEYOR_")}
-        ended = subprocess.run(command, cwd=ROOT, env=environ, timeout=_TIMEOUT, check=False)
+        try:
+            ended = subprocess.run(command, cwd=ROOT, env=environ, timeout=_TIMEOUT, check=False)
+        except subprocess.TimeoutExpired:
+            raise MeasurementFailed(f"{function} did not end within {_TIMEOUT} seconds") from None
         if ended.returncode != 0 or not answer.exists():
             raise MeasurementFailed(f"{function} ended with code {ended.returncode}")
         return dict(json.loads(answer.read_text()))

@@ -63,7 +63,7 @@ async def ours(count: int, place: str) -> dict[str, Any]:
         meter = Meter()
         accepted = await embedded.submit.submit(TENANT, decode_spec(body))
         submitted = meter.lap()
-        job = await ended(embedded, accepted.job_id)
+        job = await ended(embedded, accepted.subject)
         spent = meter.stop()
         await check_counts(embedded.system, job, count)
     return {"count": count, "submit": submitted, "drain": spent["seconds"] - submitted, **spent}

@@ -1,7 +1,6 @@
 """Embedded: the whole system in one process. `conveyor run` and `conveyor up` are this, with and without an API."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -28,10 +27,6 @@ from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
 from conveyor.targets import TargetGuard
 
-# The writer of the database asks for the interpreter a few times for each commit; by default it would wait 5 ms for
-# each turn while the loop is busy.
-_SWITCH_SECONDS = 0.0005
-
 
 class Embedded:
     """All background roles of a system, and what a command in the same process asks of it. The executors may be given,
@@ -47,8 +42,6 @@ class Embedded:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Every role works while the block runs; at its end each gives back what it holds."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
         executors = self._executors() if self._given is None else self._given
         services = [Service(role, self.system.clock) for role in self._roles(executors)]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
@@ -60,7 +53,6 @@ class Embedded:
             await asyncio.gather(*tasks)
             for executor in executors.values():
                 await executor.close()
-            sys.setswitchinterval(before)
 
     async def submit_list(
         self,
@@ -96,6 +88,23 @@ class Embedded:
             JobKind.PYTHON: PythonExecutor(self._handlers, clock),
         }
 
+    def ingesters(self) -> list[Role]:
+        """The roles that make tasks of staged lists."""
+        system = self.system
+        ingest = Ingest(
+            system.settings,
+            system.clock,
+            system.records,
+            system.tasks,
+            system.queue,
+            system.blobs,
+            self.lifecycle,
+        )
+        return [
+            Ingester(ingest, system.coordinator, system.clock.new_id("ingester"))
+            for _ in range(system.settings.ingesters)
+        ]
+
     def _roles(self, executors: Mapping[JobKind, Executor]) -> list[Role]:
         system = self.system
         bodies = Bodies(system.blobs, system.clock)
@@ -113,24 +122,11 @@ class Embedded:
             )
             for _ in range(system.settings.workers)
         ]
-        ingest = Ingest(
-            system.settings,
-            system.clock,
-            system.records,
-            system.tasks,
-            system.queue,
-            system.blobs,
-            self.lifecycle,
-        )
-        ingesters = [
-            Ingester(ingest, system.coordinator, system.clock.new_id("ingester"))
-            for _ in range(system.settings.ingesters)
-        ]
         sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock)
         retention = Retention(
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
         )
-        return [*workers, *ingesters, sweeper, retention]
+        return [*workers, *self.ingesters(), sweeper, retention]
 
 
 async def _hashed(

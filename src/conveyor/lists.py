@@ -105,7 +105,7 @@ def detect_format(head: bytes) -> ListFormat:
 
 def check_header(header: bytes, kind: JobKind) -> list[str]:
     """The columns of a csv. Raises ListUnreadable if they can not be the inputs of this kind."""
-    columns = [column.strip() for column in next(csv.reader([_text(header)]), [])]
+    columns = [column.strip() for column in next(csv.reader([_text(header.removeprefix(b"\xef\xbb\xbf"))]), [])]
     if kind is JobKind.FETCH:
         unknown = [column for column in columns if column not in _FETCH_COLUMNS]
         if "url" not in columns:

@@ -37,11 +37,11 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous=FULL",
     "PRAGMA wal_autocheckpoint=4000",
     "PRAGMA journal_size_limit=67108864",
-    "PRAGMA cache_size=-16384",
+    "PRAGMA cache_size=-4096",
     "PRAGMA temp_store=MEMORY",
 )
 # Only the writer may checkpoint.
-_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-4096")
+_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-2048")
 
 
 def sql_file(name: str) -> str:
