@@ -96,11 +96,22 @@ def detect_compression(head: bytes) -> Compression:
 
 def detect_format(head: bytes) -> ListFormat:
     """From the first bytes of the list: an input in JSON, a header that names a column url, or else text."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] in (b"{", b'"', b"["):
-        return ListFormat.JSONL
-    columns = [column.strip(b' "\r') for column in text.partition(b"\n")[0].split(b",")]
-    return ListFormat.CSV if b"url" in columns and (len(columns) > 1 or columns == [b"url"]) else ListFormat.TEXT
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
+    columns = [column.strip(b' "') for column in first.split(b",")]
+    # A URL may have commas in it, a header has no URL.
+    if b"url" in columns and b"://" not in first and first != b'"url"':
+        return ListFormat.CSV
+    return ListFormat.JSONL if first[:1] in (b"{", b'"', b"[") else ListFormat.TEXT
+
+
+async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
+    """The first bytes of a stream: at least `count`, unless it is shorter."""
+    head = b""
+    async for piece in pieces:
+        head += piece
+        if len(head) >= count:
+            break
+    return head
 
 
 def check_header(header: bytes, kind: JobKind) -> list[str]:

@@ -18,6 +18,7 @@ from conveyor.lists import (
     detect_compression,
     detect_format,
     read,
+    take,
 )
 from conveyor.model import Compression, JobKind, ListFormat, Range, Source
 
@@ -122,7 +123,7 @@ async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> Form:
     compression = source.compression or detect_compression(raw)
     head = raw
     if compression is not Compression.NONE:
-        head = await anext(aiter(decompressed(blobs.stream(source.key), compression, most)), b"")
+        head = await take(decompressed(blobs.stream(source.key), compression, most), _HEAD)
     found = source.format or detect_format(head)
     if found is not ListFormat.CSV:
         return Form(found, compression)

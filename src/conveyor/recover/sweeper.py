@@ -14,7 +14,7 @@ from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, TaskId, TaskSeed
+from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
 from conveyor.references import messages, send_all
 from conveyor.states import RunState, TaskStatus
 
@@ -25,6 +25,7 @@ _RUNS = 100
 _ROWS = 5000
 # Seconds after which an ingest without a message is thought to have lost it.
 _STALLED = 10.0
+_ASK_AGAIN = 60.0
 
 
 class Swept(msgspec.Struct):
@@ -51,6 +52,7 @@ class Sweeper:
         self._queue = queue
         self._lifecycle = lifecycle
         self._clock = clock
+        self._asked_at: dict[RunId, float] = {}
 
     async def tick(self) -> float:
         swept = await self.run_once()
@@ -63,7 +65,10 @@ class Sweeper:
 
     async def run_once(self) -> Swept:
         swept = Swept()
-        for job in await self._records.active_jobs():
+        active = await self._records.active_jobs()
+        known = {job.run.run_id for job in active}
+        self._asked_at = {run_id: at for run_id, at in self._asked_at.items() if run_id in known}
+        for job in active:
             if job.state is RunState.RUNNING:
                 await self._check(job, swept)
             elif job.state is RunState.INGESTING:
@@ -86,8 +91,12 @@ class Sweeper:
         if quiet < _STALLED or (open_still and (await self._records.ingested(job.run.run_id)).done):
             return
         depth = await self._queue.depth(CONTROL)
-        if depth.ready + depth.held + depth.delayed == 0:
+        # While others keep the queue busy nobody can tell whether a message of this run is among them; one more does
+        # no harm.
+        again = self._asked_at.get(job.run.run_id, job.run.touched_at) + _ASK_AGAIN <= self._clock.now()
+        if again or depth.ready + depth.held + depth.delayed == 0:
             await self._request_ingest(job)
+            self._asked_at[job.run.run_id] = self._clock.now()
             swept.resumed += 1
 
     async def _request_ingest(self, job: Job) -> None:

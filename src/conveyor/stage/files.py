@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from conveyor.errors import ListUnreadable
-from conveyor.lists import Reading, check_header, decompressed, detect_compression, detect_format, read
+from conveyor.lists import Reading, check_header, decompressed, detect_compression, detect_format, read, take
 from conveyor.model import JobKind, ListFormat
 
 STDIN = "-"
 
 _PIECE = 1024 * 1024
+# Enough to know a list by.
+_HEAD = 64 * 1024
 _SUFFIXES = {".jsonl": ListFormat.JSONL, ".ndjson": ListFormat.JSONL, ".csv": ListFormat.CSV, ".txt": ListFormat.TEXT}
 _COMPRESSED = {".gz", ".zst", ".zstd"}
 
@@ -48,10 +50,10 @@ async def pieces_of(paths: Sequence[str], most: int) -> AsyncIterator[bytes]:
 async def _inputs(path: str, most: int) -> AsyncIterator[bytes]:
     """A file's inputs as JSON lines. What is wrong with an input is found when it is ingested."""
     raw = aiter(_raw(path))
-    head = await anext(raw, b"")
+    head = await take(raw, _HEAD)
     compression = detect_compression(head)
     plain = aiter(decompressed(_behind(head, raw), compression, most))
-    first = await anext(plain, b"")
+    first = await take(plain, _HEAD)
     form = named_format(path) or detect_format(first)
     header = None
     if form is ListFormat.CSV:

@@ -99,6 +99,14 @@ def _key(row: Any) -> ApiKey:
     return msgspec.structs.replace(ApiKey(*fields), admin=bool(admin))
 
 
+def answered(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    """The answer that the request has by now, if it has one."""
+    if answer is None:
+        return None
+    row = _standing(db, answer)
+    return row if row != answer and row.status != 0 else None
+
+
 def _standing(db: apsw.Connection, row: IdempotencyRow) -> IdempotencyRow:
     values = {"tenant": row.tenant, "route": row.route, "key": row.key}
     found: Any = db.execute(SQL["idempotency"], values).fetchone()

@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.records import IdempotencyRow
-from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.sqlite.access import answer_claim, answered
 from conveyor.engines.sqlite.database import Database, named_queries
 from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
 
@@ -48,7 +48,8 @@ class SqliteIngests:
 
         def work(db: apsw.Connection) -> Range | IdempotencyRow | None:
             if db.execute(SQL["takes_more"], values).fetchone() is None:
-                return None
+                # It may be this very request that closed it, carried out by whoever took the claim over.
+                return answered(db, answer)
             standing = answer_claim(db, answer)
             if standing is not None:
                 return standing
