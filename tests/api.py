@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pyreqwest.client import Client, ClientBuilder
@@ -36,9 +37,9 @@ class Api:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return host, int(port)
 
-    async def as_tenant(self, tenant: str) -> "Api":
+    async def as_tenant(self, tenant: str, admin: bool = False) -> "Api":
         """The same server with another tenant's key."""
-        return Api(self.url, self.system, await new_key(self.system, tenant), self._client)
+        return Api(self.url, self.system, await new_key(self.system, tenant, admin), self._client)
 
     async def request(
         self,
@@ -63,13 +64,31 @@ class Api:
     async def get(self, path: str, **options: Any) -> Answer:
         return await self.request("GET", path, **options)
 
+    async def post(self, path: str, value: Any = None, **options: Any) -> Answer:
+        """JSON, or bytes as they are; None is no body at all."""
+        body = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+        return await self.request("POST", path, body=body, **options)
+
     async def submit(self, spec: Any, **options: Any) -> Answer:
-        body = spec if isinstance(spec, bytes) else json.dumps(spec).encode()
-        return await self.request("POST", "/v1/jobs", body=body, **options)
+        return await self.post("/v1/jobs", spec, **options)
+
+    async def upload(self, data: bytes) -> str:
+        """Stage a list; its upload_id."""
+        promised = await self.post("/v1/uploads", {"size": len(data), "sha256": sha256(data).hexdigest()})
+        assert promised.status == 201, promised.body
+        stored = await self.put(promised.json["url"], data)
+        assert stored.status == 204, stored.body
+        upload_id: str = promised.json["upload_id"]
+        return upload_id
+
+    async def put(self, url: str, data: bytes, headers: dict[str, str] | None = None) -> Answer:
+        """Send a list to its link, without a key."""
+        sent = {"content-type": "application/octet-stream", **(headers or {})}
+        return await self.request("PUT", url.removeprefix(self.url), body=data, headers=sent, auth=False)
 
 
-async def new_key(system: System, tenant: str) -> str:
-    text, key = make_key(system.clock, tenant)
+async def new_key(system: System, tenant: str, admin: bool = False) -> str:
+    text, key = make_key(system.clock, tenant, admin=admin)
     await system.records.create_key(key)
     return text
 

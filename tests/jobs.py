@@ -7,12 +7,14 @@ from conveyor.model import (
     Job,
     JobId,
     JobKind,
+    Mode,
     Notice,
     Options,
     ResultLayout,
     Run,
     RunId,
     RunKey,
+    Source,
     TaskEnd,
     TaskSeed,
     TenantId,
@@ -35,18 +37,19 @@ def make_job(
     shards: int = 1,
     layout: ResultLayout = ResultLayout.OBJECT,
     kind: JobKind = JobKind.PYTHON,
-    source: str | None = None,
+    source: Source | None = None,
+    mode: Mode = Mode.CLOSED,
     **options: Any,
 ) -> Job:
     """A job that nobody has written yet."""
     now = clock.now()
-    run = Run(RunId(clock.new_id("run")), 1, state, total, latched, now)
+    run = Run(RunId(clock.new_id("run")), 1, state, total, latched, now, sealed=latched, touched_at=now)
     return Job(
         tenant=tenant,
         job_id=JobId(clock.new_id("job")),
         name="a job",
         kind=kind,
-        mode="closed",
+        mode=mode,
         options=Options(**options),
         task_shard_count=shards,
         result_layout=layout,

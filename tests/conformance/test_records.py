@@ -6,33 +6,54 @@ import itertools
 import msgspec
 import pytest
 
-from conveyor.engines.records import Checkpoint, IdempotencyRow, Records
+from conveyor.engines.records import IdempotencyRow, Records
 from conveyor.errors import BadCursor
 from conveyor.model import (
     ApiKey,
     Backoff,
+    Compression,
     FailureThreshold,
     Gateway,
+    Ingested,
     Job,
     JobId,
     JobKind,
+    ListFormat,
+    Mode,
+    Range,
     ResultLayout,
     RunId,
+    Source,
     TenantId,
+    Upload,
 )
 from conveyor.states import ENDED, MOVES, RunState, sources_of
 from tests.clocks import ManualClock
 from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
 
 CALLERS = 20
+LEASE = 10.0
+LIST = Source("uploads/acme/one", 1000, "0" * 64)
 ALL_PAIRS = list(itertools.product(RunState, RunState))
-LEGAL = [(source, target) for source, targets in MOVES.items() for target in sorted(targets)]
+# Of runs that are latched, or ingesting: those that failed before their latch have tests of their own.
+LEGAL = [
+    (source, target)
+    for source, targets in MOVES.items()
+    for target in sorted(targets)
+    if target is not RunState.INGESTING
+]
 
 
 def row(
     clock: ManualClock, key: str = "k1", tenant: TenantId = ACME, route: str = "POST /v1/jobs", ttl: float = 60.0
 ) -> IdempotencyRow:
-    return IdempotencyRow(tenant, route, key, f"sha of {key}", 201, f"body of {key}\0\xff".encode(), clock.now() + ttl)
+    """A claim as a request makes it, with an id of its own for what it is to make."""
+    now = clock.now()
+    return IdempotencyRow(tenant, route, key, f"sha of {key}", clock.new_id("job"), now + LEASE, now + ttl)
+
+
+def answered(claim: IdempotencyRow, body: bytes = b"the answer\0\xff") -> IdempotencyRow:
+    return msgspec.structs.replace(claim, status=201, body=body)
 
 
 async def created(records: Records, clock: ManualClock, **fields: object) -> Job:
@@ -42,7 +63,7 @@ async def created(records: Records, clock: ManualClock, **fields: object) -> Job
 
 
 async def in_state(records: Records, clock: ManualClock, state: RunState) -> Job:
-    """A latched job in this state, brought there by legal moves only."""
+    """A job in this state, brought there by legal moves only; latched unless it is ingesting."""
     paths = {
         RunState.INGESTING: [],
         RunState.RUNNING: [],
@@ -77,7 +98,7 @@ class TestCreate:
             shards=4,
             layout=ResultLayout.PACKED,
             kind=JobKind.FETCH,
-            source="uploads/acme/one",
+            source=Source("uploads/acme/one", 7, "0" * 64, ListFormat.CSV, Compression.ZSTD),
             concurrency=3,
             rate_per_host=0.5,
             backoff=Backoff(base=0.1, cap=9, jitter=False),
@@ -111,7 +132,9 @@ class TestCreate:
     async def test_unknown_ids_are_none(self, records: Records) -> None:
         assert await records.job(ACME, JobId("job_nothing")) is None
         assert await records.run(JobId("job_nothing"), RunId("run_nothing")) is None
-        assert await records.checkpointed(RunId("run_nothing")) is None
+        assert await records.ranges(RunId("run_nothing")) == []
+        assert await records.range(RunId("run_nothing"), 0) is None
+        assert await records.ingested(RunId("run_nothing")) == Ingested(0, 0, 0, 0, 0, 0)
         assert (await records.notices(ACME, JobId("job_nothing"), None, 10)).items == []
 
     async def test_a_run_is_found_only_under_its_job(self, records: Records, clock: ManualClock) -> None:
@@ -119,45 +142,101 @@ class TestCreate:
         assert await records.run(two.job_id, one.run.run_id) is None
 
 
-class TestIdempotency:
-    async def test_the_first_takes_the_key(self, records: Records, clock: ManualClock) -> None:
-        job, kept = make_job(clock), row(clock)
-        assert await records.create_job(job, make_notice(clock, job), kept) is None
-        assert await records.idempotency(ACME, kept.route, kept.key) == kept
+class TestClaims:
+    async def test_the_first_gets_the_key(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        claimed = await records.claim(claim)
+        assert claimed.granted
+        assert claimed.row == claim
 
-    async def test_a_taken_key_writes_nothing_and_gives_the_row(self, records: Records, clock: ManualClock) -> None:
-        first, kept = make_job(clock), row(clock)
-        await records.create_job(first, make_notice(clock, first), kept)
+    async def test_one_of_many_at_once_gets_it(self, records: Records, clock: ManualClock) -> None:
+        claims = [row(clock) for _ in range(CALLERS)]
+        claimed = await asyncio.gather(*map(records.claim, claims))
+        (winner,) = [claim for claim, got in zip(claims, claimed, strict=True) if got.granted]
+        assert [got.row for got in claimed] == [winner] * CALLERS
+
+    async def test_the_answer_is_written_with_the_job(self, records: Records, clock: ManualClock) -> None:
+        job, claim = make_job(clock), row(clock)
+        await records.claim(claim)
+        assert await records.create_job(job, make_notice(clock, job), answered(claim)) is None
+        again = await records.claim(row(clock))
+        assert not again.granted
+        assert again.row == answered(claim)
+
+    async def test_an_answered_claim_writes_nothing_more(self, records: Records, clock: ManualClock) -> None:
+        first, claim = make_job(clock), row(clock)
+        await records.claim(claim)
+        await records.create_job(first, make_notice(clock, first), answered(claim))
         second = make_job(clock)
-        again = msgspec.structs.replace(kept, fingerprint="another", body=b"another")
-        assert await records.create_job(second, make_notice(clock, second), again) == kept
+        late = answered(claim, b"another")
+        assert await records.create_job(second, make_notice(clock, second), late) == answered(claim)
         assert await records.job(ACME, second.job_id) is None
         assert await records.run(second.job_id, second.run.run_id) is None
         assert (await records.notices(ACME, second.job_id, None, 10)).items == []
-        assert await records.idempotency(ACME, kept.route, kept.key) == kept
 
-    async def test_one_of_many_at_once_gets_it(self, records: Records, clock: ManualClock) -> None:
-        jobs = [make_job(clock) for _ in range(CALLERS)]
-        rows = [msgspec.structs.replace(row(clock), body=job.job_id.encode()) for job in jobs]
-        answers = await asyncio.gather(
-            *(records.create_job(job, make_notice(clock, job), kept) for job, kept in zip(jobs, rows, strict=True))
-        )
-        (winner,) = [kept for kept, answer in zip(rows, answers, strict=True) if answer is None]
-        assert [answer for answer in answers if answer is not None] == [winner] * (CALLERS - 1)
-        page = await records.jobs(ACME, None, 100)
-        assert [job.job_id.encode() for job in page.items] == [winner.body]
-
-    async def test_an_expired_row_is_invisible_and_the_key_is_free(self, records: Records, clock: ManualClock) -> None:
-        first, kept = make_job(clock), row(clock, ttl=60)
-        await records.create_job(first, make_notice(clock, first), kept)
-        clock.advance(59)
-        assert await records.idempotency(ACME, kept.route, kept.key) == kept
+    async def test_a_lapsed_claim_is_taken_over_with_its_subject(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        await records.claim(claim)
+        clock.advance(LEASE - 0.5)
+        assert not (await records.claim(row(clock))).granted
         clock.advance(1)
-        assert await records.idempotency(ACME, kept.route, kept.key) is None
-        second, fresh = make_job(clock), msgspec.structs.replace(row(clock), fingerprint="another")
-        assert await records.create_job(second, make_notice(clock, second), fresh) is None
-        assert await records.idempotency(ACME, kept.route, kept.key) == fresh
-        assert await records.job(ACME, second.job_id) is not None
+        taken = await records.claim(row(clock))
+        assert taken.granted
+        assert taken.row.subject == claim.subject
+        assert taken.row.lease_until == pytest.approx(clock.now() + LEASE)
+        assert not (await records.claim(row(clock))).granted
+
+    async def test_another_request_does_not_take_it_over(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        await records.claim(claim)
+        clock.advance(LEASE + 1)
+        other = await records.claim(msgspec.structs.replace(row(clock), fingerprint="another"))
+        assert not other.granted
+        assert other.row == claim
+
+    async def test_who_was_overtaken_and_who_overtook_make_one(self, records: Records, clock: ManualClock) -> None:
+        """Both carry the same subject: the first to write wins, whichever that is."""
+        claim = row(clock)
+        await records.claim(claim)
+        clock.advance(LEASE + 1)
+        taken = (await records.claim(row(clock))).row
+        late, second = make_job(clock), make_job(clock)
+        assert await records.create_job(late, make_notice(clock, late), answered(claim, b"late")) is None
+        standing = await records.create_job(second, make_notice(clock, second), answered(taken, b"second"))
+        assert standing is not None
+        assert standing.body == b"late"
+        assert await records.job(ACME, second.job_id) is None
+
+    async def test_a_claim_that_is_given_back_is_free(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        await records.claim(claim)
+        await records.unclaim(claim)
+        fresh = msgspec.structs.replace(row(clock), fingerprint="another")
+        assert (await records.claim(fresh)).granted
+
+    async def test_only_ones_own_claim_is_given_back(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        await records.claim(claim)
+        clock.advance(LEASE + 1)
+        taken = await records.claim(row(clock))
+        await records.unclaim(claim)
+        assert not (await records.claim(row(clock))).granted
+        job = make_job(clock)
+        await records.create_job(job, make_notice(clock, job), answered(taken.row))
+        await records.unclaim(taken.row)
+        assert (await records.claim(row(clock))).row.status == 201
+
+    async def test_an_expired_row_is_free(self, records: Records, clock: ManualClock) -> None:
+        job, claim = make_job(clock), row(clock, ttl=60)
+        await records.claim(claim)
+        await records.create_job(job, make_notice(clock, job), answered(claim))
+        clock.advance(59)
+        assert not (await records.claim(row(clock))).granted
+        clock.advance(1)
+        fresh = msgspec.structs.replace(row(clock), fingerprint="another")
+        claimed = await records.claim(fresh)
+        assert claimed.granted
+        assert claimed.row == fresh
 
     async def test_a_key_is_of_one_tenant_and_one_route(self, records: Records, clock: ManualClock) -> None:
         rows = [
@@ -166,12 +245,16 @@ class TestIdempotency:
             row(clock, route="POST /v1/uploads"),
             row(clock, key="k2"),
         ]
-        for kept in rows:
-            job = make_job(clock, tenant=kept.tenant)
-            assert await records.create_job(job, make_notice(clock, job), kept) is None
-        for kept in rows:
-            assert await records.idempotency(kept.tenant, kept.route, kept.key) == kept
-        assert await records.idempotency(TenantId("third"), rows[0].route, rows[0].key) is None
+        for claim in rows:
+            assert (await records.claim(claim)).granted
+
+    async def test_expired_rows_are_swept(self, records: Records, clock: ManualClock) -> None:
+        await records.claim(row(clock, ttl=5))
+        await records.claim(row(clock, key="k2", ttl=50))
+        clock.advance(6)
+        await records.sweep_expired(10)
+        assert (await records.claim(row(clock))).granted
+        assert not (await records.claim(row(clock, key="k2"))).granted
 
 
 class TestListing:
@@ -384,20 +467,22 @@ class TestTotalAndLatch:
         job = await created(records, clock, latched=False, state=RunState.INGESTING)
         where = (job.job_id, job.run.run_id)
         for total in (5, 5, 7, 7, 6):
-            await records.set_total(*where, total)
-            assert (await stored(records, job)).run.total == total
+            await records.set_total(*where, total, total // 2)
+            run = (await stored(records, job)).run
+            assert (run.total, run.invalid) == (total, total // 2)
 
     async def test_it_is_refused_once_latched(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock, latched=False, state=RunState.INGESTING)
         where = (job.job_id, job.run.run_id)
-        await records.set_total(*where, 5)
+        await records.set_total(*where, 5, 1)
         await records.latch(*where)
-        await records.set_total(*where, 9)
-        assert (await stored(records, job)).run.total == 5
+        await records.set_total(*where, 9, 2)
+        run = (await stored(records, job)).run
+        assert (run.total, run.invalid) == (5, 1)
 
     async def test_the_latch_makes_an_ingesting_run_running(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock, latched=False, state=RunState.INGESTING)
-        await records.set_total(job.job_id, job.run.run_id, 3)
+        await records.set_total(job.job_id, job.run.run_id, 3, 0)
         run = await records.latch(job.job_id, job.run.run_id)
         assert run is not None
         assert (run.state, run.last_batch, run.total) == (RunState.RUNNING, True, 3)
@@ -428,67 +513,316 @@ class TestTotalAndLatch:
         assert await records.latch(JobId("job_nothing"), RunId("run_nothing")) is None
         assert await records.latch(one.job_id, two.run.run_id) is None
         assert not (await stored(records, two)).run.last_batch
-        await records.set_total(one.job_id, two.run.run_id, 99)
+        await records.set_total(one.job_id, two.run.run_id, 99, 9)
         assert (await stored(records, two)).run.total == 0
 
 
-class TestCheckpoints:
-    async def test_it_is_kept_and_shown_as_the_total(self, records: Records, clock: ManualClock) -> None:
-        job = await created(records, clock, latched=False, state=RunState.INGESTING)
+def part(number: int, start: int, end: int | None, **fields: object) -> Range:
+    plain = {"format": ListFormat.TEXT, "compression": Compression.NONE, "source": LIST, "header": None}
+    first = number * 10
+    return Range(number=number, start=start, end=end, first_index=first, index=first, offset=start, **plain | fields)  # type: ignore[arg-type]
+
+
+def moved(one: Range, tasks: int, offset: int, invalid: int = 0, done: bool = False) -> Range:
+    return msgspec.structs.replace(
+        one, index=one.first_index + tasks + invalid, offset=offset, tasks=tasks, invalid=invalid, done=done
+    )
+
+
+async def ingesting(records: Records, clock: ManualClock, *ranges: Range, **fields: object) -> Job:
+    job = await created(records, clock, latched=False, state=RunState.INGESTING, **fields)
+    if ranges:
+        assert await records.split(job.job_id, job.run.run_id, ranges)
+    return job
+
+
+class TestRanges:
+    async def test_they_are_read_back_in_order(self, records: Records, clock: ManualClock) -> None:
+        ranges = [part(0, 0, 500), part(1, 500, None, header="url,id", format=ListFormat.CSV)]
+        job = await ingesting(records, clock, *ranges)
+        assert await records.ranges(job.run.run_id) == ranges
+        assert [await records.range(job.run.run_id, number) for number in (0, 1, 2)] == [*ranges, None]
+        assert (await stored(records, job)).run.sealed
+
+    async def test_a_list_is_split_once(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock)
         where = (job.job_id, job.run.run_id)
-        assert await records.checkpointed(job.run.run_id) is None
-        for at in (Checkpoint(100, 4096), Checkpoint(200, 8192), Checkpoint(200, 8192)):
-            assert await records.checkpoint(*where, at, 1)
-            assert await records.checkpointed(job.run.run_id) == at
-            assert (await stored(records, job)).run.total == at.next_index
+        split = await asyncio.gather(*(records.split(*where, [part(0, 0, None)]) for _ in range(CALLERS)))
+        assert sum(split) == 1
+        assert len(await records.ranges(job.run.run_id)) == 1
+
+    async def test_an_ended_run_is_not_split(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock)
+        where = (job.job_id, job.run.run_id)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.CANCELLED, None, None)
+        assert not await records.split(*where, [part(0, 0, None)])
+        assert await records.ranges(job.run.run_id) == []
+
+    async def test_progress_is_kept_and_shown_as_the_total(self, records: Records, clock: ManualClock) -> None:
+        one, two = part(0, 0, 500), part(1, 500, None)
+        job = await ingesting(records, clock, one, two)
+        run_id = job.run.run_id
+        assert await records.ingested(run_id) == Ingested(2, 0, 0, 0, 0, 1000)
+        assert await records.checkpoint(run_id, moved(one, 3, 200, invalid=1), 1)
+        assert await records.checkpoint(run_id, moved(two, 5, 1001, done=True), 1)
+        assert await records.ranges(run_id) == [moved(one, 3, 200, invalid=1), moved(two, 5, 1001, done=True)]
+        # A last line without a newline is counted with one; it is not read beyond the end all the same.
+        assert await records.ingested(run_id) == Ingested(2, 1, 8, 1, 700, 1000)
+        run = (await stored(records, job)).run
+        assert (run.total, run.invalid) == (8, 1)
+        assert await records.checkpoint(run_id, moved(one, 3, 200, invalid=1), 1), "again changes nothing"
+        assert (await records.ingested(run_id)).tasks == 8
+
+    async def test_a_compressed_list_has_no_known_end_before_it(self, records: Records, clock: ManualClock) -> None:
+        one = part(0, 0, None, compression=Compression.GZIP)
+        job = await ingesting(records, clock, one)
+        await records.checkpoint(job.run.run_id, moved(one, 3, 5000), 1)
+        assert await records.ingested(job.run.run_id) == Ingested(1, 0, 3, 0, 5000, None)
+        await records.checkpoint(job.run.run_id, moved(one, 9, 20_000, done=True), 1)
+        assert await records.ingested(job.run.run_id) == Ingested(1, 1, 9, 0, 20_000, 20_000)
 
     async def test_a_stale_fence_writes_nothing(self, records: Records, clock: ManualClock) -> None:
-        job = await created(records, clock, latched=False, state=RunState.INGESTING)
-        where = (job.job_id, job.run.run_id)
-        assert await records.checkpoint(*where, Checkpoint(100, 1000), 3)
+        one, other = part(0, 0, 500), part(1, 500, None)
+        job = await ingesting(records, clock, one, other)
+        run_id = job.run.run_id
+        assert await records.checkpoint(run_id, moved(one, 10, 100), 3)
         for stale in (1, 2):
-            assert not await records.checkpoint(*where, Checkpoint(900, 9000), stale)
-        assert await records.checkpointed(job.run.run_id) == Checkpoint(100, 1000)
-        assert (await stored(records, job)).run.total == 100
-        assert await records.checkpoint(*where, Checkpoint(50, 500), 4), "a later holder may start further back"
-        assert not await records.checkpoint(*where, Checkpoint(200, 2000), 3)
-        assert await records.checkpointed(job.run.run_id) == Checkpoint(50, 500)
-
-    async def test_a_latched_run_takes_none(self, records: Records, clock: ManualClock) -> None:
-        job = await created(records, clock, latched=False, state=RunState.INGESTING)
-        where = (job.job_id, job.run.run_id)
-        await records.checkpoint(*where, Checkpoint(100, 1000), 1)
-        await records.latch(*where)
-        assert not await records.checkpoint(*where, Checkpoint(200, 2000), 1)
-        assert await records.checkpointed(job.run.run_id) == Checkpoint(100, 1000)
-        assert (await stored(records, job)).run.total == 100
+            assert not await records.checkpoint(run_id, moved(one, 90, 400), stale)
+        assert (await records.range(run_id, 0)) == moved(one, 10, 100)
+        assert await records.checkpoint(run_id, moved(one, 5, 50), 4), "a later holder may start further back"
+        assert not await records.checkpoint(run_id, moved(one, 20, 200), 3)
+        assert await records.checkpoint(run_id, moved(other, 1, 510), 1), "each range has a fence of its own"
 
     @pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELLED])
-    @pytest.mark.parametrize("before", [True, False])
-    async def test_an_ended_run_takes_none(
-        self, records: Records, clock: ManualClock, state: RunState, before: bool
-    ) -> None:
-        job = await created(records, clock, latched=False, state=RunState.INGESTING)
-        where = (job.job_id, job.run.run_id)
-        if before:
-            await records.checkpoint(*where, Checkpoint(100, 1000), 1)
-        await records.move_run(*where, sources_of(state), state, None, None)
-        assert not await records.checkpoint(*where, Checkpoint(200, 2000), 2)
-        assert await records.checkpointed(job.run.run_id) == (Checkpoint(100, 1000) if before else None)
-        assert (await stored(records, job)).run.total == (100 if before else 0)
+    async def test_an_ended_run_takes_none(self, records: Records, clock: ManualClock, state: RunState) -> None:
+        one = part(0, 0, None)
+        job = await ingesting(records, clock, one)
+        await records.move_run(job.job_id, job.run.run_id, sources_of(state), state, None, None)
+        assert not await records.checkpoint(job.run.run_id, moved(one, 5, 50), 1)
+        assert (await stored(records, job)).run.total == 0
 
     async def test_a_paused_run_takes_them(self, records: Records, clock: ManualClock) -> None:
-        job = await created(records, clock, latched=False, state=RunState.INGESTING)
-        where = (job.job_id, job.run.run_id)
-        await records.move_run(*where, {RunState.INGESTING}, RunState.PAUSED, None, None)
-        assert await records.checkpoint(*where, Checkpoint(10, 100), 1)
+        one = part(0, 0, None)
+        job = await ingesting(records, clock, one)
+        await records.move_run(job.job_id, job.run.run_id, {RunState.INGESTING}, RunState.PAUSED, None, None)
+        assert await records.checkpoint(job.run.run_id, moved(one, 5, 50), 1)
 
-    async def test_an_unknown_run_takes_none(self, records: Records, clock: ManualClock) -> None:
-        one = await created(records, clock, latched=False)
-        two = await created(records, clock, latched=False)
-        assert not await records.checkpoint(JobId("job_nothing"), RunId("run_nothing"), Checkpoint(1, 1), 1)
-        assert not await records.checkpoint(one.job_id, two.run.run_id, Checkpoint(1, 1), 1)
-        assert await records.checkpointed(two.run.run_id) is None
+    async def test_the_total_of_a_latched_run_stays(self, records: Records, clock: ManualClock) -> None:
+        one = part(0, 0, None)
+        job = await ingesting(records, clock, one)
+        await records.set_total(job.job_id, job.run.run_id, 7, 2)
+        await records.latch(job.job_id, job.run.run_id)
+        await records.checkpoint(job.run.run_id, moved(one, 5, 50), 1)
+        run = (await stored(records, job)).run
+        assert (run.total, run.invalid) == (7, 2)
+
+    async def test_unknown_runs_and_ranges_take_none(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, part(0, 0, None))
+        assert not await records.checkpoint(RunId("run_nothing"), part(0, 0, None), 1)
+        assert not await records.checkpoint(job.run.run_id, part(1, 0, None), 1)
+
+    async def test_a_run_that_failed_before_its_latch_goes_on(self, records: Records, clock: ManualClock) -> None:
+        one = part(0, 0, None)
+        job = await ingesting(records, clock, one)
+        where = (job.job_id, job.run.run_id)
+        await records.checkpoint(job.run.run_id, moved(one, 5, 50), 1)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None, keep=True)
+        assert await records.ended_unswept(10) == [], "what it has is not cleared away"
+        assert await records.move_run(*where, sources_of(RunState.INGESTING), RunState.INGESTING, None, None)
+        found = await stored(records, job)
+        assert (found.state, found.reason, found.run.ended_at, found.run.total) == (RunState.INGESTING, None, None, 5)
+        assert await records.checkpoint(job.run.run_id, moved(one, 6, 60), 2)
+
+    async def test_without_keep_it_is_swept(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, part(0, 0, None))
+        where = (job.job_id, job.run.run_id)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None)
+        assert [each.job_id for each in await records.ended_unswept(10)] == [job.job_id]
+
+    async def test_one_that_went_on_and_ends_again_is_swept(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, part(0, 0, None))
+        where = (job.job_id, job.run.run_id)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None, keep=True)
+        await records.move_run(*where, sources_of(RunState.INGESTING), RunState.INGESTING, None, None)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.CANCELLED, "by hand", None)
+        assert [each.job_id for each in await records.ended_unswept(10)] == [job.job_id]
+
+    async def test_a_latched_run_does_not(self, records: Records, clock: ManualClock) -> None:
+        job = await in_state(records, clock, RunState.FAILED)
+        where = (job.job_id, job.run.run_id)
+        assert not await records.move_run(*where, sources_of(RunState.INGESTING), RunState.INGESTING, None, None)
+
+
+class TestOpenJobs:
+    async def append(
+        self, records: Records, job: Job, lines: int, answer: IdempotencyRow | None = None, seal: bool = False
+    ) -> Range | IdempotencyRow | None:
+        return await records.append_range(job.job_id, job.run.run_id, LIST, lines, answer, seal)
+
+    async def test_indexes_are_handed_out_once(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        sizes = list(range(1, CALLERS + 1))
+        added = await asyncio.gather(*(self.append(records, job, lines) for lines in sizes))
+        given: list[int] = []
+        for one, lines in zip(added, sizes, strict=True):
+            assert isinstance(one, Range)
+            given += range(one.first_index, one.first_index + lines)
+        assert sorted(given) == list(range(sum(sizes)))
+        assert [one.number for one in await records.ranges(job.run.run_id)] == list(range(CALLERS))
+
+    async def test_it_says_when_something_was_last_added(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        clock.advance(50)
+        await self.append(records, job, 1)
+        assert (await stored(records, job)).run.touched_at == pytest.approx(clock.now())
+
+    async def test_the_last_batch_seals(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        added = await self.append(records, job, 3, seal=True)
+        assert isinstance(added, Range)
+        assert (await stored(records, job)).run.sealed
+        assert await self.append(records, job, 1) is None
+        assert not await records.seal(job.job_id, job.run.run_id, "late")
+        assert (await stored(records, job)).reason is None
+
+    async def test_it_is_sealed_once_and_says_why(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        where = (job.job_id, job.run.run_id)
+        sealed = await asyncio.gather(*(records.seal(*where, "nobody added") for _ in range(CALLERS)))
+        assert sum(sealed) == 1
+        found = await stored(records, job)
+        assert (found.run.sealed, found.reason, found.state) == (True, "nobody added", RunState.INGESTING)
+        assert await self.append(records, job, 1) is None
+
+    async def test_an_ended_run_takes_nothing(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        where = (job.job_id, job.run.run_id)
+        await records.move_run(*where, {RunState.INGESTING}, RunState.CANCELLED, None, None)
+        assert await self.append(records, job, 1) is None
+        assert not await records.seal(*where, None)
+
+    async def test_a_batch_and_its_answer_are_one_write(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        claim = row(clock, route="tasks")
+        await records.claim(claim)
+        assert isinstance(await self.append(records, job, 3, answered(claim)), Range)
+        assert await self.append(records, job, 3, answered(claim, b"again")) == answered(claim)
+        assert len(await records.ranges(job.run.run_id)) == 1
+
+    async def test_the_reason_outlives_completion(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        where = (job.job_id, job.run.run_id)
+        await records.seal(*where, "nobody added")
+        await records.latch(*where)
+        assert await records.move_run(*where, {RunState.RUNNING}, RunState.COMPLETED, None, None)
+        assert (await stored(records, job)).reason == "nobody added"
+
+
+def upload(clock: ManualClock, upload_id: str = "upload_1", tenant: TenantId = ACME, ttl: float = 60.0) -> Upload:
+    now = clock.now()
+    return Upload(tenant, upload_id, f"uploads/{tenant}/{upload_id}", 7, "0" * 64, now, now + ttl)
+
+
+class TestUploads:
+    async def test_it_is_read_back_until_it_expires(self, records: Records, clock: ManualClock) -> None:
+        one = upload(clock)
+        assert await records.create_upload(one, None) is None
+        assert await records.upload(one.upload_id) == one
+        assert await records.upload("upload_nothing") is None
+        clock.advance(60)
+        assert await records.upload(one.upload_id) is None
+        assert not await records.mark_stored(one.upload_id)
+
+    async def test_it_is_stored_once(self, records: Records, clock: ManualClock) -> None:
+        await records.create_upload(upload(clock), None)
+        stored_by = await asyncio.gather(*(records.mark_stored("upload_1") for _ in range(CALLERS)))
+        assert sum(stored_by) == 1
+        found = await records.upload("upload_1")
+        assert found is not None
+        assert found.stored_at == pytest.approx(clock.now())
+
+    async def test_its_answer_is_written_with_it(self, records: Records, clock: ManualClock) -> None:
+        claim = row(clock)
+        await records.claim(claim)
+        assert await records.create_upload(upload(clock), answered(claim)) is None
+        late = upload(clock, "upload_2")
+        assert await records.create_upload(late, answered(claim, b"late")) == answered(claim)
+        assert await records.upload("upload_2") is None
+
+    async def test_it_is_kept_longer_never_shorter(self, records: Records, clock: ManualClock) -> None:
+        await records.create_upload(upload(clock), None)
+        await records.keep_upload("upload_1", clock.now() + 10)
+        clock.advance(59)
+        assert await records.upload("upload_1") is not None
+        await records.keep_upload("upload_1", clock.now() + 100)
+        clock.advance(99)
+        assert await records.upload("upload_1") is not None
+
+    async def test_expired_ones_are_swept_and_named(self, records: Records, clock: ManualClock) -> None:
+        for number in range(5):
+            await records.create_upload(upload(clock, f"upload_{number}", ttl=60 if number < 3 else 600), None)
+        assert await records.sweep_expired(10) == []
+        clock.advance(61)
+        first, second = await records.sweep_expired(2), await records.sweep_expired(2)
+        assert {one.upload_id for one in [*first, *second]} == {"upload_0", "upload_1", "upload_2"}
+        assert await records.sweep_expired(2) == []
+        assert await records.upload("upload_3") is not None
+
+
+class TestDeleting:
+    async def test_it_is_hidden_at_once(self, records: Records, clock: ManualClock) -> None:
+        job, other = await created(records, clock), await created(records, clock)
+        assert await records.hide_job(ACME, job.job_id)
+        assert await records.job(ACME, job.job_id) is None
+        assert [found.job_id for found in (await records.jobs(ACME, None, 10)).items] == [other.job_id]
+        assert [found.job_id for found in await records.active_jobs()] == [other.job_id]
+        run = await records.run(job.job_id, job.run.run_id)
+        assert run is not None
+        assert run.state is RunState.CANCELLED
+        assert not await records.hide_job(ACME, job.job_id)
+
+    async def test_only_by_its_tenant(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock)
+        assert not await records.hide_job(OTHER, job.job_id)
+        assert not await records.hide_job(ACME, JobId("job_nothing"))
+        assert await records.job(ACME, job.job_id) is not None
+
+    async def test_hidden_ones_are_found_by_their_time(self, records: Records, clock: ManualClock) -> None:
+        await created(records, clock)
+        expiring = await created(records, clock, expires_in=DAY)
+        deleted = await created(records, clock)
+        await records.hide_job(ACME, deleted.job_id)
+        assert await records.hidden_jobs(clock.now() - 1, 10) == []
+        assert [job.job_id for job in await records.hidden_jobs(clock.now(), 10)] == [deleted.job_id]
+        clock.advance(DAY)
+        found = [job.job_id for job in await records.hidden_jobs(clock.now(), 10)]
+        assert found == [deleted.job_id, expiring.job_id]
+        assert len(await records.hidden_jobs(clock.now(), 1)) == 1
+
+    async def test_all_of_it_is_forgotten(self, records: Records, clock: ManualClock) -> None:
+        job = await ingesting(records, clock, part(0, 0, None))
+        await records.forget_job(job.job_id)
+        assert await records.job(ACME, job.job_id) is not None, "one that is not hidden stays"
+        await records.hide_job(ACME, job.job_id)
+        await records.forget_job(job.job_id)
+        assert await records.run(job.job_id, job.run.run_id) is None
+        assert await records.ranges(job.run.run_id) == []
+        assert (await records.notices(ACME, job.job_id, None, 10)).items == []
+        assert await records.hidden_jobs(clock.now(), 10) == []
+
+    async def test_an_upload_goes_with_the_last_job_made_of_it(self, records: Records, clock: ManualClock) -> None:
+        one, unused = upload(clock), upload(clock, "upload_2")
+        for each in (one, unused):
+            await records.create_upload(each, None)
+        source = Source(one.key, one.size, one.sha256)
+        jobs = [await created(records, clock, source=source) for _ in range(2)]
+        for job in jobs:
+            assert await records.upload(one.upload_id) is not None
+            await records.hide_job(ACME, job.job_id)
+            await records.forget_job(job.job_id)
+        assert await records.upload(one.upload_id) is None
+        assert [each.upload_id for each in await records.sweep_expired(10)] == [one.upload_id]
+        assert await records.upload(unused.upload_id) is not None
 
 
 class TestSweeping:
@@ -523,9 +857,8 @@ class TestNotices:
     async def test_they_come_oldest_first_in_pages(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)
         for number in range(10):
-            target, source = (
-                (RunState.PAUSED, RunState.RUNNING) if number % 2 == 0 else (RunState.RUNNING, RunState.PAUSED)
-            )
+            pair = (RunState.PAUSED, RunState.RUNNING)
+            target, source = pair if number % 2 == 0 else pair[::-1]
             notice = make_notice(clock, job, "run.moved", number=number)
             clock.advance(1)
             assert await records.move_run(job.job_id, job.run.run_id, {source}, target, None, notice)
@@ -556,7 +889,8 @@ def key(clock: ManualClock, key_id: str, tenant: TenantId = ACME, **fields: obje
 
 class TestKeys:
     async def test_a_key_is_read_back(self, records: Records, clock: ManualClock) -> None:
-        plain, full = key(clock, "k1"), key(clock, "k2", revoked_at=5.0, expires_at=clock.now() + 9)
+        plain = key(clock, "k1")
+        full = key(clock, "k2", revoked_at=5.0, expires_at=clock.now() + 9, admin=True)
         unnamed = msgspec.structs.replace(key(clock, "k3"), name=None)
         for made in (plain, full, unnamed):
             await records.create_key(made)

@@ -3,13 +3,15 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
 from conveyor.engines.records import IdempotencyRow
 from conveyor.engines.tasks import TaskFilter
-from conveyor.model import Job
+from conveyor.model import Job, ListFormat, Source
 from conveyor.references import decode, messages
+from conveyor.states import RunState
 from tests.clocks import ManualClock
 from tests.jobs import ACME, make_job, make_notice, seeds
 
@@ -20,6 +22,15 @@ async def accept(engine: Any, clock: ManualClock, job: Job, row: IdempotencyRow 
     outgoing = messages(job.key, given, 10)
     taken: IdempotencyRow | None = await engine.accept_whole(job, make_notice(clock, job), row, given, queue, outgoing)
     return taken
+
+
+def make_claim(clock: ManualClock, job: Job) -> IdempotencyRow:
+    now = clock.now()
+    return IdempotencyRow(ACME, "route", "key", "print", job.job_id, now + 30, now + 60)
+
+
+def answered(claim: IdempotencyRow, body: bytes) -> IdempotencyRow:
+    return msgspec.structs.replace(claim, status=201, body=body)
 
 
 async def test_all_of_it_is_there_at_once(whole: Any, clock: ManualClock) -> None:
@@ -34,10 +45,11 @@ async def test_all_of_it_is_there_at_once(whole: Any, clock: ManualClock) -> Non
 
 
 async def test_a_taken_key_writes_none_of_it(whole: Any, clock: ManualClock) -> None:
-    row = IdempotencyRow(ACME, "route", "key", "print", 201, b"first", clock.now() + 60)
     first, second = make_job(clock, total=3), make_job(clock, total=3)
-    assert await accept(whole, clock, first, row) is None
-    assert await accept(whole, clock, second, row) == row
+    claim = make_claim(clock, first)
+    assert (await whole.records.claim(claim)).granted
+    assert await accept(whole, clock, first, answered(claim, b"first")) is None
+    assert await accept(whole, clock, second, answered(claim, b"second")) == answered(claim, b"first")
     assert await whole.records.job(ACME, second.job_id) is None
     assert await whole.tasks.page(second.key, 0, None, 10, TaskFilter()) == []
     assert await whole.queue.depth(run_queue(second.run.run_id)) == Depth(0, 0, 0)
@@ -45,10 +57,13 @@ async def test_a_taken_key_writes_none_of_it(whole: Any, clock: ManualClock) -> 
 
 async def test_one_of_many_with_one_key_is_accepted(whole: Any, clock: ManualClock) -> None:
     jobs = [make_job(clock, total=5) for _ in range(20)]
-    rows = [IdempotencyRow(ACME, "r", "k", "print", 201, job.job_id.encode(), clock.now() + 60) for job in jobs]
+    claim = make_claim(clock, jobs[0])
+    assert (await whole.records.claim(claim)).granted
+    rows = [answered(claim, job.job_id.encode()) for job in jobs]
     answers = await asyncio.gather(*(accept(whole, clock, job, row) for job, row in zip(jobs, rows, strict=True)))
     assert answers.count(None) == 1
     winner = jobs[answers.index(None)]
+    assert {answer.body for answer in answers if answer is not None} == {winner.job_id.encode()}
     assert [job.job_id for job in await whole.records.active_jobs()] == [winner.job_id]
     for job in jobs:
         depth = await whole.queue.depth(run_queue(job.run.run_id))
@@ -69,10 +84,11 @@ async def test_an_error_in_any_part_leaves_nothing(whole: Any, clock: ManualCloc
 
 
 async def test_a_staged_job_has_a_message_and_no_tasks(whole: Any, clock: ManualClock) -> None:
-    job = make_job(clock, source="uploads/acme/one", latched=False)
+    source = Source("uploads/acme/one", 9, "a" * 64, ListFormat.TEXT)
+    job = make_job(clock, source=source, latched=False, state=RunState.INGESTING)
     message = Outgoing(b"ingest it")
     assert await whole.accept_whole(job, make_notice(clock, job), None, [], CONTROL, [message]) is None
     assert [each.body for each in await whole.queue.receive(CONTROL, 10, 30.0)] == [b"ingest it"]
     found = await whole.records.job(ACME, job.job_id)
     assert found is not None
-    assert found.source == "uploads/acme/one"
+    assert found.source == source

@@ -4,50 +4,115 @@
     python child.py serve                  the same for each request on standard input, each in a fork of its own:
                                            the modules are imported once
 
-A run submits the job, or finds it and goes on. Every crash point that is passed is a line in DIRECTORY/passed.
+A run submits the job, or finds it and goes on, as a client does that sends the same request until it has an answer.
+Every crash point that is passed is a line in DIRECTORY/passed, every answer one in DIRECTORY/answers. Triggers in the
+database write down each move of a task, and what was still pending when a run was completed.
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
+import apsw
 import msgspec
 import structlog
 
 # Imported here and not in open_system, so that a fork has them.
-from conveyor import faults
-from conveyor.accept.spec import JobSpec
-from conveyor.accept.submit import Idempotency, Submit
-from conveyor.ingest import pipeline
+from conveyor import faults, lists
+from conveyor.accept import submit as accept_submit
+from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.redrive import redrive
+from conveyor.accept.resume import resume_ingest
+from conveyor.accept.spec import JobSpec, SourceSpec, TasksSpec
+from conveyor.accept.submit import Submit
+from conveyor.embedded import Embedded
+from conveyor.engines.coordinator import ingest_lease
+from conveyor.engines.queue import CONTROL, Outgoing, QueueName
+from conveyor.engines.sqlite.queue import SqliteQueue
+from conveyor.errors import IdempotencyInFlight, UploadConflict
+from conveyor.ingest import worker as ingest_worker
 from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
-from conveyor.lifecycle import Lifecycle
-from conveyor.model import Backoff, Job, JobId, JobKind, Outcome, ResultLayout, TaskError, TaskRef, TenantId
+from conveyor.model import (
+    Backoff,
+    Job,
+    JobId,
+    JobKind,
+    ListFormat,
+    Mode,
+    Outcome,
+    ResultLayout,
+    RunKey,
+    TaskError,
+    TaskRef,
+    TaskSeed,
+    TenantId,
+)
 from conveyor.process import worker
-from conveyor.process.bodies import Bodies
-from conveyor.process.worker import Worker
-from conveyor.recover import sweeper
-from conveyor.recover.sweeper import Sweeper
+from conveyor.recover import retention, sweeper
+from conveyor.recover.retention import Removed, Retention
+from conveyor.requests import Accepted, Request
 from conveyor.serve.export import export_to_file
-from conveyor.service import Service, run_until
 from conveyor.settings import Settings
-from conveyor.states import ENDED, TaskStatus
+from conveyor.stage.uploads import Uploads, UploadSpec
+from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.faults import plants
 
 TENANT = TenantId("acme")
 TOTAL = 200
+FIRST_BATCH = 120
 POISON = 3
-SCENARIOS = ("inline", "steps", "staged", "export", "poison")
+LIST = b"".join(b"%d\n" % index for index in range(TOTAL))
+SCENARIOS = (
+    "inline",  # small and closed, accepted in one write
+    "steps",  # the same where records, tasks and queue are not one database
+    "staged",  # an inline list over the limit: staged, then ingested
+    "staged_steps",
+    "list",  # a file of this machine
+    "upload",  # promised, filled, then a job is made of it
+    "open",  # two batches, the last one closes
+    "closed",  # two batches, then /close
+    "resumed",  # the list is missing; it comes back and the ingest is resumed
+    "redriven",  # the same, by the dead letter
+    "doubled",  # every message comes twice
+    "stale",  # an ingester outlives its lease
+    "export",
+    "removed",  # the job is deleted once it has ended
+    "poison",
+)
 
 # Small and quick, so that a short job takes every path several times.
-pipeline.BATCH = 60
+lists.BATCH = 30
+accept_submit._TASKS_PER_WRITE = 60
 sweeper._EVERY = 0.02
+sweeper._STALLED = 0.1
+worker._LOOK_FOR_RUNS = 0.02
 worker._LONGEST_POLL = 0.02
 worker._TRIAL_PAUSE = 0.01
+ingest_worker._IDLE = 0.01
+ingest_worker._BUSY_ELSEWHERE = 0.02
+retention.SETTLE_SECONDS = -1.0
+
+_ORACLE = """
+CREATE TABLE IF NOT EXISTS harness_moves (run_no, idx, old, new);
+CREATE TABLE IF NOT EXISTS harness_ends (run_id, total, ended, pending);
+CREATE TRIGGER IF NOT EXISTS harness_move AFTER UPDATE OF status ON tasks BEGIN
+    INSERT INTO harness_moves VALUES (NEW.run_no, NEW.idx, OLD.status, NEW.status);
+END;
+CREATE TRIGGER IF NOT EXISTS harness_end AFTER UPDATE OF state ON runs WHEN NEW.state = 'completed' BEGIN
+    INSERT INTO harness_ends
+    SELECT NEW.run_id, NEW.total, count(*) FILTER (WHERE status <> 0), count(*) FILTER (WHERE status = 0)
+    FROM tasks WHERE run_no = (SELECT run_no FROM task_runs WHERE run_id = NEW.run_id);
+END;
+"""
 
 
 def body_of(index: int) -> bytes:
@@ -76,6 +141,9 @@ class Scripted:
         return None
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        if self._scenario == "doubled":
+            # So that both of a pair are under way.
+            await asyncio.sleep(0.02)
         return [self._outcome(ref) for ref in refs]
 
     async def close(self) -> None:
@@ -91,68 +159,239 @@ class Scripted:
         return Outcome(TaskStatus.SUCCEEDED, body=body_of(ref.index), content_type="text/plain")
 
 
-async def accepted(system: System, scenario: str) -> JobId:
-    """Submit the job as a client does that asks again until it has an answer."""
-    submit = Submit(
-        settings=system.settings,
-        clock=system.clock,
-        records=system.records,
-        tasks=system.tasks,
-        queue=system.queue,
-        whole=None if scenario == "steps" else system.whole,
+class Client:
+    """Sends requests under keys, again while they are under way, and writes down what it is told."""
+
+    def __init__(self, system: System, directory: Path, scenario: str) -> None:
+        self.system = system
+        self.scenario = scenario
+        self.directory = directory
+        self.submit = Submit(system)
+        self.told: dict[str, Accepted] = {}
+
+    async def ask(self, key: str, send: Callable[[Request], Awaitable[Accepted]]) -> Accepted:
+        while True:
+            try:
+                accepted = await send(Request("POST /v1", key, f"fingerprint of {key}"))
+                break
+            except IdempotencyInFlight:
+                await asyncio.sleep(0.005)
+        line = {"key": key, "status": accepted.status, "body": accepted.body.decode(), "subject": accepted.subject}
+        with (self.directory / "answers").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if key in self.told:
+            assert accepted == self.told[key]._replace(replayed=True), "the replay is another answer"
+        self.told[key] = accepted
+        return accepted
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.system.records.job(TENANT, JobId(job_id))
+        assert job is not None
+        return job
+
+    def spec(self) -> JobSpec:
+        layout = ResultLayout.OBJECT if self.scenario == "steps" else ResultLayout.PACKED
+        backoff = Backoff(base=0.001, jitter=False)
+        return JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, result_layout=layout)
+
+    async def accepted(self) -> JobId:
+        """The job, submitted or found again."""
+        if self.scenario == "list":
+            return await self._of_a_file()
+        spec = self.spec()
+        if self.scenario in ("open", "closed"):
+            return await self._open_job(msgspec.structs.replace(spec, mode=Mode.OPEN))
+        if self.scenario in ("upload", "resumed", "redriven"):
+            source = SourceSpec(await self._uploaded(), ListFormat.JSONL)
+            spec = msgspec.structs.replace(spec, source=source)
+        else:
+            spec = msgspec.structs.replace(spec, tasks=_tasks(0, TOTAL))
+        answer = await self.ask("job", lambda request: self.submit.submit(TENANT, spec, request))
+        return JobId(answer.subject)
+
+    async def _of_a_file(self) -> JobId:
+        jobs = (await self.system.records.jobs(TENANT, None, 1)).items
+        if jobs:
+            return jobs[0].job_id
+        path = self.directory / "list.jsonl"
+        path.write_bytes(LIST)
+        spec = json.loads(msgspec.json.encode(self.spec()))
+        for field in ("source", "tasks", "name"):
+            spec.pop(field, None)
+        return (await Embedded(self.system).submit_list([str(path)], spec, TENANT)).job_id
+
+    async def _open_job(self, spec: JobSpec) -> JobId:
+        answer = await self.ask("job", lambda request: self.submit.submit(TENANT, spec, request))
+        add = AddTasks(self.system)
+        ends = self.scenario == "open"
+        batches = [
+            ("first", TasksSpec(_tasks(0, FIRST_BATCH))),
+            ("last", TasksSpec(_tasks(FIRST_BATCH, TOTAL), last_batch=ends)),
+        ]
+        for key, batch in batches:
+            job = await self.job(answer.subject)
+            await self.ask(key, lambda request, job=job, batch=batch: add.add(job, batch, request))
+        if not ends:
+            await add.close(await self.job(answer.subject))
+        return JobId(answer.subject)
+
+    async def _uploaded(self) -> str:
+        uploads = Uploads(self.system)
+        spec = UploadSpec(len(LIST), sha256(LIST).hexdigest())
+        answer = await self.ask("upload", lambda request: uploads.promise(TENANT, spec, "{}/{}".format, request))
+        upload_id, _, signature = json.loads(answer.body)["url"].partition("/")
+        # It is stored already if the answer was lost with the last process.
+        with suppress(UploadConflict):
+            await uploads.fill(upload_id, signature, None, None, _pieces())
+        if self.scenario != "upload" and not (self.directory / "mended").exists():
+            await self.system.blobs.delete([f"uploads/{TENANT}/{upload_id}"])
+        return upload_id
+
+
+def _tasks(start: int, stop: int) -> list[msgspec.Raw]:
+    return [msgspec.Raw(b"%d" % index) for index in range(start, stop)]
+
+
+async def _pieces() -> AsyncIterator[bytes]:
+    for start in range(0, len(LIST), 100):
+        yield LIST[start : start + 100]
+
+
+async def until(client: Client, job_id: JobId, patience: float) -> Job:
+    """The job, once it has ended and nothing of it is left in a queue."""
+    records, queue = client.system.records, client.system.queue
+
+    async def done() -> Job:
+        while True:
+            job = await client.job(job_id)
+            if job.state in ENDED and not await records.ended_unswept(1):
+                depth = await queue.depth(CONTROL)
+                if depth.ready + depth.held + depth.delayed == 0:
+                    return job
+            await asyncio.sleep(0.003)
+
+    return await asyncio.wait_for(done(), patience)
+
+
+async def mended(client: Client, job: Job, patience: float) -> None:
+    """What an operator does about a missing list: put it back, and have the ingest go on."""
+    assert job.source is not None
+    if job.state is RunState.FAILED:
+        await client.system.blobs.put(job.source.key, LIST)
+        (client.directory / "mended").touch()
+        if client.scenario == "resumed":
+            await resume_ingest(client.system, job)
+    if client.scenario == "redriven":
+        letters = (await client.system.queue.dead_letters(None, 100)).items
+        await redrive(client.system, TENANT, [letter.message_id for letter in letters])
+    await until(client, job.job_id, patience)
+
+
+async def removed(client: Client, job_id: JobId) -> None:
+    system = client.system
+    await system.records.hide_job(TENANT, job_id)
+    role = Retention(system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock)
+    while await role.run_once() != Removed():
+        pass
+    (client.directory / "removed").touch()
+
+
+class _Stuck:
+    """Tasks of an ingester that hangs in its first write until it is let go."""
+
+    def __init__(self, system: System) -> None:
+        self._tasks = system.tasks
+        self.there = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        self.there.set()
+        await self.go.wait()
+        await self._tasks.put(run, seeds)
+
+
+async def overtake(client: Client, embedded: Embedded, job_id: JobId) -> None:
+    """One ingester hangs, its lease lapses, another does its range; then the first goes on as if nothing were."""
+    system = client.system
+    ingest = Ingest(
+        system.settings, system.clock, system.records, system.tasks, system.queue, system.blobs, embedded.lifecycle
     )
-    layout = ResultLayout.OBJECT if scenario == "steps" else ResultLayout.PACKED
-    backoff = Backoff(base=0.001, jitter=False)
-    spec = JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, result_layout=layout)
-    if scenario != "staged":
-        tasks = [msgspec.Raw(b"%d" % index) for index in range(TOTAL)]
-        key = Idempotency("POST /v1/jobs", "one and only", "its fingerprint")
-        return (await submit.submit(TENANT, msgspec.structs.replace(spec, tasks=tasks), key)).job_id
-    jobs = (await system.records.jobs(TENANT, None, 1)).items
-    if jobs:
-        return jobs[0].job_id
-    source = f"uploads/{TENANT}/{system.clock.new_id('upload')}"
-    await system.blobs.put(source, b"".join(b"%d\n" % index for index in range(TOTAL)))
-    return (await submit.submit_staged(TENANT, spec, source, TOTAL)).job_id
+    quick = Ingester(ingest, system.coordinator, "quick")
+    job = await client.job(job_id)
+    if job.run.sealed:
+        return
+    await quick.tick()
+    one = await system.records.range(job.run.run_id, 0)
+    assert one is not None
+    lease = await system.coordinator.lease(ingest_lease(job.run.run_id, 0), "slow", 60)
+    assert lease is not None
+    stuck = _Stuck(system)
 
+    async def lost() -> bool:
+        return False
 
-def services(system: System, scenario: str) -> list[Service]:
-    clock = system.clock
-    lifecycle = Lifecycle(system.records, system.tasks, clock)
-    runner = Worker(
-        system.settings,
-        clock,
-        system.records,
-        system.tasks,
-        system.queue,
-        system.coordinator,
-        Bodies(system.blobs, clock),
-        lifecycle,
-        {JobKind.PYTHON: Scripted(scenario)},
+    slow = asyncio.create_task(
+        dataclasses.replace(ingest, tasks=stuck).ingest_range(job, one, lease, lost)  # type: ignore[arg-type]
     )
-    ingest = Ingest(system.records, system.tasks, system.queue, system.coordinator, system.blobs, lifecycle, clock)
-    cleaner = Sweeper(system.records, system.tasks, system.queue, lifecycle, clock)
-    roles = (runner, Ingester(ingest, clock.new_id("ingester")), cleaner)
-    return [Service(role, clock) for role in roles]
+    await stuck.there.wait()
+    await system.coordinator.release(lease)
+    await quick.tick()
+    now = await system.records.range(job.run.run_id, 0)
+    assert now is not None
+    assert now.done
+    stuck.go.set()
+    assert not await slow
 
 
-async def work(settings: Settings, directory: Path, scenario: str) -> None:
-    async with open_system(settings) as system:
-        job_id = await accepted(system, scenario)
+def doubling(send: Callable[..., Awaitable[list[int]]]) -> Callable[..., Awaitable[list[int]]]:
+    async def twice(self: SqliteQueue, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        return await send(self, queue, [*messages, *messages])
 
-        async def done() -> None:
-            while True:
-                job = await system.records.job(TENANT, job_id)
-                assert job is not None
-                if job.state in ENDED and not await system.records.ended_unswept(1):
-                    return
-                await asyncio.sleep(0.003)
+    return twice
 
-        await run_until(services(system, scenario), lambda: asyncio.wait_for(done(), 60))
+
+async def work(settings: Settings, directory: Path, scenario: str, patience: float) -> None:
+    async with open_system(settings) as opened:
+        in_steps = "steps" in scenario or scenario == "doubled"
+        system = dataclasses.replace(opened, whole=None) if in_steps else opened
+        database = system.records._database  # type: ignore[attr-defined]
+        await database.write(_watch)
+        client = Client(system, directory, scenario)
+        if (directory / "removed").exists():
+            return
+        if scenario == "removed" and await system.records.hidden_jobs(system.clock.now() + 1, 1):
+            await removed(client, JobId(""))
+            return
+        embedded = Embedded(system, {JobKind.PYTHON: Scripted(scenario)})
+        if scenario in ("open", "closed"):
+            async with embedded.running():
+                job_id = await client.accepted()
+                await until(client, job_id, patience)
+        else:
+            job_id = await client.accepted()
+            if scenario == "stale":
+                await overtake(client, embedded, job_id)
+            async with embedded.running():
+                if scenario in ("resumed", "redriven"):
+                    if not (directory / "mended").exists():
+                        await until(client, job_id, patience)
+                    await mended(client, await client.job(job_id), patience)
+                else:
+                    await until(client, job_id, patience)
+        # The same requests once more: answered, so replayed.
+        assert await client.accepted() == job_id
+        assert scenario == "list" or client.told["job"].replayed
+        if scenario == "closed":
+            # Closing again sends a message that nobody needs.
+            await system.queue.drop(CONTROL)
         if scenario == "export":
-            job = await system.records.job(TENANT, job_id)
-            assert job is not None
-            await export_to_file(system.tasks, system.blobs, job, directory / "out.zip")
+            await export_to_file(system.tasks, system.blobs, await client.job(job_id), directory / "out.zip")
+        if scenario == "removed":
+            await removed(client, job_id)
+
+
+def _watch(db: apsw.Connection) -> None:
+    db.execute(_ORACLE)
 
 
 def listening(directory: Path, crash_at: str | None) -> Callable[[str], None]:
@@ -167,9 +406,18 @@ def listening(directory: Path, crash_at: str | None) -> Callable[[str], None]:
     return hook
 
 
-def run(directory: Path, scenario: str, environ: Mapping[str, str]) -> None:
+def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str = "", patience: float = 60.0) -> None:
     assert scenario in SCENARIOS
-    settings = Settings.load(environ, data=directory / "data", flush_seconds=0.002)
+    settings = Settings.load(
+        environ,
+        data=directory / "data",
+        flush_seconds=0.002,
+        idempotency_lease_seconds=0.02,
+        ingest_range_bytes=300,
+        sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale") else 1000,
+        force_task_shards=scenario in ("open", "staged_steps"),
+        task_shard_count=4,
+    )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -178,8 +426,16 @@ def run(directory: Path, scenario: str, environ: Mapping[str, str]) -> None:
         ]
     )
     sys.setswitchinterval(0.0005)
+    with (directory / "starts").open("a") as file:
+        file.write("x")
+    if scenario == "doubled":
+        SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
+    for name in filter(None, planted.split(",")):
+        plants.PLANTS[name](directory)
     faults.arm(listening(directory, settings.crash_at))
-    asyncio.run(work(settings, directory, scenario))
+    # open_system would arm a hook of its own, that writes nothing down.
+    quiet = msgspec.structs.replace(settings, crash_at=None)
+    asyncio.run(work(quiet, directory, scenario, patience))
 
 
 def serve() -> None:
@@ -205,7 +461,7 @@ def _run_and_leave(request: dict[str, str]) -> None:
         for stream in (1, 2):
             os.dup2(log, stream)
         environ = {"CONVEYOR_CRASH_AT": request["crash_at"]} if request["crash_at"] else {}
-        run(directory, request["scenario"], environ)
+        run(directory, request["scenario"], environ, request["planted"], float(request["patience"]))
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -23,7 +23,19 @@ from conveyor.engines.tasks import TaskFilter
 from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, Event, Job, JobKind, Outcome, Task, TaskError, TaskRef, TenantId
+from conveyor.model import (
+    Counts,
+    Event,
+    Job,
+    JobKind,
+    ListFormat,
+    Outcome,
+    Source,
+    Task,
+    TaskError,
+    TaskRef,
+    TenantId,
+)
 from conveyor.process.bodies import Bodies
 from conveyor.process.worker import Worker
 from conveyor.recover.sweeper import Sweeper
@@ -130,15 +142,20 @@ class Belt:
         values = [f"input {number}" for number in range(inputs)] if isinstance(inputs, int) else list(inputs)
         tasks = [msgspec.Raw(json.dumps(value).encode()) for value in values]
         asked = JobSpec(**{"kind": JobKind.PYTHON, "handler": "anything", "tasks": tasks, **spec})
-        accepted = await self._submit().submit(tenant, asked)
-        return await self.job(accepted.job_id, tenant)
+        accepted = await Submit(self.system).submit(tenant, asked)
+        return await self.job(accepted.subject, tenant)
 
     async def stage(self, lines: Iterable[str], **spec: Any) -> Job:
         """Accept a job of a staged list."""
-        source = f"uploads/{ACME}/{self.clock.new_id('upload')}"
-        await self.system.blobs.put(source, "".join(f"{line}\n" for line in lines).encode())
+        return await self.stage_bytes("".join(f"{line}\n" for line in lines).encode(), ListFormat.JSONL, **spec)
+
+    async def stage_bytes(self, data: bytes, form: ListFormat | None = None, **spec: Any) -> Job:
+        """Accept a job of a list given as bytes, of any form; without one it is found from them."""
+        key = f"lists/{ACME}/{self.clock.new_id('list')}"
+        await self.blobs.put(key, data)
+        source = Source(key, len(data), sha256(data).hexdigest(), form)
         asked = msgspec.convert({"kind": "python", "handler": "anything", **spec}, JobSpec)
-        return await self._submit().submit_staged(ACME, asked, source, 0)
+        return await Submit(self.system).submit_source(ACME, asked, source)
 
     def worker(
         self,
@@ -168,9 +185,9 @@ class Belt:
     def ingester(self, name: str = "ingester") -> Ingester:
         system = self.system
         ingest = Ingest(
-            system.records, system.tasks, system.queue, system.coordinator, self.blobs, self.lifecycle, self.clock
+            system.settings, self.clock, system.records, system.tasks, system.queue, self.blobs, self.lifecycle
         )
-        return Ingester(ingest, name)
+        return Ingester(ingest, system.coordinator, name)
 
     def start(self, role: Role) -> Service:
         service = Service(role, self.clock)
@@ -305,17 +322,6 @@ class Belt:
         await asyncio.gather(*(task for _, task in self._services))
         await asyncio.gather(*(kill(worker) for worker in self._abandoned))
 
-    def _submit(self) -> Submit:
-        system = self.system
-        return Submit(
-            settings=system.settings,
-            clock=self.clock,
-            records=system.records,
-            tasks=system.tasks,
-            queue=system.queue,
-            whole=system.whole,
-        )
-
 
 async def kill(worker: Worker) -> None:
     """End what an abandoned worker left running, without a word to the queue."""
@@ -331,7 +337,9 @@ async def open_belt(**settings: Any) -> AsyncIterator[Belt]:
     clock = ManualClock()
     # Captured, because drawing a traceback for a terminal takes a second.
     with quick_place() as place, capture_logs() as logs:
-        chosen = Settings.load({}, **{"data": place, "flush_seconds": 0.001, **settings})
+        # Jobs of the size that these tests need are written in the request: only `stage` has them ingested.
+        given = {"data": place, "flush_seconds": 0.001, "sync_task_limit": 100_000, **settings}
+        chosen = Settings.load({}, **given)
         async with open_system(chosen, clock) as system:
             belt = Belt(system, clock, logs)
             try:

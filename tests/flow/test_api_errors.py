@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +16,18 @@ from tests.api import Answer, Api, new_key
 from tests.clocks import JumpingClock
 
 URL = "http://example.com/"
-TABLES = ("jobs", "runs", "tasks", "task_runs", "task_events", "messages", "notices", "idempotency", "ingests")
+TABLES = (
+    "jobs",
+    "runs",
+    "ranges",
+    "uploads",
+    "tasks",
+    "task_runs",
+    "task_events",
+    "messages",
+    "notices",
+    "idempotency",
+)
 
 
 @pytest.fixture
@@ -72,7 +83,11 @@ BAD_BODIES: list[tuple[str, bytes, int, str]] = [
     ("wrong type", spec(attempts="3"), 400, "invalid_field"),
     ("out of range", spec(attempts=0), 400, "invalid_field"),
     ("unknown kind", spec(kind="shell"), 400, "invalid_field"),
-    ("open", spec(mode="open"), 400, "invalid_field"),
+    ("open with tasks", spec(mode="open"), 400, "invalid_field"),
+    ("tasks and a source", spec(source={"upload_id": "x"}), 400, "invalid_field"),
+    ("open with a source", spec(tasks=[], mode="open", source={"upload_id": "x"}), 400, "invalid_field"),
+    ("unknown upload", spec(tasks=[], source={"upload_id": "x"}), 404, "not_found"),
+    ("unknown mode", spec(mode="ajar"), 400, "invalid_field"),
     ("CR/LF in a header", spec(headers={"X-A": "a\r\nX-B: b"}), 400, "invalid_field"),
     ("header of the connection", spec(headers={"Transfer-Encoding": "chunked"}), 400, "invalid_field"),
     ("CR/LF in a task's header", spec(tasks=[{"url": URL, "headers": {"X-A": "a\r\nb"}}]), 400, "invalid_tasks"),
@@ -170,6 +185,16 @@ BAD_QUERIES = [
     ("/v1/jobs/{job}/events?cursor=-1", "bad_cursor", None),
     ("/v1/jobs/{job}/events?cursor=" + "9" * 40, "bad_cursor", None),
     ("/v1/jobs/{job}/export?partial=maybe", "invalid_field", "partial"),
+    ("/v1/jobs/{job}/invalid?cursor=nonsense", "bad_cursor", None),
+    ("/v1/jobs/{job}/invalid?cursor=", "bad_cursor", None),
+    ("/v1/jobs/{job}/invalid?cursor=000000-000000000001", "bad_cursor", None),
+    ("/v1/jobs/{job}/invalid?cursor=../000000-000000000001.1", "bad_cursor", None),
+    ("/v1/jobs/{job}/invalid?cursor=%D9%A0%D9%A0%D9%A0%D9%A0%D9%A0%D9%A0-000000000001.1", "bad_cursor", None),
+    ("/v1/jobs/{job}/invalid?limit=0", "invalid_field", "limit"),
+    ("/v1/jobs/{job}/invalid?line=1", "unknown_field", "line"),
+    ("/v1/dead-letters?cursor=x", "bad_cursor", None),
+    ("/v1/dead-letters?limit=1001", "invalid_field", "limit"),
+    ("/v1/dead-letters?tenant=other", "unknown_field", "tenant"),
 ]
 
 
@@ -195,10 +220,27 @@ async def test_odd_text_anywhere_is_never_our_failure(server: Api, noise: str) -
         f"/v1/jobs/{job}/results?cursor={noise}",
         f"/v1/jobs/{job}/events?task={noise}",
         f"/v1/jobs/{job}/events?cursor={noise}",
+        f"/v1/jobs/{noise}/invalid",
+        f"/v1/jobs/{job}/invalid?cursor={noise}",
+        f"/v1/uploads/{noise}",
+        f"/v1/dead-letters?cursor={noise}",
     ]
     for path in paths:
         answer = await server.get(path)
         assert answer.status in {200, 400, 404}, (path, answer)
+    for method, path in (
+        ("POST", f"/v1/jobs/{noise}/tasks"),
+        ("POST", f"/v1/jobs/{noise}/close"),
+        ("POST", f"/v1/jobs/{noise}/rerun"),
+        ("DELETE", f"/v1/jobs/{noise}"),
+        ("PUT", f"/v1/uploads/{noise}/content?signature={noise}"),
+    ):
+        answer = await server.request(method, path, body=b"{}")
+        assert answer.status in {403, 404}, (path, answer)
+    admin = await server.as_tenant("local", admin=True)
+    for method, path in (("DELETE", f"/v1/keys/{noise}"), ("GET", f"/v1/keys?tenant={noise}&cursor={noise}")):
+        answer = await admin.request(method, path)
+        assert answer.status in {400, 404}, (path, answer)
 
 
 async def test_unknown_ids(server: Api) -> None:
@@ -210,6 +252,9 @@ async def test_unknown_ids(server: Api) -> None:
         f"/v1/jobs/{job}/tasks/{'0' * 64}",
         f"/v1/jobs/{job}/tasks/{'0' * 64}/body",
         f"/v1/jobs/{job.upper()}",
+        "/v1/jobs/nonsense/invalid",
+        "/v1/uploads/nonsense",
+        f"/v1/uploads/upload_{'0' * 26}",
     ):
         check_problem(await server.get(path), 404, "not_found")
 
@@ -341,8 +386,15 @@ async def test_a_harmful_request_id_is_replaced(server: Api, given: str) -> None
 async def test_every_route_under_v1_needs_a_key(server: Api, clock: JumpingClock) -> None:
     assert await new_key(server.system, "acme")
     routes = [route for route in create_app(server.system).routes if route.path_format.startswith("/v1")]
-    without: Callable[[str], str] = lambda path: path.replace("{job_id}", "x").replace("{task_id}", "y")  # noqa: E731
+    # The one page that is for everyone, and the one route whose right is in its link.
+    apart = {"/v1/openapi.json": 200, "/v1/uploads/{upload_id}/content": 403}
     for route in routes:
         for method in set(route.methods) - {"OPTIONS"}:
-            answer = await server.request(method, without(route.path_format), auth=False)
-            assert answer.status == (200 if route.path_format == "/v1/openapi.json" else 401)
+            path = re.sub(r"{\w+}", "x", route.path_format)
+            answer = await server.request(method, path, auth=False)
+            assert answer.status == apart.get(route.path_format, 401), path
+
+
+async def test_a_key_is_for_an_administrator_only(server: Api) -> None:
+    for method, path in (("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/x")):
+        check_problem(await server.request(method, path, body=b"not even json"), 403, "forbidden")

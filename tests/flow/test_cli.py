@@ -1,5 +1,6 @@
 """The command line as a user has it: real processes of `conveyor`, a real target site, a real server."""
 
+import gzip
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 MANIFEST_FIELDS = {
@@ -120,6 +122,15 @@ def manifest(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
 
 
+def compressed(lines: list[str], suffix: str) -> bytes:
+    data = "".join(line + "\n" for line in lines).encode()
+    return gzip.compress(data) if suffix == "gz" else zstd.compress(data)
+
+
+def broken_gzip(lines: list[str]) -> bytes:
+    return compressed(lines, "gz")[:-20]
+
+
 def one_line(answered: subprocess.CompletedProcess[str], code: str) -> str:
     """The command said one line, on standard error, with this code."""
     lines = answered.stderr.splitlines()
@@ -139,7 +150,8 @@ def test_run_with_all_succeeded(cli: Cli, site: str) -> None:
     lines = manifest(cli.place / "out.zip")
     assert [line["input"] for line in lines] == urls
     with zipfile.ZipFile(cli.place / "out.zip") as archive:
-        for index, line in enumerate(lines):
+        # An index is the number of a line: two of them have no task.
+        for index, line in enumerate(lines, start=2):
             assert set(line) >= MANIFEST_FIELDS
             assert line["index"] == index
             assert line["status"] == "succeeded"
@@ -203,7 +215,9 @@ def test_run_with_python_handler(cli: Cli) -> None:
     [
         (["absent.txt", "-o", "out.zip"], [], "list_unreadable"),
         (["list.txt", "-o", "out.zip"], ["", "# nothing"], "no_tasks"),
-        (["list.txt", "-o", "out.zip"], ["https://example.com", "no url"], "list_unreadable"),
+        (["list.txt", "-o", "out.zip"], [], "no_tasks"),
+        (["bad.gz", "-o", "out.zip"], [], "list_unreadable"),
+        (["list.csv", "-o", "out.zip"], [], "list_unreadable"),
         (["list.txt", "-o", "absent/out.zip"], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "."], ["https://example.com"], "bad_input"),
         (["list.txt", "-o", "out.zip", "--data", "list.txt"], ["https://example.com"], "bad_input"),
@@ -216,11 +230,52 @@ def test_run_with_python_handler(cli: Cli) -> None:
 )
 def test_run_with_bad_input(cli: Cli, arguments: list[str], lines: list[str], code: str) -> None:
     cli.write("list.txt", *lines)
+    cli.write("list.csv", "name,color", "a,red")
+    (cli.place / "bad.gz").write_bytes(broken_gzip(["https://example.com"] * 1000))
+    before = sorted(cli.place.iterdir())
     refused = cli("run", *arguments)
     assert refused.returncode == 2
     assert refused.stdout == ""
     one_line(refused, code)
+    assert sorted(cli.place.iterdir()) == before, "nothing is left behind"
+
+
+def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
+    bad = [f"no url {number}" for number in range(12)]
+    cli.write("list.txt", f"{site}/quick/1", *bad, f"{site}/quick/2")
+    refused = cli("run", "list.txt", "-o", "out.zip")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    *shown, last = refused.stderr.splitlines()
+    assert [line.split(":")[0].strip() for line in shown] == [f"line {number}" for number in range(2, 12)]
+    assert "no url 9" in shown[-1]
+    assert "12 lines" in last
+    assert "--on-invalid skip" in last
+    assert last.endswith("[list_rejected]")
     assert [path.name for path in cli.place.iterdir()] == ["list.txt"], "nothing is left behind"
+
+    done = cli("run", "list.txt", "-o", "out.zip", "--on-invalid", "skip")
+    assert done.returncode == 0, done.stderr
+    assert "12 lines were no task" in done.stdout
+    assert [line["index"] for line in manifest(cli.place / "out.zip")] == [0, 13]
+    left_out = [json.loads(line) for line in (cli.place / "out.zip.invalid.jsonl").read_text().splitlines()]
+    assert [line["line"] for line in left_out] == list(range(2, 14))
+    assert left_out[0]["text"] == "no url 0"
+
+    cli.write("worse.txt", *bad)
+    refused = cli("run", "worse.txt", "-o", "worse.zip", "--on-invalid", "skip")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].endswith("[no_tasks]")
+    assert len(refused.stderr.splitlines()) == 11
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_run_of_a_compressed_list(cli: Cli, site: str, suffix: str) -> None:
+    urls = [f"{site}/quick/{number}" for number in range(50)]
+    (cli.place / f"urls.txt.{suffix}").write_bytes(compressed(urls, suffix))
+    done = cli("run", f"urls.txt.{suffix}", "-o", "out.zip")
+    assert done.returncode == 0, done.stderr
+    assert [line["input"] for line in manifest(cli.place / "out.zip")] == urls
 
 
 def test_a_setting_that_is_not_valid(tmp_path: Path) -> None:
@@ -325,6 +380,138 @@ def test_submit_and_wait(up: Cli, site: str) -> None:
     assert json.loads(up("submit", "-", "--json", given=f"{site}/quick/1\n").stdout)["id"].startswith("job_")
 
 
+_WITH_MEMORY = """
+import sys
+from conveyor.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    # Not ru_maxrss: a child has that of the parent it was forked from.
+    print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")), file=sys.stderr)
+"""
+
+
+def submit_measured(cli: Cli, path: str) -> tuple[str, int]:
+    """The job's id, and the most memory of the process that submitted it, in KiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_MEMORY, "submit", path, "--concurrency", "1", "--attempts", "1"],
+        cwd=cli.place,
+        env=environment(**cli.settings),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    return done.stdout.strip(), int(re.findall(r"VmHWM:\s+(\d+) kB", done.stderr)[0])
+
+
+def test_submit_takes_no_more_memory_for_a_long_list(up: Cli) -> None:
+    memory = {}
+    for count in (2_000, 200_000):
+        up.write("long.txt", *(f"http://127.0.0.1:9/{number}" for number in range(count)))
+        job_id, memory[count] = submit_measured(up, "long.txt")
+        wait_for(lambda job_id=job_id: up.json("show", job_id)["state"] != "ingesting")
+        shown = up.json("show", job_id)
+        assert (shown["run"]["total"], shown["ingest"]["tasks"], shown["ingest"]["invalid"]) == (count, count, 0)
+        assert up("delete", job_id, "--yes").returncode == 0
+    print(memory)
+    assert memory[200_000] < 1.1 * memory[2_000]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_submit_of_a_compressed_list(up: Cli, site: str, suffix: str) -> None:
+    lines = [json.dumps({"url": f"{site}/quick/{number}"}) for number in range(1500)]
+    (up.place / f"pages.jsonl.{suffix}").write_bytes(compressed(lines, suffix))
+    done = up("submit", f"pages.jsonl.{suffix}", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "1,500 of 1,500 done" in done.stdout
+
+
+def test_submit_of_several_lists_and_standard_input(up: Cli, site: str) -> None:
+    (up.place / "some.txt.gz").write_bytes(compressed([f"{site}/quick/1"], "gz"))
+    up.write("rows.csv", "url,tag", f"{site}/quick/2,red")
+    done = up("submit", "some.txt.gz", "-", "rows.csv", "--wait", "--json", given=f"# page\n{site}/quick/3\n")
+    assert done.returncode == 0, done.stderr
+    tasks = sorted(up.json("results", json.loads(done.stdout)["id"]), key=lambda task: task["index"])
+    assert [task["input"] for task in tasks] == [
+        f"{site}/quick/1",
+        f"{site}/quick/3",
+        {"url": f"{site}/quick/2", "tag": "red"},
+    ]
+
+
+def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
+    up.write("mixed.txt", f"{site}/quick/1", "no url", f"{site}/quick/2", "ftp://example.com")
+    done = up("submit", "mixed.txt", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "2 lines were no task" in done.stdout
+    job_id = done.stdout.partition(":")[0]
+    lines = up.json("invalid", job_id)
+    assert [(line["line"], line["text"]) for line in lines] == [(2, "no url"), (4, "ftp://example.com")]
+    assert "ftp://example.com" in up("invalid", job_id).stdout
+    assert len(up.json("invalid", job_id, "--limit", "1")) == 1
+    assert "2 lines were no task" in up("show", job_id).stdout
+
+    done = up("submit", "mixed.txt", "--wait", "--on-invalid", "reject")
+    assert done.returncode == 2, done.stderr
+    assert "2 lines that are not valid" in done.stdout
+    assert up.json("invalid", done.stdout.partition(":")[0]) == lines
+
+
+def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
+    with serving(tmp_path) as cli:
+        (tmp_path / "bad.txt.gz").write_bytes(broken_gzip([f"http://127.0.0.1:9/{n}" for n in range(1000)]))
+        done = cli("submit", "bad.txt.gz", "--wait", "--json")
+        assert done.returncode == 2
+        job_id = json.loads(done.stdout)["id"]
+        (letter,) = cli.json("dead-letters")
+        assert (letter["job_id"], letter["queue"]) == (job_id, "control")
+        assert "ends too early" in letter["reason"]
+        assert cli.json("dead-letters", "list") == [letter]
+        assert job_id in cli("dead-letters").stdout
+
+        assert cli("dead-letters", "redrive").returncode == 2
+        one_line(cli("dead-letters", "redrive", "999999"), "not_found")
+        assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0}
+        wait_for(lambda: len(cli.json("dead-letters")) == 1 and cli.json("show", job_id)["state"] == "failed")
+        assert "1 sent back" in cli("dead-letters", "redrive", "--all").stdout
+        wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
+        assert job_id in cli("rerun", job_id).stdout
+        wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
+
+        assert "--yes" in one_line(cli("delete", job_id), "bad_input")
+        assert cli("delete", job_id, "--yes").returncode == 0
+        one_line(cli("show", job_id), "not_found")
+        one_line(cli("delete", job_id, "--yes"), "not_found")
+        one_line(cli("rerun", job_id), "not_found")
+        assert cli.json("jobs") == []
+
+
+def test_rerun_is_for_failed_ingests_only(up: Cli, site: str) -> None:
+    done = up("submit", "-", "--wait", "--json", given=f"{site}/quick/1\n")
+    one_line(up("rerun", json.loads(done.stdout)["id"]), "conflict")
+
+
+@pytest.mark.parametrize("mode", ["skip", "reject"])
+def test_stop_while_a_long_list_is_ingested(cli: Cli, mode: str) -> None:
+    """With `reject` it is still looked over, with `skip` some of it is written."""
+    import time
+
+    (cli.place / "urls.txt.gz").write_bytes(compressed([f"http://127.0.0.1:9/{n}" for n in range(1_000_000)], "gz"))
+    with cli.start("run", "urls.txt.gz", "-o", "out.zip", "--on-invalid", mode, "--concurrency", "1") as process:
+        data = cli.place / "out.zip.conveyor"
+        wait_for(lambda: (data / "run.json").exists() and "job_" in (data / "run.json").read_text())
+        if mode == "skip":
+            wait_for(lambda: (data / "conveyor.db-wal").stat().st_size > 4_000_000)
+        stopped = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+        seconds = time.monotonic() - stopped
+        assert process.returncode == 130, said
+    assert "--resume" in said
+    assert seconds < 5, "far less than the list takes"
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code"),
     [
@@ -358,14 +545,6 @@ def test_run_in_a_directory_that_a_server_owns(up: Cli) -> None:
     assert refused.returncode == 1
     one_line(refused, "data_directory_in_use")
     assert not (up.place / "data" / "run.json").exists()
-
-
-def test_too_many_tasks_for_a_request(up: Cli) -> None:
-    up.write("long.txt", *(f"https://example.com/{index}" for index in range(11)))
-    small = Cli(up.place, {**up.settings, "CONVEYOR_MAX_INLINE_TASKS": "10"})
-    refused = small("submit", "long.txt")
-    assert refused.returncode == 2
-    assert "conveyor run" in one_line(refused, "too_many_tasks")
 
 
 def test_no_server_and_no_key(tmp_path: Path) -> None:

@@ -1,33 +1,80 @@
-"""Ingest: a staged list becomes tasks, once each, whatever happens on the way."""
+"""Ingest: a staged list becomes tasks, once each, whatever happens on the way, whoever shares in it."""
 
 import asyncio
+import dataclasses
+import gzip
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 import pytest
+from backports import zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conveyor import faults
+from conveyor import faults, lists
+from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.resume import resume_ingest
+from conveyor.accept.spec import TasksSpec
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
-from conveyor.ingest import pipeline
-from conveyor.model import Counts, IngestJob, Job, Outcome, RunId, TaskRef
+from conveyor.engines.tasks import TaskFilter
+from conveyor.errors import ListChanged
+from conveyor.ingest.plan import make_plan, range_pieces, reading_of
+from conveyor.ingest.worker import LEASE_SECONDS, Ingester
+from conveyor.model import (
+    Counts,
+    IngestJob,
+    IngestRange,
+    Job,
+    JobKind,
+    ListFormat,
+    Mode,
+    Outcome,
+    Range,
+    RunId,
+    Source,
+    TaskRef,
+    TaskSeed,
+    task_id,
+)
+from conveyor.serve.invalid import invalid_page
+from conveyor.serve.merge import merged_page
+from conveyor.serve.results import result_page
 from conveyor.states import RunState, TaskStatus
 from tests.flow.belt import Belt, failure, open_belt, success
+from tests.jobs import make_run
 
-LEASE = pipeline.LEASE_SECONDS
+LEASE = LEASE_SECONDS
+# Some 20 lines.
+RANGE_BYTES = 1000
+MOST = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a short list has several."""
+    monkeypatch.setattr(lists, "BATCH", 7)
 
 
 @pytest.fixture
-async def belt(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Belt]:
-    """With small batches, so that a short list has several."""
-    monkeypatch.setattr(pipeline, "BATCH", 50)
+async def belt() -> AsyncIterator[Belt]:
+    """With small ranges too."""
+    async with open_belt(ingest_range_bytes=RANGE_BYTES) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def whole() -> AsyncIterator[Belt]:
+    """A list is one range."""
     async with open_belt() as opened:
         yield opened
 
 
 @pytest.fixture
-def armed() -> AsyncIterator[Callable[[str, int], None]]:
+def armed() -> Iterator[Callable[[str, int], None]]:
     """Fail at the n-th passing of a crash point, once, as an exception and not as a death."""
 
     def arm(name: str, nth: int = 1) -> None:
@@ -54,334 +101,705 @@ def lines(count: int) -> list[str]:
     return [json.dumps({"number": number, "text": "ü" * (number % 40)}, ensure_ascii=False) for number in range(count)]
 
 
-async def ingested(belt: Belt, job: Job) -> Job:
+async def ingested(belt: Belt, job: Job, within: float = 1000) -> Job:
     async def latched() -> bool:
         return (await belt.job(job.job_id)).run.last_batch
 
-    await belt.until(latched, within=1000)
+    await belt.until(latched, within=within)
     await belt.quiet()
     return await belt.job(job.job_id)
 
 
+async def drive(ingester: Ingester, ticks: int = 1000) -> None:
+    """Have one ingester do all that is ready."""
+    for _ in range(ticks):
+        if await ingester.tick() > 0:
+            return
+    raise AssertionError("there is always more")
+
+
 async def check_list(belt: Belt, job: Job, given: list[str]) -> None:
-    """Every line is a task under its number, and every task has a reference."""
+    """Every line is a task under its number."""
     tasks = await belt.tasks(job)
     assert [bytes(tasks[index].input).decode() for index in range(len(tasks))] == given
     assert (await belt.job(job.job_id)).run.total == len(given)
 
 
-@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 100, 333])
-async def test_a_list_becomes_tasks_in_order(belt: Belt, count: int) -> None:
-    job = await belt.stage(lines(count))
-    assert (job.state, job.run.total, job.run.last_batch) == (RunState.INGESTING, 0, False)
-    belt.start(belt.ingester())
-    found = await ingested(belt, job)
-    await check_list(belt, job, lines(count))
-    if count == 0:
-        assert found.state is RunState.COMPLETED
-    else:
-        assert found.state is RunState.RUNNING
+async def control_is_empty(belt: Belt) -> None:
     assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
 
 
-async def test_tasks_start_while_the_list_is_still_read(belt: Belt) -> None:
-    job = await belt.stage(lines(400))
-    seen: list[RunState] = []
-
-    async def look(job: Job, ref: TaskRef) -> Outcome:
-        seen.append((await belt.job(job.job_id)).state)
-        return success()
-
-    belt.executor.act = look
-    hold = asyncio.Event()
-    ingester = belt.ingester()
-    real = ingester._ingest.records.checkpoint
-    calls = 0
-
-    async def slow_checkpoint(*args: Any) -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            await hold.wait()
-        return await real(*args)
-
-    object.__setattr__(ingester._ingest, "records", _With(belt.system.records, checkpoint=slow_checkpoint))
-    belt.start(ingester)
-    belt.start(belt.worker())
-    await belt.until(lambda: len(seen) >= 100)
-    assert set(seen) == {RunState.INGESTING}
-    assert (await belt.job(job.job_id)).state is RunState.INGESTING, (
-        "all that is there has ended, and yet more may come"
-    )
-    hold.set()
-    await belt.ended(job)
-    await belt.check(job)
-
-
-async def test_lines_of_any_length_cross_the_pieces(belt: Belt) -> None:
-    given = [json.dumps("x" * size) for size in (1, 200_000, 0, 260_000, 3, 131_072, 262_142, 5)]
-    job = await belt.stage(given)
-    belt.start(belt.ingester())
-    await ingested(belt, job)
-    await check_list(belt, job, given)
-
-
-async def test_a_last_line_without_an_end_is_a_task_too(belt: Belt) -> None:
-    job = await belt.stage(lines(3))
-    assert job.source is not None
-    await belt.blobs.put(job.source, b'"one"\n"two"\n"three"')
-    belt.start(belt.ingester())
-    await ingested(belt, job)
-    await check_list(belt, job, ['"one"', '"two"', '"three"'])
-
-
-async def test_what_one_step_holds_is_bounded_in_bytes(belt: Belt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "BATCH", 5000)
-    given = [json.dumps("x" * 200_000) for _ in range(120)]
-    job = await belt.stage(given)
-    ingester = belt.ingester()
-    sizes: list[int] = []
-
-    async def put(run: Any, seeds: Any) -> None:
-        sizes.append(sum(len(seed.input) for seed in seeds))
-        await belt.system.tasks.put(run, seeds)
-
-    object.__setattr__(ingester._ingest, "tasks", _With(belt.system.tasks, put=put))
-    belt.start(ingester)
-    await ingested(belt, job)
-    assert sum(sizes) == sum(len(line) for line in given)
-    assert max(sizes) < 10 * 1024 * 1024
-
-
-POINTS = ["tasks.put.after", "ingest.put.after", "queue.send.after", "ingest.enqueue.after", "ingest.checkpoint.after"]
-LAST_POINTS = ["lifecycle.total.before", "lifecycle.latch.before", "lifecycle.latch.after", "queue.ack.before"]
-
-
-@pytest.mark.parametrize(
-    ("point", "nth"), [*((point, nth) for point in POINTS for nth in (1, 3, 5)), *((point, 1) for point in LAST_POINTS)]
-)
-async def test_an_ingest_that_dies_anywhere_is_taken_up_by_another(
-    belt: Belt, armed: Callable[[str, int], None], point: str, nth: int
-) -> None:
-    given = lines(230)
-    job = await belt.stage(given)
-    armed(point, nth)
-    with pytest.raises(Crash):
-        await belt.ingester("first").tick()
-    faults.arm(None)
-    belt.clock.advance(LEASE)
-    belt.start(belt.ingester("second"))
-    belt.start(belt.worker())
-    await belt.ended(job, within=LEASE)
-    await check_list(belt, job, given)
-    await belt.check(job)
-    belt.clock.advance(LEASE)
-    await belt.passing(1)
-    assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
-
-
-async def test_it_goes_on_from_the_last_checkpoint(belt: Belt, armed: Callable[[str, int], None]) -> None:
-    job = await belt.stage(lines(230))
-    armed("ingest.enqueue.after", 4)
-    with pytest.raises(Crash):
-        await belt.ingester("first").tick()
-    faults.arm(None)
-    at = await belt.system.records.checkpointed(job.run.run_id)
-    assert at is not None
-    assert at.next_index == 150
-    assert at.offset == sum(len(line.encode()) + 1 for line in lines(150))
-    put: list[int] = []
-    second = belt.ingester("second")
-
-    async def watched(run: Any, seeds: Any) -> None:
-        put.extend(seed.index for seed in seeds)
-        await belt.system.tasks.put(run, seeds)
-
-    object.__setattr__(second._ingest, "tasks", _With(belt.system.tasks, put=watched))
-    belt.start(second)
-    await ingested(belt, job)
-    assert put == list(range(150, 230))
-    await check_list(belt, job, lines(230))
-
-
-async def test_of_two_at_once_one_ingests(belt: Belt) -> None:
-    job = await belt.stage(lines(300))
-    assert job.source is not None
-    message = IngestJob(job.tenant, job.job_id, job.run.run_id, job.source)
-    await belt.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message))] * 3)
-    for name in ("one", "two", "three"):
-        belt.start(belt.ingester(name))
-    await ingested(belt, job)
-    await check_list(belt, job, lines(300))
-    await belt.passing(LEASE / 4)
-    assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
-
-
-async def test_one_that_lost_its_lease_stops_and_harms_nothing(belt: Belt) -> None:
-    """It sleeps through its lease in the middle of the list; another does it all; then it wakes."""
-    given = lines(300)
-    job = await belt.stage(given)
-    asleep = asyncio.Event()
-    sleeper = belt.ingester("sleeper")
-    put = belt.system.tasks.put
-    calls = 0
-
-    async def sleepy(run: Any, seeds: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            await asleep.wait()
-        await put(run, seeds)
-
-    object.__setattr__(sleeper._ingest, "tasks", _With(belt.system.tasks, put=sleepy))
-    ticking = asyncio.create_task(sleeper.tick())
-    await belt.quiet()
-    assert calls == 3
-    belt.start(belt.ingester("other"))
-    belt.start(belt.worker())
-    await belt.ended(job, within=5 * LEASE)
-    asleep.set()
-    await ticking
-    assert calls == 3, "it went on after the lease was lost"
-    await belt.quiet()
-    await check_list(belt, job, given)
-    await belt.check(job)
-
-
-async def test_a_list_that_is_not_there_fails_the_run_in_the_end(belt: Belt) -> None:
-    job = await belt.stage([])
-    assert job.source is not None
-    await belt.blobs.delete([job.source])
-    belt.start(belt.ingester())
-    belt.start(belt.sweeper)
-    (ended,) = await belt.ended(job, within=10 * LEASE)
-    assert ended.state is RunState.FAILED
-    assert "ingest failed 5 times" in (ended.reason or "")
-    (letter,) = (await belt.system.queue.dead_letters(None, 10)).items
-    assert letter.queue == CONTROL
-    await belt.passing(5)
-    await belt.check(job, RunState.FAILED)
-
-
-async def test_a_message_that_nobody_can_read_is_buried(belt: Belt) -> None:
-    await belt.system.queue.send(CONTROL, [Outgoing(b"not json"), Outgoing(b'{"op":"from_the_future"}')])
-    job = await belt.stage(lines(10))
-    belt.start(belt.ingester())
-    await ingested(belt, job)
-    letters = (await belt.system.queue.dead_letters(None, 10)).items
-    assert {letter.body for letter in letters} == {b"not json", b'{"op":"from_the_future"}'}
-
-
-async def test_a_message_of_another_run_is_thrown_away(belt: Belt) -> None:
-    job = await belt.stage(lines(10))
-    strangers = [
-        IngestJob(job.tenant, job.job_id, RunId("run_other"), "uploads/acme/x"),
-        IngestJob(job.tenant, "job_other", job.run.run_id, "uploads/acme/x"),  # type: ignore[arg-type]
-    ]
-    await belt.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message)) for message in strangers])
-    belt.start(belt.ingester())
-    await ingested(belt, job)
-    await belt.passing(5)
-    assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
-    await check_list(belt, job, lines(10))
-
-
-async def test_a_lost_message_is_sent_again(belt: Belt) -> None:
-    """The queue is a hint: the row knows where the list is."""
-    job = await belt.stage(lines(120))
-    await belt.system.queue.drop(CONTROL)
-    belt.start(belt.ingester())
-    belt.start(belt.sweeper)
-    belt.start(belt.worker())
-    await belt.ended(job, within=5 * LEASE)
-    await belt.check(job)
-    assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
-
-
-async def test_a_paused_ingest_goes_on_when_it_is_resumed(belt: Belt, armed: Callable[[str, int], None]) -> None:
-    job = await belt.stage(lines(230))
-    armed("ingest.checkpoint.after", 2)
-    with pytest.raises(Crash):
-        await belt.ingester("first").tick()
-    faults.arm(None)
-    assert await belt.lifecycle.move(job, RunState.PAUSED, "by hand", Counts()) is RunState.PAUSED
-    for role in (belt.ingester("second"), belt.sweeper, belt.worker()):
-        belt.start(role)
-    await belt.passing(3 * LEASE)
-    assert belt.executor.starts == []
-    assert await belt.lifecycle.move(job, RunState.INGESTING, None, Counts()) is RunState.INGESTING
-    await belt.ended(job, within=5 * LEASE)
-    await check_list(belt, job, lines(230))
-    await belt.check(job)
-
-
-class TestEndedOnTheWay:
-    """A run that ends while its list is still read leaves nothing pending, and its counts add up."""
-
-    async def test_the_rest_of_the_list_is_not_read(self, belt: Belt) -> None:
-        job = await belt.stage(lines(500))
-        await self._stop_after(belt, job, 3, swept_at_once=False)
-        belt.start(belt.sweeper)
-        belt.start(belt.ingester("second"))
-        await belt.passing(3 * LEASE)
-        await self._nothing_is_left(belt, job)
-
-    async def test_not_even_what_was_written_after_the_sweep(self, belt: Belt) -> None:
-        job = await belt.stage(lines(500))
-        await self._stop_after(belt, job, 3, swept_at_once=True)
-        belt.start(belt.sweeper)
-        belt.start(belt.ingester("second"))
-        await belt.passing(3 * LEASE)
-        await self._nothing_is_left(belt, job)
-
-    async def test_a_threshold_that_is_passed_early(self, belt: Belt) -> None:
-        async def always(job: Job, ref: TaskRef) -> Outcome:
-            return failure("result_not_json")
-
-        belt.executor.act = always
-        job = await belt.stage(lines(2000), failure_threshold={"failed": 30})
-        for role in (belt.ingester(), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.ended(job, within=5 * LEASE)
-        await belt.passing(3 * LEASE)
-        await self._nothing_is_left(belt, job, RunState.FAILED)
-
-    async def _stop_after(self, belt: Belt, job: Job, batches: int, *, swept_at_once: bool) -> None:
-        """Cancel the run between two batches, and perhaps sweep it before the next is written."""
-        ingester = belt.ingester("first")
-        put = belt.system.tasks.put
-        calls = 0
-
-        async def interrupted(run: Any, seeds: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == batches:
-                await belt.lifecycle.move(job, RunState.CANCELLED, "by hand", await belt.counts(job))
-                while swept_at_once and (await belt.sweeper.run_once()).cleared == 0:
-                    pass
-            await put(run, seeds)
-
-        object.__setattr__(ingester._ingest, "tasks", _With(belt.system.tasks, put=interrupted))
-        await ingester.tick()
-        assert calls == batches
-
-    async def _nothing_is_left(self, belt: Belt, job: Job, state: RunState = RunState.CANCELLED) -> None:
-        found = await belt.job(job.job_id)
-        tasks = await belt.tasks(job)
-        assert found.state is state
-        assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
-        counts = await belt.counts(job)
-        assert counts.ended == found.run.total == len(tasks)
-        assert await belt.system.queue.depth(run_queue(job.run.run_id)) == Depth(0, 0, 0)
-        assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
+def patched(ingester: Ingester, engine: str, **methods: Any) -> Ingester:
+    """An ingester whose engine has some methods of its own."""
+    object.__setattr__(ingester._ingest, engine, _With(getattr(ingester._ingest, engine), **methods))
+    return ingester
 
 
 class _With:
-    """An engine with some methods of its own."""
-
     def __init__(self, engine: Any, **methods: Any) -> None:
         self.__dict__.update(methods)
         self._engine = engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+class _OneBlob:
+    """As much of Blobs as a plan needs, in pieces of any size."""
+
+    def __init__(self, data: bytes, piece: int) -> None:
+        self.data = data
+        self.piece = piece
+
+    async def size(self, key: str) -> int | None:
+        return len(self.data)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
+        return self.data[start:] if length is None else self.data[start : start + length]
+
+    async def stream(self, key: str, start: int = 0) -> AsyncIterator[bytes]:
+        for at in range(start, len(self.data), self.piece):
+            yield self.data[at : at + self.piece]
+
+
+async def held() -> bool:
+    return True
+
+
+def source_of(data: bytes, form: ListFormat | None = None) -> Source:
+    return Source("key", len(data), sha256(data).hexdigest(), form)
+
+
+class TestPlan:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.lists(st.one_of(st.just(""), st.just("# c"), st.just("{"), st.text("aü\r", max_size=30)), max_size=60),
+        st.booleans(),
+        st.integers(1, 400),
+        st.integers(1, 100),
+        st.sampled_from([ListFormat.TEXT, ListFormat.JSONL]),
+    )
+    def test_the_ranges_are_the_list(
+        self, given: list[str], newline: bool, range_bytes: int, piece: int, form: ListFormat
+    ) -> None:
+        data = ("\n".join(given) + ("\n" if newline else "")).encode()
+        asyncio.run(self._check(data, range_bytes, piece, form))
+
+    async def _check(self, data: bytes, range_bytes: int, piece: int, form: ListFormat) -> None:
+        blobs: Any = _OneBlob(data, piece)
+        ranges = await make_plan(blobs, source_of(data, form), JobKind.PYTHON, range_bytes, MOST, held)
+        assert [one.number for one in ranges] == list(range(len(ranges)))
+        assert (ranges[0].start, ranges[0].first_index, ranges[-1].end) == (0, 0, None)
+        for one, following in itertools.pairwise(ranges):
+            assert one.end == following.start
+            assert following.start - one.start >= min(range_bytes, len(data))
+            assert data[following.start - 1 : following.start] == b"\n"
+            assert following.first_index == data[: following.start].count(b"\n")
+        (entire,) = await make_plan(blobs, source_of(data, form), JobKind.PYTHON, MOST, MOST, held)
+        parts = [await self._read(blobs, one) for one in ranges]
+        assert list(itertools.chain.from_iterable(parts)) == await self._read(blobs, entire)
+
+    async def _read(self, blobs: Any, one: Range) -> list[Any]:
+        batches = [b async for b in lists.read(range_pieces(blobs, one, MOST), reading_of(one, JobKind.PYTHON))]
+        return [item for batch in batches for item in [*batch.seeds, *batch.invalid]]
+
+    @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
+    async def test_a_compressed_list_is_one_range(self, pack: Callable[[bytes], bytes]) -> None:
+        data = pack(b'"x"\n' * 1000)
+        (one,) = await make_plan(_OneBlob(data, 1000), source_of(data), JobKind.PYTHON, 10, MOST, held)  # type: ignore[arg-type]
+        assert one.format is ListFormat.JSONL
+        assert len(await self._read(_OneBlob(data, 1000), one)) == 1000
+
+    async def test_a_first_member_that_is_empty(self) -> None:
+        data = gzip.compress(b"") + gzip.compress(b'"x"\n')
+        (one,) = await make_plan(_OneBlob(data, 1000), source_of(data), JobKind.PYTHON, 10, MOST, held)  # type: ignore[arg-type]
+        assert one.format is ListFormat.JSONL
+
+    @pytest.mark.parametrize("other", [b'"a"\n"c"\n', b'"a"\n"b"\n\n', b""])
+    async def test_a_list_that_is_not_the_accepted_one(self, other: bytes) -> None:
+        blobs: Any = _OneBlob(other, 10)
+        with pytest.raises(ListChanged):
+            await make_plan(blobs, source_of(b'"a"\n"b"\n', ListFormat.JSONL), JobKind.PYTHON, 10, MOST, held)
+
+
+class TestLists:
+    @pytest.mark.parametrize("count", [1, 6, 7, 8, 20, 333])
+    async def test_a_list_becomes_tasks_in_order(self, belt: Belt, count: int) -> None:
+        job = await belt.stage(lines(count))
+        assert (job.state, job.run.total, job.run.last_batch) == (RunState.INGESTING, 0, False)
+        belt.start(belt.ingester())
+        found = await ingested(belt, job)
+        await check_list(belt, job, lines(count))
+        assert found.state is RunState.RUNNING
+        assert (len(await belt.system.records.ranges(job.run.run_id)) > 1) == (count > 20)
+        await control_is_empty(belt)
+
+    @pytest.mark.parametrize("data", [b"", b"\n\n", b"# c\n"])
+    async def test_a_list_without_tasks_fails(self, belt: Belt, data: bytes) -> None:
+        job = await belt.stage_bytes(data, ListFormat.TEXT)
+        belt.start(belt.ingester())
+        (ended,) = await belt.ended(job)
+        assert (ended.state, ended.run.total) == (RunState.FAILED, 0)
+        assert "no tasks" in (ended.reason or "")
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd.compress])
+    async def test_the_total_is_exact_with_blanks_and_invalid_lines(
+        self, belt: Belt, pack: Callable[[bytes], bytes]
+    ) -> None:
+        given = [["", "{", f'"{number}"', "  ", f'{{"n": {number}}}'][number % 5] for number in range(403)]
+        job = await belt.stage_bytes(pack("\n".join(given).encode()), ListFormat.JSONL)
+        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
+            belt.start(role)
+        (ended,) = await belt.ended(job)
+        want = {number: line for number, line in enumerate(given) if number % 5 in (2, 4)}
+        tasks = await belt.tasks(job)
+        assert {index: bytes(task.input).decode() for index, task in tasks.items()} == want
+        wrong = [number + 1 for number in range(403) if number % 5 == 1]
+        assert (ended.state, ended.run.total, ended.run.invalid) == (RunState.COMPLETED, len(want), len(wrong))
+        assert (await belt.counts(job)).succeeded == len(want)
+        seen: list[int] = []
+        cursor = None
+        while True:
+            page = await invalid_page(belt.blobs, ended, 10, cursor)
+            seen += [line.line for line in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert seen == wrong
+
+    async def test_a_list_with_one_bad_line_is_rejected_whole(self, belt: Belt) -> None:
+        given = lines(300)
+        given[250] = "{"
+        job = await belt.stage(given, on_invalid="reject")
+        for role in (belt.ingester(), belt.worker(), belt.sweeper):
+            belt.start(role)
+        (ended,) = await belt.ended(job)
+        assert ended.state is RunState.FAILED
+        assert "line 251" in (ended.reason or "")
+        await belt.passing(3 * LEASE)
+        assert await belt.tasks(job) == {}
+        assert belt.executor.starts == []
+        assert [line.line for line in (await invalid_page(belt.blobs, ended, 10, None)).items] == [251]
+
+    async def test_a_good_list_is_not(self, belt: Belt) -> None:
+        job = await belt.stage(lines(100), on_invalid="reject")
+        belt.start(belt.ingester())
+        await ingested(belt, job)
+        await check_list(belt, job, lines(100))
+
+    async def test_lines_of_any_length_cross_the_pieces(self, belt: Belt) -> None:
+        given = [json.dumps("x" * size) for size in (1, 200_000, 0, 260_000, 3, 131_072, 262_142, 5)]
+        job = await belt.stage(given)
+        belt.start(belt.ingester())
+        await ingested(belt, job)
+        await check_list(belt, job, given)
+
+    async def test_tasks_start_while_the_list_is_still_read(self, belt: Belt) -> None:
+        job = await belt.stage(lines(400))
+        seen: list[RunState] = []
+
+        async def look(job: Job, ref: TaskRef) -> Outcome:
+            seen.append((await belt.job(job.job_id)).state)
+            return success()
+
+        belt.executor.act = look
+        hold = asyncio.Event()
+        real = belt.system.records.checkpoint
+
+        async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
+            if one.number == 5:
+                await hold.wait()
+            return await real(run_id, one, fence)
+
+        belt.start(patched(belt.ingester("slow"), "records", checkpoint=slow_checkpoint))
+        belt.start(belt.worker())
+        await belt.until(lambda: len(seen) >= 40)
+        assert set(seen) == {RunState.INGESTING}
+        assert (await belt.job(job.job_id)).state is RunState.INGESTING, "more may come"
+        hold.set()
+        await belt.ended(job)
+        await belt.check(job)
+
+    async def test_the_latch_waits_for_the_last_range(self, belt: Belt) -> None:
+        """All tasks that are there have ended, one range is not done: the run does not complete."""
+        job = await belt.stage(lines(300))
+        hold = asyncio.Event()
+        real = belt.system.records.checkpoint
+
+        async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
+            if one.number == 2 and one.done:
+                await hold.wait()
+            return await real(run_id, one, fence)
+
+        for name in ("one", "two"):
+            belt.start(patched(belt.ingester(name), "records", checkpoint=slow_checkpoint))
+        for role in (belt.worker(), belt.sweeper):
+            belt.start(role)
+
+        async def all_but_one() -> bool:
+            done = await belt.system.records.ingested(job.run.run_id)
+            return done.ranges > 0 and done.ranges_done == done.ranges - 1 and (await belt.counts(job)).ended == 300
+
+        await belt.until(all_but_one)
+        await belt.passing(5)
+        found = await belt.job(job.job_id)
+        assert (found.state, found.run.last_batch) == (RunState.INGESTING, False)
+        hold.set()
+        await belt.ended(job)
+        await belt.check(job)
+
+    async def test_two_share_a_list(self, belt: Belt) -> None:
+        job = await belt.stage(lines(400))
+        took: dict[str, set[int]] = {"one": set(), "two": set()}
+        real = belt.system.records.checkpoint
+        for name, numbers in took.items():
+
+            async def noted(run_id: Any, one: Range, fence: int, numbers: set[int] = numbers) -> bool:
+                numbers.add(one.number)
+                return await real(run_id, one, fence)
+
+            belt.start(patched(belt.ingester(name), "records", checkpoint=noted))
+        await ingested(belt, job)
+        await check_list(belt, job, lines(400))
+        assert took["one"]
+        assert took["two"]
+        assert not took["one"] & took["two"], "a range was read twice"
+
+
+POINTS = ["tasks.put.after", "ingest.put.after", "queue.send.after", "ingest.enqueue.after", "ingest.checkpoint.after"]
+ONCE = [
+    "ingest.split.before",
+    "ingest.split.after",
+    "ingest.done.after",
+    "lifecycle.total.before",
+    "lifecycle.latch.before",
+    "lifecycle.latch.after",
+    "ingester.ack.before",
+    "queue.ack.before",
+]
+
+
+class TestMishaps:
+    @pytest.mark.parametrize(
+        ("point", "nth"), [*((point, nth) for point in POINTS for nth in (1, 5, 12)), *((point, 1) for point in ONCE)]
+    )
+    async def test_an_ingest_that_dies_anywhere_is_taken_up_by_another(
+        self, belt: Belt, armed: Callable[[str, int], None], point: str, nth: int
+    ) -> None:
+        given = lines(100)
+        job = await belt.stage(given)
+        armed(point, nth)
+        with pytest.raises(Crash):
+            await drive(belt.ingester("first"))
+        faults.arm(None)
+        belt.clock.advance(LEASE)
+        for role in (belt.ingester("second"), belt.worker(), belt.sweeper):
+            belt.start(role)
+        await belt.ended(job, within=5 * LEASE)
+        await check_list(belt, job, given)
+        await belt.check(job)
+        await belt.passing(1)
+        await control_is_empty(belt)
+
+    async def test_it_goes_on_from_the_last_checkpoint(self, whole: Belt, armed: Callable[[str, int], None]) -> None:
+        """The fourth batch is written and sent and its checkpoint is lost: only that one is done again."""
+        job = await whole.stage(lines(50))
+        armed("ingest.enqueue.after", 4)
+        with pytest.raises(Crash):
+            await drive(whole.ingester("first"))
+        faults.arm(None)
+        (one,) = await whole.system.records.ranges(job.run.run_id)
+        assert (one.index, one.tasks) == (21, 21)
+        assert one.offset == sum(len(line.encode()) + 1 for line in lines(21))
+        put: list[int] = []
+
+        async def watched(run: Any, seeds: Any) -> None:
+            put.extend(seed.index for seed in seeds)
+            await whole.system.tasks.put(run, seeds)
+
+        whole.start(patched(whole.ingester("second"), "tasks", put=watched))
+        await ingested(whole, job)
+        assert put == list(range(21, 50))
+        await check_list(whole, job, lines(50))
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    async def test_a_last_line_without_an_end_and_a_crash_behind_it(
+        self, whole: Belt, armed: Callable[[str, int], None], pack: Callable[[bytes], bytes]
+    ) -> None:
+        """The checkpoint is one byte behind the end of the list."""
+        job = await whole.stage_bytes(pack(b'"one"\n"two"\n"three"'), ListFormat.JSONL)
+        armed("ingest.checkpoint.after", 2)
+        with pytest.raises(Crash):
+            await drive(whole.ingester("first"))
+        faults.arm(None)
+        whole.start(whole.ingester("second"))
+        await ingested(whole, job)
+        await check_list(whole, job, ['"one"', '"two"', '"three"'])
+
+    @pytest.mark.parametrize("engine", ["tasks.put", "queue.send", "records.checkpoint", "records.split"])
+    async def test_an_engine_that_fails_a_few_times(self, belt: Belt, engine: str) -> None:
+        job = await belt.stage(lines(100))
+        name, method = engine.split(".")
+        real = getattr(getattr(belt.system, name), method)
+        left = 3
+
+        async def failing(*args: Any) -> Any:
+            nonlocal left
+            result = await real(*args)
+            left -= 1
+            if left >= 0:
+                raise OSError("done, and yet an error")
+            return result
+
+        belt.start(patched(belt.ingester(), name, **{method: failing}))
+        for role in (belt.worker(), belt.sweeper):
+            belt.start(role)
+        await belt.ended(job, within=10 * LEASE)
+        assert left < 3, "it never failed"
+        await check_list(belt, job, lines(100))
+        await belt.check(job)
+
+    async def test_duplicated_messages(self, belt: Belt) -> None:
+        job = await belt.stage(lines(300))
+        where = (job.tenant, job.job_id, job.run.run_id)
+        message = Outgoing(msgspec.json.encode(IngestJob(*where)))
+        parts = [Outgoing(msgspec.json.encode(IngestRange(*where, number))) for number in range(30)]
+        await belt.system.queue.send(CONTROL, [message] * 3)
+        await belt.ingester("zero").tick()
+        await belt.system.queue.send(CONTROL, [*parts, message, *parts])
+        for name in ("one", "two", "three"):
+            belt.start(belt.ingester(name))
+        belt.start(belt.worker())
+        await belt.ended(job)
+        await check_list(belt, job, lines(300))
+        await belt.passing(LEASE)
+        await control_is_empty(belt)
+        await belt.check(job)
+
+    async def test_one_that_lost_its_lease_is_refused_and_harms_nothing(self, whole: Belt) -> None:
+        """It sleeps through its lease in the middle of the list; another does it all; then it wakes."""
+        given = lines(100)
+        job = await whole.stage(given)
+        asleep = asyncio.Event()
+        calls = 0
+        checkpoints: list[bool] = []
+        put, checkpoint = whole.system.tasks.put, whole.system.records.checkpoint
+
+        async def sleepy(run: Any, seeds: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                await asleep.wait()
+            await put(run, seeds)
+
+        async def noted(*args: Any) -> bool:
+            checkpoints.append(await checkpoint(*args))
+            return checkpoints[-1]
+
+        sleeper = patched(patched(whole.ingester("sleeper"), "tasks", put=sleepy), "records", checkpoint=noted)
+        ticking = asyncio.create_task(drive(sleeper, 2))
+        await whole.until(lambda: calls == 3)
+        whole.start(whole.ingester("other"))
+        await ingested(whole, job, within=5 * LEASE)
+        asleep.set()
+        with pytest.raises(AssertionError):
+            await ticking
+        assert (calls, checkpoints) == (3, [True, True, False])
+        for role in (whole.worker(), whole.sweeper):
+            whole.start(role)
+        await whole.ended(job)
+        await check_list(whole, job, given)
+        await whole.check(job)
+
+    async def test_a_message_that_nobody_can_read_is_buried(self, belt: Belt) -> None:
+        await belt.system.queue.send(CONTROL, [Outgoing(b"not json"), Outgoing(b'{"op":"from_the_future"}')])
+        job = await belt.stage(lines(10))
+        belt.start(belt.ingester())
+        await ingested(belt, job)
+        letters = (await belt.system.queue.dead_letters(None, 10)).items
+        assert {letter.body for letter in letters} == {b"not json", b'{"op":"from_the_future"}'}
+
+    async def test_a_message_of_another_run_is_thrown_away(self, belt: Belt) -> None:
+        job = await belt.stage(lines(10))
+        strangers: list[IngestJob | IngestRange] = [
+            IngestJob(job.tenant, job.job_id, RunId("run_other")),
+            IngestJob(job.tenant, "job_other", job.run.run_id),  # type: ignore[arg-type]
+            IngestRange(job.tenant, job.job_id, RunId("run_other"), 0),
+            IngestRange(job.tenant, job.job_id, job.run.run_id, 99),
+        ]
+        await belt.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message)) for message in strangers])
+        belt.start(belt.ingester())
+        await ingested(belt, job)
+        await belt.passing(5)
+        await control_is_empty(belt)
+        await check_list(belt, job, lines(10))
+
+    @pytest.mark.parametrize("ticks", [0, 1, 3])
+    async def test_lost_messages_are_sent_again(self, belt: Belt, ticks: int) -> None:
+        """The queue is a hint: the rows know what is to be ingested."""
+        job = await belt.stage(lines(120))
+        first = belt.ingester("first")
+        for _ in range(ticks):
+            await first.tick()
+        await belt.system.queue.drop(CONTROL)
+        for role in (belt.ingester(), belt.sweeper, belt.worker()):
+            belt.start(role)
+        await belt.ended(job, within=2 * LEASE)
+        await check_list(belt, job, lines(120))
+        await belt.check(job)
+        await control_is_empty(belt)
+
+    async def test_a_paused_ingest_goes_on_when_it_is_resumed(
+        self, belt: Belt, armed: Callable[[str, int], None]
+    ) -> None:
+        job = await belt.stage(lines(100))
+        armed("ingest.checkpoint.after", 2)
+        with pytest.raises(Crash):
+            await drive(belt.ingester("first"))
+        faults.arm(None)
+        assert await belt.lifecycle.move(job, RunState.PAUSED, "by hand", Counts()) is RunState.PAUSED
+        for role in (belt.ingester("second"), belt.sweeper, belt.worker()):
+            belt.start(role)
+        await belt.passing(3 * LEASE)
+        assert belt.executor.starts == []
+        assert await belt.lifecycle.move(job, RunState.INGESTING, None, Counts()) is RunState.INGESTING
+        await belt.ended(job, within=5 * LEASE)
+        await check_list(belt, job, lines(100))
+        await belt.check(job)
+
+
+class TestBadLists:
+    async def _fails(self, belt: Belt, job: Job, why: str, within: float = 10 * LEASE) -> Job:
+        for role in (belt.ingester(), belt.sweeper, belt.worker()):
+            belt.start(role)
+        (ended,) = await belt.ended(job, within=within)
+        assert ended.state is RunState.FAILED
+        assert (ended.reason or "").startswith("ingest failed: ")
+        assert why in (ended.reason or "")
+        letters = (await belt.system.queue.dead_letters(None, 10)).items
+        assert letters
+        assert all((letter.queue, letter.reason) == (CONTROL, ended.reason) for letter in letters)
+        assert await belt.notices(job) == ["job.accepted", "run.failed"]
+        return ended
+
+    async def test_one_that_is_not_there(self, belt: Belt) -> None:
+        job = await belt.stage(lines(3))
+        assert job.source is not None
+        await belt.blobs.delete([job.source.key])
+        await self._fails(belt, job, "not there", within=5)
+
+    async def test_one_that_goes_away_after_it_was_split(self, belt: Belt) -> None:
+        job = await belt.stage(lines(100))
+        assert job.source is not None
+        await belt.ingester("first").tick()
+        await belt.blobs.delete([job.source.key])
+        await self._fails(belt, job, "")
+
+    @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
+    async def test_one_that_is_damaged(self, belt: Belt, pack: Callable[[bytes], bytes]) -> None:
+        data = pack("\n".join(lines(2000)).encode())
+        job = await belt.stage_bytes(data[: len(data) // 2], ListFormat.JSONL)
+        await self._fails(belt, job, "ends too early", within=900)
+
+    async def test_one_that_was_replaced_between_two_tries(self, belt: Belt, armed: Callable[[str, int], None]) -> None:
+        job = await belt.stage(lines(100))
+        assert job.source is not None
+        armed("ingest.split.before", 1)
+        with pytest.raises(Crash):
+            await drive(belt.ingester("first"))
+        faults.arm(None)
+        await belt.blobs.put(job.source.key, "\n".join(reversed(lines(100))).encode() + b"\n")
+        await self._fails(belt, job, "not the one that was accepted")
+        assert await belt.tasks(job) == {}
+
+    async def test_what_failed_goes_on_where_it_stopped(self, belt: Belt) -> None:
+        """The list is put back, and the ingest is resumed."""
+        given = lines(100)
+        job = await belt.stage(given)
+        assert job.source is not None
+        data = await belt.blobs.get(job.source.key)
+        assert data is not None
+        first = belt.ingester("first")
+        for _ in range(3):
+            await first.tick()
+        before = await belt.system.records.ingested(job.run.run_id)
+        assert 0 < before.tasks < 100
+        await belt.blobs.delete([job.source.key])
+        failed = await self._fails(belt, job, "")
+        await belt.passing(LEASE)
+        assert len(await belt.tasks(job)) >= before.tasks, "what it has is kept"
+        await belt.blobs.put(job.source.key, data)
+        await resume_ingest(belt.system, failed)
+        (ended,) = await belt.ended(job, within=5 * LEASE)
+        assert (ended.state, ended.run.total) == (RunState.COMPLETED, 100)
+        await check_list(belt, job, given)
+        assert (await belt.counts(job)).succeeded == 100
+
+
+class TestOpenJobs:
+    async def _open(self, belt: Belt, **spec: Any) -> Job:
+        return await belt.submit([], mode=Mode.OPEN, **spec)
+
+    async def _add(self, belt: Belt, job: Job, values: list[Any], last: bool = False) -> None:
+        tasks = [msgspec.Raw(json.dumps(value).encode()) for value in values]
+        await AddTasks(belt.system).add(await belt.job(job.job_id), TasksSpec(tasks, last))
+
+    async def test_batches_are_ranges(self, belt: Belt) -> None:
+        job = await self._open(belt)
+        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
+            belt.start(role)
+        values = [f"task {number}" for number in range(60)]
+        await asyncio.gather(*(self._add(belt, job, values[at : at + 10]) for at in range(0, 50, 10)))
+
+        async def all_ended() -> bool:
+            return (await belt.counts(job)).ended == 50
+
+        await belt.until(all_ended)
+        await belt.passing(LEASE)
+        assert (await belt.job(job.job_id)).state is RunState.INGESTING, "nobody closed it"
+        await self._add(belt, job, values[50:], last=True)
+        await belt.ended(job)
+        tasks = await belt.check(job)
+        assert sorted(json.loads(bytes(task.input)) for task in tasks.values()) == sorted(values)
+        ranges = await belt.system.records.ranges(job.run.run_id)
+        assert [(one.number, one.first_index, one.done) for one in ranges] == [(n, 10 * n, True) for n in range(6)]
+
+    async def test_lost_messages_of_batches(self, belt: Belt) -> None:
+        job = await self._open(belt)
+        await self._add(belt, job, [1, 2, 3])
+        await self._add(belt, job, [4], last=True)
+        await belt.system.queue.drop(CONTROL)
+        for role in (belt.ingester(), belt.worker(), belt.sweeper):
+            belt.start(role)
+        await belt.ended(job, within=LEASE)
+        assert len(await belt.check(job)) == 4
+
+    async def test_it_is_closed_when_nobody_adds(self, belt: Belt) -> None:
+        job = await self._open(belt, idle_timeout=120.0)
+        for role in (belt.ingester(), belt.worker(), belt.sweeper):
+            belt.start(role)
+        await belt.passing(100)
+        await self._add(belt, job, [1, 2, 3])
+        await belt.passing(100)
+        assert (await belt.job(job.job_id)).state is RunState.INGESTING
+        (ended,) = await belt.ended(job, within=60)
+        assert (ended.state, ended.run.total) == (RunState.COMPLETED, 3)
+        assert "nothing was added for 120 s" in (ended.reason or "")
+        await belt.check(job)
+
+    async def test_one_that_got_nothing_at_all_fails(self, belt: Belt) -> None:
+        job = await self._open(belt, idle_timeout=120.0)
+        for role in (belt.ingester(), belt.sweeper):
+            belt.start(role)
+        (ended,) = await belt.ended(job, within=200)
+        assert (ended.state, ended.run.total) == (RunState.FAILED, 0)
+        assert "no tasks" in (ended.reason or "")
+
+
+class TestEndedOnTheWay:
+    """A run that ends while its list is still read leaves nothing pending, and its counts add up."""
+
+    @pytest.mark.parametrize("swept_at_once", [False, True])
+    async def test_the_rest_of_the_list_is_not_read(self, belt: Belt, swept_at_once: bool) -> None:
+        job = await belt.stage(lines(300))
+        put = belt.system.tasks.put
+        calls = 0
+
+        async def interrupted(run: Any, seeds: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                await belt.lifecycle.move(job, RunState.CANCELLED, "by hand", await belt.counts(job))
+                while swept_at_once and (await belt.sweeper.run_once()).cleared == 0:
+                    pass
+            await put(run, seeds)
+
+        await drive(patched(belt.ingester("first"), "tasks", put=interrupted))
+        assert calls == 5
+        belt.start(belt.sweeper)
+        belt.start(belt.ingester("second"))
+        await belt.passing(3 * LEASE)
+        await self._nothing_is_left(belt, job, RunState.CANCELLED)
+
+    async def test_a_threshold_that_is_passed_early(self, belt: Belt) -> None:
+        async def always(job: Job, ref: TaskRef) -> Outcome:
+            return failure("result_not_json")
+
+        belt.executor.act = always
+        job = await belt.stage(lines(1000), failure_threshold={"failed": 30})
+        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
+            belt.start(role)
+        await belt.ended(job, within=5 * LEASE)
+        await belt.passing(3 * LEASE)
+        await self._nothing_is_left(belt, job, RunState.FAILED)
+
+    async def _nothing_is_left(self, belt: Belt, job: Job, state: RunState) -> None:
+        found = await belt.job(job.job_id)
+        tasks = await belt.tasks(job)
+        assert found.state is state
+        assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
+        counts = await belt.counts(job)
+        assert counts == await belt.system.tasks.recount(job.key)
+        assert counts.ended == found.run.total == len(tasks)
+        assert await belt.system.queue.depth(run_queue(job.run.run_id)) == Depth(0, 0, 0)
+        await control_is_empty(belt)
+
+
+async def listing(belt: Belt, job: Job, limit: int) -> list[str]:
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = await result_page(belt.system.tasks, job.key, TaskFilter(), limit, cursor)
+        assert len(page.items) == limit or page.next_cursor is None
+        found += [task.task_id for task in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+class TestShards:
+    @pytest.mark.parametrize("count", [4, 16])
+    async def test_a_listing_is_all_tasks_in_order(self, count: int) -> None:
+        """Under settings that change after the job was accepted, and again before it is listed."""
+        async with open_belt(force_task_shards=True, task_shard_count=count, ingest_range_bytes=RANGE_BYTES) as belt:
+            job = await belt.stage(lines(500))
+            assert job.task_shard_count == count
+            first = belt.ingester("first")
+            for _ in range(6):
+                await first.tick()
+            drifted = msgspec.structs.replace(belt.system.settings, task_shard_count=3, force_task_shards=False)
+            belt.system = dataclasses.replace(belt.system, settings=drifted, sharded=False)
+            for role in (belt.ingester("second"), belt.worker(), belt.sweeper):
+                belt.start(role)
+            await belt.ended(job)
+            await check_list(belt, job, lines(500))
+            await belt.check(job)
+            found = await belt.job(job.job_id)
+            want = sorted(task_id(job.run.run_id, index) for index in range(500))
+            for limit in (1, 7, 100, 499, 500, 501):
+                assert await listing(belt, found, limit) == want
+            other = await belt.stage(lines(3))
+            assert other.task_shard_count == 1
+            pages = [await belt.system.tasks.page(found.key, shard, None, 1000, TaskFilter()) for shard in range(count)]
+            assert sum(map(len, pages)) == 500
+            assert all(pages), "every shard has its part"
+
+    async def test_a_full_listing_reads_little_more_than_it_returns(self) -> None:
+        async with open_belt() as belt:
+            run = make_run(belt.clock, shards=16)
+            for start in range(0, 100_000, 5000):
+                await belt.system.tasks.put(run, [TaskSeed(index, "1") for index in range(start, start + 5000)])  # type: ignore[arg-type]
+            read = returned = 0
+            last = ""
+            positions: Any = [None] * 16
+            while positions is not None:
+                page = await merged_page(belt.system.tasks, run, TaskFilter(), 1000, positions)
+                ids = [task.task_id for task in page.items]
+                assert ids == sorted(ids)
+                assert last < ids[0]
+                last = ids[-1]
+                read += page.rows_read
+                returned += len(ids)
+                positions = page.positions
+            assert returned == 100_000
+            assert read / returned <= 1.15

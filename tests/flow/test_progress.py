@@ -10,6 +10,7 @@ from conveyor.model import (
     Job,
     JobId,
     JobKind,
+    Mode,
     Options,
     ResultLayout,
     Run,
@@ -58,7 +59,7 @@ def job_of(total: int, state: RunState = RunState.RUNNING, **run: Any) -> Job:
         job_id=JobId("job_1"),
         name="prices",
         kind=JobKind.FETCH,
-        mode="closed",
+        mode=Mode.CLOSED,
         options=Options(concurrency=8, headers={"X-A": "1"}),
         task_shard_count=1,
         result_layout=ResultLayout.OBJECT,
@@ -80,7 +81,7 @@ async def finish(system: System, job: Job, indexes: range, code: str | None = No
 
 
 async def shown(system: System, job: Job) -> dict[str, Any]:
-    found = await job_json(system.tasks, system.coordinator, system.clock, job)
+    found = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
     return msgspec.json.decode(msgspec.json.encode(found))  # type: ignore[no-any-return]
 
 
@@ -113,6 +114,8 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
             "created_at": "2026-09-21T14:13:20.000Z",
             "ended_at": None,
         },
+        "ingest": None,
+        "invalid_lines": 0,
         "rate": 3.0,
         "eta": 1.3,
         "top_errors": [{"code": "timeout", "count": 2}, {"code": "dns", "count": 1}],

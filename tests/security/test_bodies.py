@@ -331,6 +331,5 @@ class TestLarge(Large):
             assert (await server.get("/healthz")).status == 200
             longest = max(longest, time.monotonic() - started)
         answer = await submitting
-        assert answer.status == 201
-        assert answer.json["run"]["total"] == 100_000
+        assert (answer.status, answer.json["state"]) == (202, "ingesting")
         assert longest < 2.0

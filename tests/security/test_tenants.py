@@ -2,44 +2,70 @@
 
 import json
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 import pytest
 
 from conveyor.api.app import create_app
-from conveyor.model import BodyRef, JobId, ResultDetail, TaskEnd, TenantId, task_id
+from conveyor.engines.queue import CONTROL, Outgoing
+from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskEnd, TenantId, task_id
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Answer, Api
 
 URL = "http://example.com/"
 
-# Each id-bearing route, with the parameters that carry an id beside its path.
-MATRIX: dict[str, tuple[str, ...]] = {
-    "/v1/jobs/{job_id}": ("",),
-    "/v1/jobs/{job_id}/results": ("", "?status=succeeded", "?cursor={task_id}"),
-    "/v1/jobs/{job_id}/tasks/{task_id}": ("",),
-    "/v1/jobs/{job_id}/tasks/{task_id}/body": ("",),
-    "/v1/jobs/{job_id}/events": ("", "?task={task_id}", "?cursor=1"),
-    "/v1/jobs/{job_id}/export": ("", "?partial=true"),
+# Each route with an id and each of its methods, with the parameters that carry an id beside its path.
+MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
+    ("GET", "/v1/jobs/{job_id}"): ("",),
+    ("GET", "/v1/jobs/{job_id}/results"): ("", "?status=succeeded", "?cursor={task_id}"),
+    ("GET", "/v1/jobs/{job_id}/tasks/{task_id}"): ("",),
+    ("GET", "/v1/jobs/{job_id}/tasks/{task_id}/body"): ("",),
+    ("GET", "/v1/jobs/{job_id}/events"): ("", "?task={task_id}", "?cursor=1"),
+    ("GET", "/v1/jobs/{job_id}/export"): ("", "?partial=true"),
+    ("GET", "/v1/jobs/{job_id}/invalid"): ("", "?cursor=000000-000000000001.1"),
+    ("POST", "/v1/jobs/{job_id}/tasks"): ("",),
+    ("POST", "/v1/jobs/{job_id}/close"): ("",),
+    ("POST", "/v1/jobs/{job_id}/rerun"): ("",),
+    ("GET", "/v1/uploads/{upload_id}"): ("",),
+    # Last: what is deleted can not be looked at any more.
+    ("DELETE", "/v1/jobs/{job_id}"): ("",),
 }
-# Routes that name no id, and so can name no one else's.
-WITHOUT_ID = {"/healthz", "/readyz", "/v1/openapi.json", "/v1/jobs"}
+# The right to it is the signature in the link, whoever asks.
+BY_LINK = {("PUT", "/v1/uploads/{upload_id}/content")}
+# For administrators, who see every tenant's.
+BY_ADMINISTRATORS = {("DELETE", "/v1/keys/{key_id}")}
+# Routes that name no id in their path.
+WITHOUT_ID = {
+    "/healthz",
+    "/readyz",
+    "/v1/openapi.json",
+    "/v1/jobs",
+    "/v1/uploads",
+    "/v1/dead-letters",
+    "/v1/dead-letters/redrive",
+    "/v1/keys",
+}
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A job of a tenant, with a task that has a body."""
+    """A job of a tenant, with a task that has a body; and an upload."""
 
     job_id: str
     task_id: str
+    upload_id: str
 
     def path(self, route: str, query: str) -> str:
-        return (route + query).replace("{job_id}", self.job_id).replace("{task_id}", self.task_id)
+        path = route + query
+        for name in ("job_id", "task_id", "upload_id"):
+            path = path.replace(f"{{{name}}}", getattr(self, name))
+        return path
 
 
-UNKNOWN = Owned("job_" + "0" * 26, "0" * 64)
+UNKNOWN = Owned("job_" + "0" * 26, "0" * 64, "upload_" + "0" * 26)
 
 
 async def make_job(api: Api, tenant: str) -> Owned:
@@ -49,12 +75,11 @@ async def make_job(api: Api, tenant: str) -> Owned:
     body = f"secret of {tenant}".encode()
     key = f"results/{job.job_id}"
     await api.system.blobs.put(key, body)
-    from hashlib import sha256
-
     detail = ResultDetail(body=BodyRef(key, len(body), sha256(body).hexdigest()))
     end = TaskEnd(0, TaskStatus.SUCCEEDED, 1, 200, None, msgspec.json.encode(detail).decode(), 1.0)
     await api.system.tasks.finish(job.key, [end])
-    return Owned(job.job_id, task_id(job.run.run_id, 0))
+    upload_id = await api.upload(f"http://{tenant}.example/\n".encode())
+    return Owned(job.job_id, task_id(job.run.run_id, 0), upload_id)
 
 
 def routes(system: System) -> dict[str, set[str]]:
@@ -63,7 +88,8 @@ def routes(system: System) -> dict[str, set[str]]:
 
 async def test_the_matrix_has_every_route(system: System) -> None:
     found = routes(system)
-    assert {path for path in found if "{" in path} == set(MATRIX)
+    with_id = {(method, path) for path, methods in found.items() if "{" in path for method in methods}
+    assert with_id == set(MATRIX) | BY_LINK | BY_ADMINISTRATORS
     assert {path for path in found if "{" not in path} == WITHOUT_ID
 
 
@@ -72,25 +98,86 @@ def comparable(answer: Answer) -> tuple[int, dict[str, str], Any]:
     return answer.status, headers, answer.body
 
 
-@pytest.mark.parametrize("route", MATRIX)
-async def test_foreign_is_the_same_as_unknown(server: Api, route: str) -> None:
+async def ask(api: Api, method: str, path: str) -> Answer:
+    return await api.request(method, path, body=b"{}" if method in {"POST", "PUT"} else None)
+
+
+@pytest.mark.parametrize(("method", "route"), MATRIX)
+async def test_foreign_is_the_same_as_unknown(server: Api, method: str, route: str) -> None:
     intruder = await server.as_tenant("intruder")
     own = await make_job(server, "acme")
     foreign_to_own = await make_job(intruder, "intruder")
-    for query in MATRIX[route]:
-        assert (await server.get(own.path(route, query))).status in {200, 409}
-        unknown = comparable(await intruder.get(UNKNOWN.path(route, query)))
-        foreign = comparable(await intruder.get(own.path(route, query)))
+    for query in MATRIX[method, route]:
+        unknown = comparable(await ask(intruder, method, UNKNOWN.path(route, query)))
+        foreign = comparable(await ask(intruder, method, own.path(route, query)))
         assert foreign == unknown
         assert unknown[0] == 404
         assert json.loads(unknown[2])["code"] == "not_found"
-        for method in routes(server.system)[route] - {"GET"}:
-            assert comparable(await intruder.request(method, own.path(route, query))) == comparable(
-                await intruder.request(method, UNKNOWN.path(route, query))
-            )
-        mixed = Owned(foreign_to_own.job_id, own.task_id)
+        mixed = Owned(foreign_to_own.job_id, own.task_id, own.upload_id)
         if "{task_id}" in route + query and "cursor" not in query:
-            assert comparable(await intruder.get(mixed.path(route, query))) == unknown
+            assert comparable(await ask(intruder, method, mixed.path(route, query))) == unknown
+        assert (await server.get(f"/v1/jobs/{own.job_id}")).json["state"] == "running"
+        assert (await ask(server, method, own.path(route, query))).status in {200, 204, 409}
+
+
+async def test_other_methods_tell_nothing(server: Api) -> None:
+    intruder = await server.as_tenant("intruder")
+    own = await make_job(server, "acme")
+    for _, route in MATRIX:
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - routes(server.system)[route]:
+            foreign = comparable(await ask(intruder, method, own.path(route, "")))
+            assert foreign == comparable(await ask(intruder, method, UNKNOWN.path(route, "")))
+
+
+async def test_a_link_is_the_same_for_everyone(server: Api) -> None:
+    """Without its signature, a key does not help: not even the owner's."""
+    own = await make_job(server, "acme")
+    path = own.path("/v1/uploads/{upload_id}/content", "")
+    refused = comparable(await ask(server, "PUT", path))
+    assert (refused[0], json.loads(refused[2])["code"]) == (403, "signature_refused")
+    for api in (server, await server.as_tenant("intruder")):
+        for each in (own, UNKNOWN):
+            answer = await ask(api, "PUT", each.path("/v1/uploads/{upload_id}/content", "?signature=" + "0" * 64))
+            assert comparable(answer) == refused
+
+
+async def test_an_upload_is_good_for_its_tenant_only(server: Api) -> None:
+    intruder = await server.as_tenant("intruder")
+    own = await make_job(server, "acme")
+    foreign = comparable(await intruder.submit({"source": {"upload_id": own.upload_id}}))
+    assert foreign == comparable(await intruder.submit({"source": {"upload_id": UNKNOWN.upload_id}}))
+    assert foreign[0] == 404
+    assert (await server.submit({"source": {"upload_id": own.upload_id}})).status == 202
+
+
+async def test_dead_letters_are_ones_own(server: Api) -> None:
+    intruder = await server.as_tenant("intruder")
+    for tenant in ("acme", "intruder", "acme"):
+        message = IngestJob(TenantId(tenant), JobId("job_x"), RunId("run_x"))
+        await server.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message))])
+        [delivery] = await server.system.queue.receive(CONTROL, 1, 30)
+        await server.system.queue.bury(CONTROL, [delivery.receipt], f"secret of {tenant}")
+    theirs = [item["id"] for item in (await server.get("/v1/dead-letters")).json["items"]]
+    listed = await intruder.get("/v1/dead-letters")
+    assert [item["reason"] for item in listed.json["items"]] == ["secret of intruder"]
+    assert b"acme" not in listed.body
+    foreign = comparable(await intruder.post("/v1/dead-letters/redrive", {"ids": theirs}))
+    assert foreign == comparable(await intruder.post("/v1/dead-letters/redrive", {"ids": ["998", "999"]}))
+    assert json.loads(foreign[2]) == {"redriven": 0, "skipped": 2}
+    assert len((await server.get("/v1/dead-letters")).json["items"]) == 2
+
+
+async def test_keys_are_for_administrators(server: Api) -> None:
+    admin = await server.as_tenant("local", admin=True)
+    own_id = server.key.split("_")[1]
+    for key_id in (own_id, admin.key.split("_")[1], "0" * 26, "x"):
+        answer = await server.request("DELETE", f"/v1/keys/{key_id}")
+        assert (answer.status, answer.json["code"]) == (403, "forbidden")
+    assert (await server.get("/v1/jobs")).status == 200
+    # An administrator's key is a tenant's key all the same: it sees no other's jobs.
+    own = await make_job(server, "acme")
+    assert (await admin.get(f"/v1/jobs/{own.job_id}")).status == 404
+    assert (await admin.request("DELETE", f"/v1/keys/{own_id}")).status == 204
 
 
 async def test_a_foreign_cursor_shows_only_ones_own(server: Api) -> None:

@@ -16,6 +16,12 @@ COMMANDS = [
     ["watch"],
     ["results"],
     ["export"],
+    ["invalid"],
+    ["rerun"],
+    ["delete"],
+    ["dead-letters"],
+    ["dead-letters", "list"],
+    ["dead-letters", "redrive"],
     ["keys"],
     ["keys", "create"],
     ["keys", "list"],
@@ -23,7 +29,16 @@ COMMANDS = [
     ["doctor"],
     ["version"],
 ]
-LISTING = [["jobs"], ["show"], ["results"], ["keys", "list"], ["doctor"]]
+LISTING = [
+    ["jobs"],
+    ["show"],
+    ["results"],
+    ["invalid"],
+    ["dead-letters"],
+    ["dead-letters", "list"],
+    ["keys", "list"],
+    ["doctor"],
+]
 HEAVY = ("litestar", "apsw", "pyreqwest", "uvicorn", "uvloop", "structlog", "conveyor.system", "conveyor.embedded")
 
 _WITH_MODULES = """

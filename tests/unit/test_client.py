@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -49,11 +50,12 @@ def server() -> Iterator[Server]:
             if said.status is None:
                 return
             self.send_response(said.status)
+            self.send_header("Connection", "close")
             self.send_header("Content-Length", str(said.length if said.length is not None else len(said.body)))
             self.end_headers()
             self.wfile.write(said.body)
 
-        do_GET = do_POST = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_DELETE = answer
 
         def log_message(self, format: str, *args: object) -> None: ...
 
@@ -161,6 +163,90 @@ def test_a_cut_post_without_an_idempotency_key_is_not(server: Server, client: Cl
     with pytest.raises(errors.ServerUnreachable):
         client.create_key("acme")
     assert len(server.asked) == 1
+
+
+def test_a_submit_that_is_still_carried_out_is_asked_again(server: Server, client: Client) -> None:
+    server.answers = [Said(None), Said(409, b'{"code": "idempotency_key_in_flight"}'), Said(201, b'{"id": "job_1"}')]
+    assert client.submit({}, "once") == {"id": "job_1"}
+
+
+def promise(server: Server) -> Said:
+    headers = {"X-Content-Sha256": "as announced"}
+    place = {"upload_id": "upload_1", "url": f"{server.url}/there?signature=s", "method": "PUT", "headers": headers}
+    return Said(201, json.dumps(place).encode())
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> Path:
+    path = tmp_path / "urls.txt"
+    path.write_bytes(b"https://example.com/\n" * 50_000)
+    return path
+
+
+def test_an_upload(server: Server, client: Client, urls: Path) -> None:
+    server.answers = [promise(server), Said(204, b"")]
+    seen: list[tuple[int, int]] = []
+    assert client.upload(urls, "once", lambda sent, total: seen.append((sent, total))) == "upload_1"
+    asked, put = server.asked
+    data = urls.read_bytes()
+    assert asked[:2] == ("POST", "/v1/uploads")
+    assert json.loads(asked[3]) == {"size": len(data), "sha256": sha256(data).hexdigest()}
+    assert asked[2]["idempotency-key"] == "once"
+    assert put[:2] == ("PUT", "/there?signature=s")
+    assert put[3] == data
+    assert put[2]["content-length"] == str(len(data))
+    assert put[2]["x-content-sha256"] == "as announced"
+    assert "authorization" not in put[2], "the link may lead to another server"
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(data), len(data))
+
+
+def test_a_cut_upload_is_sent_again_from_its_start(server: Server, client: Client, urls: Path) -> None:
+    server.answers = [promise(server), Said(None), Said(204, b"")]
+    client.upload(urls, "once")
+    assert server.asked[2][3] == urls.read_bytes()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_upload_that_was_stored_already(server: Server, client: Client, urls: Path, stored: bool) -> None:
+    conflict = Said(409, b'{"code": "upload_conflict"}')
+    server.answers = [promise(server), Said(None), conflict, Said(200, json.dumps({"stored": stored}).encode())]
+    if stored:
+        assert client.upload(urls, "once") == "upload_1"
+    else:
+        with pytest.raises(errors.UploadConflict):
+            client.upload(urls, "once")
+    assert server.asked[-1][:2] == ("GET", "/v1/uploads/upload_1")
+
+
+def test_a_file_that_shrinks_while_it_is_sent(server: Server, client: Client, urls: Path) -> None:
+    server.answers = [promise(server)]
+
+    def shrink(sent: int, total: int) -> None:
+        urls.write_bytes(b"gone")
+
+    with pytest.raises(errors.ListUnreadable, match="shorter"):
+        client.upload(urls, "once", shrink)
+
+
+def test_what_can_be_done_with_jobs_and_letters(server: Server, client: Client) -> None:
+    server.answers = [page([{"line": 2}], None), Said(202), Said(204, b""), page([{"id": "1"}], None)]
+    assert list(client.invalid("job_1")) == [{"line": 2}]
+    client.rerun("job_1")
+    client.delete("job_1")
+    assert list(client.dead_letters()) == [{"id": "1"}]
+    assert [(method, path) for method, path, _, _ in server.asked] == [
+        ("GET", "/v1/jobs/job_1/invalid?limit=500"),
+        ("POST", "/v1/jobs/job_1/rerun"),
+        ("DELETE", "/v1/jobs/job_1"),
+        ("GET", "/v1/dead-letters?limit=500"),
+    ]
+
+
+def test_letters_are_redriven_in_parts(server: Server, client: Client) -> None:
+    server.answers = [Said(200, b'{"redriven": 990, "skipped": 10}'), Said(200, b'{"redriven": 1, "skipped": 0}')]
+    assert client.redrive([str(number) for number in range(1001)]) == {"redriven": 991, "skipped": 10}
+    assert [len(json.loads(body)["ids"]) for _, _, _, body in server.asked] == [1000, 1]
 
 
 def test_an_error_is_not_tried_again(server: Server, client: Client) -> None:

@@ -319,7 +319,9 @@ class TestSchema:
             assert await database.row("SELECT count(*) FROM sqlite_schema WHERE name = 'half'", {}) == (0,)
             await insert(database, 1)
 
-    @pytest.mark.parametrize("file", ["records.sql", "tasks.sql", "queue.sql", "coordinator.sql"])
+    @pytest.mark.parametrize(
+        "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]
+    )
     async def test_every_named_query_fits_the_schema(self, place: Path, file: str) -> None:
         queries = named_queries(file)
         assert queries

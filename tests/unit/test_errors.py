@@ -65,7 +65,6 @@ def test_the_drawing_has_the_right_statuses() -> None:
             assert by_name[match["name"]].status == int(match["status"]), match["name"]
 
 
-@pytest.mark.xfail(reason="errors.py: NoBody is drawn beside NotFound, ListUnreadable beside BadInput, not below them")
 def test_the_drawing_hangs_each_class_where_it_belongs() -> None:
     """Indentation and the lines that join say who is whose child; a row after ── are children of its head."""
     parents: dict[str, str] = {}

@@ -1,268 +1,475 @@
-"""Lists: what each format takes, and which line is named when it does not."""
+"""Lists: what each form takes, which line is named when it does not, and that a reader may start anywhere."""
 
+import asyncio
+import gzip
 import io
 import json
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from backports import zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conveyor.errors import ListUnreadable, NoTasks
+from conveyor import lists
+from conveyor.errors import ListUnreadable
 from conveyor.inputs import MAX_INPUT_BYTES
-from conveyor.model import JobKind
-from conveyor.stage.lists import list_pieces, read_lists
+from conveyor.lists import Batch, InvalidLine, Reading, check_header, decompressed, detect_compression, detect_format
+from conveyor.model import Compression, JobKind, ListFormat
+from conveyor.stage.files import list_format, named_format, pieces_of
 
 A, B, C = "http://a.example/", "http://b.example/x?y=1", "https://c.example/ü"
 BOM = b"\xef\xbb\xbf"
-Read = Callable[..., list[object]]
+MOST = 1 << 30
+COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {
+    Compression.NONE: bytes,
+    Compression.GZIP: gzip.compress,
+    Compression.ZSTD: zstd.compress,
+}
+PACKED = [Compression.GZIP, Compression.ZSTD]
 
 
-@pytest.fixture
-def read(tmp_path: Path) -> Read:
-    """Write a list, read it, and give the inputs back as values."""
-
-    def reader(name: str, data: bytes | str, kind: JobKind = JobKind.FETCH) -> list[object]:
-        path = tmp_path / name
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-        return [json.loads(line) for line in read_lists([str(path)], kind)]
-
-    return reader
+async def cut(data: bytes, size: int = 1 << 16) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
 
 
-def refused(read: Read, name: str, data: bytes | str, kind: JobKind = JobKind.FETCH) -> str:
+async def read_all(data: bytes, reading: Reading, size: int = 1 << 16) -> list[Batch]:
+    return [batch async for batch in lists.read(cut(data, size), reading)]
+
+
+def read(
+    form: ListFormat, data: bytes | str, kind: JobKind = JobKind.FETCH, size: int = 1 << 16
+) -> tuple[dict[int, Any], list[InvalidLine]]:
+    """The inputs by index, and the lines that are none."""
+    raw = data.encode() if isinstance(data, str) else data
+    header = None
+    if form is ListFormat.CSV:
+        header, _, raw = raw.partition(b"\n")
+    batches = asyncio.run(read_all(raw, Reading(kind, form, header=header), size))
+    inputs = {seed.index: json.loads(seed.input) for batch in batches for seed in batch.seeds}
+    return inputs, [line for batch in batches for line in batch.invalid]
+
+
+def taken(form: ListFormat, data: bytes | str, kind: JobKind = JobKind.FETCH) -> dict[int, Any]:
+    """The inputs of a list that has no invalid line."""
+    inputs, invalid = read(form, data, kind)
+    assert invalid == []
+    return inputs
+
+
+def refused(form: ListFormat, data: bytes | str, kind: JobKind = JobKind.FETCH) -> str:
     with pytest.raises(ListUnreadable) as caught:
-        read(name, data, kind)
+        read(form, data, kind)
     return str(caught.value)
 
 
+def inflate(data: bytes, compression: Compression, most: int = MOST, size: int = 1 << 16) -> bytes:
+    async def all_of_it() -> bytes:
+        return b"".join([piece async for piece in decompressed(cut(data, size), compression, most)])
+
+    return asyncio.run(all_of_it())
+
+
 class TestText:
-    def test_one_url_a_line(self, read: Read) -> None:
-        assert read("list.txt", f"{A}\n{B}\n{C}\n") == [A, B, C]
+    def test_the_index_is_the_number_of_the_line(self) -> None:
+        assert taken(ListFormat.TEXT, f"# mine\n{A}\n\n  # more\n{B}#x\n   \n{C}\n") == {1: A, 4: B + "#x", 6: C}
 
-    def test_without_a_newline_at_the_end(self, read: Read) -> None:
-        assert read("list.txt", f"{A}\n{B}") == [A, B]
+    def test_without_a_newline_at_the_end(self) -> None:
+        assert taken(ListFormat.TEXT, f"{A}\n{B}") == {0: A, 1: B}
 
-    def test_windows_lines_spaces_and_empty_lines(self, read: Read) -> None:
-        assert read("list.txt", f"  {A}\t\r\n\r\n   \r\n{B}\r\n\r\n") == [A, B]
+    def test_windows_lines_and_spaces(self) -> None:
+        assert taken(ListFormat.TEXT, f"  {A}\t\r\n\r\n{B}\r\n") == {0: A, 2: B}
 
-    def test_comments(self, read: Read) -> None:
-        assert read("list.txt", f"# my list\n{A}\n  # indented\n{B}#fragment\n#{C}\n") == [A, B + "#fragment"]
+    def test_a_byte_order_mark(self) -> None:
+        assert taken(ListFormat.TEXT, BOM + f"{A}\n{B}\n".encode()) == {0: A, 1: B}
+        assert taken(ListFormat.TEXT, BOM + f"# comment\n{B}\n".encode()) == {1: B}
 
-    def test_a_byte_order_mark(self, read: Read) -> None:
-        assert read("list.txt", BOM + f"{A}\n{B}\n".encode()) == [A, B]
-        assert read("list.txt", BOM + f"# comment\n{B}\n".encode()) == [B]
+    def test_a_line_is_a_string_for_python_tasks(self) -> None:
+        got = taken(ListFormat.TEXT, 'one\n{"not": "parsed"}\n"quoted"\n', JobKind.PYTHON)
+        assert got == {0: "one", 1: '{"not": "parsed"}', 2: '"quoted"'}
 
-    @pytest.mark.parametrize("name", ["list", "list.urls", "list.TXT", "list.text", "list.csv.txt"])
-    def test_any_other_name_is_text(self, read: Read, name: str) -> None:
-        assert read(name, A) == [A]
+    def test_invalid_lines_are_said_and_the_others_taken(self) -> None:
+        inputs, invalid = read(ListFormat.TEXT, f"# c\n{A}\nnope\n\nftp://x/\n{B}\n".encode() + b"http://\xff/\n")
+        assert inputs == {1: A, 5: B}
+        assert [(line.line, line.text) for line in invalid] == [(3, "nope"), (5, "ftp://x/"), (7, "http://\ufffd/")]
+        assert all(line.reason and "\n" not in line.reason for line in invalid)
+        assert "UTF-8" in invalid[2].reason
 
-    def test_a_line_is_a_string_for_python_tasks(self, read: Read) -> None:
-        assert read("list.txt", 'one\n{"not": "parsed"}\n"quoted"\n', JobKind.PYTHON) == [
-            "one",
-            '{"not": "parsed"}',
-            '"quoted"',
-        ]
-
-    def test_bad_lines_are_named(self, read: Read, tmp_path: Path) -> None:
-        message = refused(read, "list.txt", f"# c\n{A}\nnope\n\nftp://x/\n{B}\nhttp://\n")
-        for number in (3, 5, 7):
-            assert f"{tmp_path / 'list.txt'}:{number}: " in message
-        for number in (1, 2, 4, 6):
-            assert f":{number}: " not in message
-        assert "Nothing was run" in message
-
-    def test_ten_bad_lines_are_enough(self, read: Read) -> None:
-        message = refused(read, "list.txt", "nope\n" * 1000)
-        assert message.count("list.txt:") == 10
+    def test_what_is_shown_of_a_line_is_short(self) -> None:
+        _, (line,) = read(ListFormat.TEXT, "nope" * 1000)
+        assert 0 < len(line.text) <= 200
 
     @pytest.mark.parametrize("data", [b"", b"\n\n\n", b"# only\n# comments\n", BOM, b"   "])
-    def test_an_empty_list(self, read: Read, data: bytes) -> None:
-        with pytest.raises(NoTasks, match=r"list\.txt"):
-            read("list.txt", data)
+    def test_an_empty_list(self, data: bytes) -> None:
+        assert taken(ListFormat.TEXT, data) == {}
 
-    def test_a_line_without_end_is_refused_early(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        endless = Endless(b"http://a.example/\n")
-        monkeypatch.setattr("conveyor.stage.lists._open", lambda path: endless)
-        with pytest.raises(ListUnreadable, match=r"list\.txt:2: .*longer"):
-            list(read_lists(["list.txt"], JobKind.FETCH))
-        assert endless.given < 8 * MAX_INPUT_BYTES
-
-    def test_the_longest_line_that_is_taken(self, read: Read) -> None:
+    def test_the_longest_input_that_is_taken(self) -> None:
         inside = "x" * (MAX_INPUT_BYTES - 2)
-        assert read("list.txt", f"{inside}\n{inside}", JobKind.PYTHON) == [inside, inside]
-        assert "list.txt:1" in refused(read, "list.txt", inside + "xx\n", JobKind.PYTHON)
-
-    def test_bytes_that_are_not_text(self, read: Read) -> None:
-        assert "list.txt" in refused(read, "list.txt", f"{A}\n".encode() + b"http://a.example/\xff\n")
-
-    @pytest.mark.xfail(reason="lists._text_lines: a UnicodeDecodeError loses the line number")
-    def test_bytes_that_are_not_text_are_named_by_line(self, read: Read) -> None:
-        assert "list.txt:2" in refused(read, "list.txt", f"{A}\n".encode() + b"http://a.example/\xff\n")
-
-
-class Endless(io.RawIOBase):
-    """A file whose last line never ends. Reading far into it fails the test instead of filling the memory."""
-
-    def __init__(self, head: bytes) -> None:
-        super().__init__()
-        self.head = head
-        self.given = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        assert self.given < 64 * MAX_INPUT_BYTES, "it would read for ever"
-        piece = self.head[: len(buffer)] or b"a" * len(buffer)
-        self.head = self.head[len(buffer) :]
-        buffer[: len(piece)] = piece
-        self.given += len(piece)
-        return len(piece)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        assert size is not None
-        assert size >= 0, "a line must be read with a bound"
-        line = self.head[: self.head.find(b"\n") + 1][:size] or b"a" * size
-        self.head = self.head[len(line) :]
-        self.given += len(line)
-        return line
+        assert taken(ListFormat.TEXT, f"{inside}\n{inside}", JobKind.PYTHON) == {0: inside, 1: inside}
+        inputs, (line,) = read(ListFormat.TEXT, f"{inside}x\n{inside}\n", JobKind.PYTHON)
+        assert (list(inputs), line.line) == ([1], 1)
 
 
 class TestJsonLines:
-    @pytest.mark.parametrize("name", ["list.jsonl", "list.ndjson", "LIST.JSONL"])
-    def test_urls_and_objects(self, read: Read, name: str) -> None:
+    def test_urls_and_objects(self) -> None:
         task = {"url": B, "method": "POST", "body": "x\ny", "id": "7", "headers": {"A": "b"}}
-        assert read(name, f'"{A}"\n{json.dumps(task)}\n') == [A, task]
+        assert taken(ListFormat.JSONL, f'"{A}"\n{json.dumps(task)}\n') == {0: A, 1: task}
 
-    def test_windows_lines_and_empty_lines(self, read: Read) -> None:
-        assert read("list.jsonl", f'"{A}"\r\n\r\n  \n {{"url": "{B}"}} \r\n') == [A, {"url": B}]
+    def test_windows_lines_blank_lines_and_a_mark(self) -> None:
+        data = BOM + f'"{A}"\r\n\r\n  \n {{"url": "{B}"}} \r\n"{C}"'.encode()
+        assert taken(ListFormat.JSONL, data) == {0: A, 3: {"url": B}, 4: C}
 
-    def test_any_value_for_python_tasks(self, read: Read) -> None:
+    def test_any_value_for_python_tasks(self) -> None:
         values = [1, None, [1, {"a": "ü"}], "text", {}]
-        lines = "\n".join(json.dumps(value) for value in values)
-        assert read("list.jsonl", lines, JobKind.PYTHON) == values
+        got = taken(ListFormat.JSONL, "\n".join(json.dumps(value) for value in values), JobKind.PYTHON)
+        assert list(got.values()) == values
 
-    def test_bad_lines_are_named(self, read: Read) -> None:
-        lines = ['"http://a.example/"', "{", '{"uri": "x"}', '{"url": "nope"}', "5", '"\\ud800"']
-        message = refused(read, "list.jsonl", "\n".join(lines))
-        for number in (2, 3, 4, 5, 6):
-            assert f"list.jsonl:{number}: " in message
-        assert "list.jsonl:1" not in message
+    def test_invalid_lines(self) -> None:
+        lines = [f'"{A}"', "{", '{"uri": "x"}', '{"url": "nope"}', "5", '"\\ud800"', "# no comment here"]
+        inputs, invalid = read(ListFormat.JSONL, "\n".join(lines).encode() + b'\n"\xff"\n')
+        assert inputs == {0: A}
+        assert [line.line for line in invalid] == [2, 3, 4, 5, 6, 7, 8]
+        assert [line.text for line in invalid[:5]] == lines[1:6]
 
-    def test_bytes_that_are_not_text_are_named(self, read: Read) -> None:
-        assert "list.jsonl:2" in refused(read, "list.jsonl", b'"http://a.example/"\n"\xff"\n')
-
-    def test_a_line_without_end(self, read: Read) -> None:
-        assert "list.jsonl:1" in refused(read, "list.jsonl", '"' + "x" * (2 * MAX_INPUT_BYTES), JobKind.PYTHON)
-
-    def test_nesting_without_end(self, read: Read) -> None:
-        assert "list.jsonl:1" in refused(read, "list.jsonl", "[" * 100_000 + "]" * 100_000, JobKind.PYTHON)
-
-    def test_an_empty_list(self, read: Read) -> None:
-        with pytest.raises(NoTasks):
-            read("list.jsonl", "\n\n")
-
-    @pytest.mark.xfail(reason="lists._json_lines: a byte order mark makes line 1 malformed; text and csv take it")
-    def test_a_byte_order_mark(self, read: Read) -> None:
-        assert read("list.jsonl", BOM + f'"{A}"\n'.encode()) == [A]
+    def test_nesting_without_end(self) -> None:
+        _, (line,) = read(ListFormat.JSONL, "[" * 10_000 + "]" * 10_000, JobKind.PYTHON)
+        assert line.line == 1
 
 
 class TestCsv:
-    def test_a_header_and_rows(self, read: Read) -> None:
-        text = f'url,id,method,body\n{A},1,,\n{B},"2, two",POST,"line\nbreak ""q"""\n'
-        assert read("list.csv", text) == [
-            {"url": A, "id": "1"},
-            {"url": B, "id": "2, two", "method": "POST", "body": 'line\nbreak "q"'},
-        ]
+    def test_a_header_and_rows(self) -> None:
+        text = f'url,id,method,body\n{A},1,,\n{B},"2, two",POST,"line\nbreak ""q"""\n{C},,,\n'
+        assert taken(ListFormat.CSV, text) == {
+            0: {"url": A, "id": "1"},
+            1: {"url": B, "id": "2, two", "method": "POST", "body": 'line\nbreak "q"'},
+            2: {"url": C},
+        }
 
-    def test_windows_lines_mark_and_spaces_in_the_header(self, read: Read) -> None:
-        assert read("list.CSV", BOM + f"url , tag\r\n{A},x\r\n\r\n{C},\r\n".encode()) == [
-            {"url": A, "tag": "x"},
-            {"url": C},
-        ]
+    def test_a_quote_over_many_lines_and_pieces(self) -> None:
+        body = "\n".join(["one", "", "  three  ", "# four", 'five "5"'])
+        quoted = body.replace('"', '""')
+        text = f'url,body\n{A},"{quoted}"\n{B},x\n'
+        for size in (1, 2, 3, 7, 1000):
+            inputs, invalid = read(ListFormat.CSV, text, size=size)
+            assert (inputs, invalid) == ({0: {"url": A, "body": body}, 1: {"url": B, "body": "x"}}, [])
 
-    def test_any_columns_for_python_tasks(self, read: Read) -> None:
-        assert read("list.csv", "name,age\nann,7\nbob,\n", JobKind.PYTHON) == [
-            {"name": "ann", "age": "7"},
-            {"name": "bob"},
-        ]
+    def test_windows_lines_a_mark_and_spaces_in_the_header(self) -> None:
+        data = f"url , tag\r\n{A},x\r\n\r\n{C},\r\n".encode()
+        assert taken(ListFormat.CSV, data) == {0: {"url": A, "tag": "x"}, 2: {"url": C}}
 
-    def test_a_column_must_be_url_and_none_unknown(self, read: Read) -> None:
-        assert "no column `url`" in refused(read, "list.csv", f"link\n{A}\n")
-        assert "`color`" in refused(read, "list.csv", f"url,color\n{A},red\n")
-        assert "no column `url`" in refused(read, "list.csv", "")
+    def test_a_byte_order_mark(self) -> None:
+        assert taken(ListFormat.CSV, BOM + f"url,tag\n{A},x\n".encode()) == {0: {"url": A, "tag": "x"}}
 
-    def test_bad_rows_are_named(self, read: Read) -> None:
-        message = refused(read, "list.csv", f"url,id\n{A},1\nnope,2\n,3\n")
-        assert "list.csv:3: " in message
-        assert "list.csv:4: " in message
-        assert "list.csv:3: " in refused(read, "list.csv", f"url,id\n{A},1\n{B}\n")
-        assert "list.csv:2: " in refused(read, "list.csv", f"url\n{A},1\n")
+    def test_any_columns_for_python_tasks(self) -> None:
+        got = taken(ListFormat.CSV, "name,age\nann,7\nbob,\n", JobKind.PYTHON)
+        assert got == {0: {"name": "ann", "age": "7"}, 1: {"name": "bob"}}
 
-    def test_what_is_not_csv(self, read: Read) -> None:
-        assert "list.csv" in refused(read, "list.csv", b"url\n\xff\xfe\n")
-        assert "list.csv" in refused(read, "list.csv", "url\n" + "x" * 200_000 + "\n")
+    def test_ragged_rows_are_invalid(self) -> None:
+        inputs, invalid = read(ListFormat.CSV, f"url,id\n{A},1\n{B}\n{B},2,3\n{C},4\n")
+        assert sorted(inputs) == [0, 3]
+        assert [line.line for line in invalid] == [3, 4]
+        assert ["fields" in line.reason for line in invalid] == [True, True]
 
-    def test_an_empty_list(self, read: Read) -> None:
-        with pytest.raises(NoTasks):
-            read("list.csv", "url,id\n")
+    def test_other_invalid_rows(self) -> None:
+        data = f"url,id\n{A},1\nnope,2\n,3\n".encode() + b"\xff,4\n" + f'{B},"a"b\n'.encode()
+        inputs, invalid = read(ListFormat.CSV, data)
+        assert sorted(inputs) == [0]
+        assert [line.line for line in invalid] == [3, 4, 5, 6]
 
-    @pytest.mark.xfail(reason="lists._csv_rows: the reader takes a whole line before its length is looked at")
-    def test_a_line_without_end_is_refused_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("conveyor.stage.lists._open", lambda path: io.BufferedReader(Endless(b"url\n")))
+    def test_headers_that_can_not_be(self) -> None:
+        assert "no column `url`" in refused(ListFormat.CSV, f"link\n{A}\n")
+        assert "`color`" in refused(ListFormat.CSV, f"url,color\n{A},red\n")
+        assert "twice" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
+        assert "name" in refused(ListFormat.CSV, "a,\n1,2\n", JobKind.PYTHON)
+        assert check_header(b"url,method,body,id,tag\r", JobKind.FETCH) == ["url", "method", "body", "id", "tag"]
+
+    def test_a_quote_that_is_never_closed(self) -> None:
+        assert "quoted" in refused(ListFormat.CSV, f'url,id\n{A},"1\n{B},2\n')
+        many = f"{B},2\n" * 50_000
+        assert "quote" in refused(ListFormat.CSV, f'url,id\n{A},"1\n{many}')
+
+
+class Endless:
+    """Pieces of a line that never ends. Going far into it fails the test instead of filling the memory."""
+
+    def __init__(self, head: bytes, piece: bytes = b"a" * 65_536) -> None:
+        self.head = head
+        self.piece = piece
+        self.given = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        yield self.head
+        while True:
+            assert self.given < 64 * MAX_INPUT_BYTES, "it would read for ever"
+            self.given += len(self.piece)
+            yield self.piece
+
+
+class TestBounds:
+    @pytest.mark.parametrize("form", ListFormat)
+    async def test_a_line_without_end_is_refused_early(self, form: ListFormat) -> None:
+        endless = Endless(f'"{A}"\n"'.encode() if form is ListFormat.JSONL else f"{A}\n".encode())
+        reading = Reading(JobKind.FETCH, form, header=b"url" if form is ListFormat.CSV else None)
+        with pytest.raises(ListUnreadable, match="more than"):
+            [batch async for batch in lists.read(endless.pieces(), reading)]
+        assert endless.given < 4 * MAX_INPUT_BYTES
+
+    async def test_a_quoted_field_without_end_too(self) -> None:
+        endless = Endless(f'{A},"\n'.encode(), b"some\nlines\n" * 5000)
+        reading = Reading(JobKind.FETCH, ListFormat.CSV, header=b"url,id")
+        with pytest.raises(ListUnreadable, match="more than"):
+            [batch async for batch in lists.read(endless.pieces(), reading)]
+        assert endless.given < 4 * MAX_INPUT_BYTES
+
+    @pytest.mark.parametrize("compression", PACKED)
+    def test_a_bomb_is_refused_in_little_memory(self, compression: Compression) -> None:
+        packed = COMPRESS[compression](bytes(64 << 20))
+        assert len(packed) < 1 << 20
+        tracemalloc.start()
+        try:
+            with pytest.raises(ListUnreadable, match="more than 33554432 bytes"):
+                asyncio.run(self._consume(packed, compression, 32 << 20))
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+
+    async def _consume(self, packed: bytes, compression: Compression, most: int) -> None:
+        async for piece in decompressed(cut(packed), compression, most):
+            assert len(piece) <= 1 << 20
+
+    @pytest.mark.parametrize("compression", Compression)
+    def test_the_cap_itself_is_taken(self, compression: Compression) -> None:
+        packed = COMPRESS[compression](b"x" * 1000)
+        assert inflate(packed, compression, 1000) == b"x" * 1000
         with pytest.raises(ListUnreadable):
-            list(read_lists(["list.csv"], JobKind.FETCH))
+            inflate(packed, compression, 999)
+
+    async def test_batches_are_bounded(self) -> None:
+        batches = await read_all(b"1\n" * 12_345, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
+        assert [len(batch.seeds) for batch in batches] == [5000, 5000, 2345]
 
 
-class TestSeveral:
-    def test_lists_follow_each_other(self, tmp_path: Path) -> None:
+FORMS: dict[ListFormat, bytes] = {
+    ListFormat.TEXT: f"{A}\r\n# c\n\n{B}\nnope\n{C}".encode(),
+    ListFormat.JSONL: f'"{A}"\n\n{{"url": "{B}"}}\nnope\n"{C}"'.encode(),
+    ListFormat.CSV: f'url,id\n{A},"1\n2"\n\n{B},\nnope\n{C},3'.encode(),
+}
+
+
+class TestCompression:
+    @pytest.mark.parametrize("compression", Compression)
+    @pytest.mark.parametrize("form", ListFormat)
+    @pytest.mark.parametrize("size", [1, 7, 1 << 16])
+    def test_every_form_in_every_compression(self, form: ListFormat, compression: Compression, size: int) -> None:
+        packed = COMPRESS[compression](FORMS[form])
+        assert detect_compression(packed[:100]) is compression
+        plain = inflate(packed, compression, size=size)
+        assert plain == FORMS[form]
+        assert detect_format(plain) is form
+        inputs, invalid = read(form, plain, size=size)
+        assert [each["url"] if isinstance(each, dict) else each for each in inputs.values()] == [A, B, C]
+        assert [line.text for line in invalid] == ["nope"]
+
+    @pytest.mark.parametrize("compression", PACKED)
+    @pytest.mark.parametrize("size", [1, 10, 1 << 16])
+    def test_several_members_or_frames(self, compression: Compression, size: int) -> None:
+        parts = [b"one\n" * 1000, b"", b"two\n", b"three"]
+        packed = b"".join(map(COMPRESS[compression], parts))
+        assert inflate(packed, compression, size=size) == b"".join(parts)
+
+    @pytest.mark.parametrize("compression", PACKED)
+    def test_every_truncation_is_seen(self, compression: Compression) -> None:
+        packed = COMPRESS[compression](b"some text, and some more\n" * 20)
+        for length in range(1, len(packed)):
+            with pytest.raises(ListUnreadable):
+                inflate(packed[:length], compression)
+
+    @pytest.mark.parametrize("compression", PACKED)
+    def test_rubbish(self, compression: Compression) -> None:
+        packed = COMPRESS[compression](bytes(range(256)) * 100)
+        for broken in (b"not compressed at all", packed + b"rubbish behind it", packed[:4] + b"\xff" * 60):
+            with pytest.raises(ListUnreadable):
+                inflate(broken, compression)
+
+    def test_a_gzip_whose_sum_is_wrong(self) -> None:
+        packed = bytearray(gzip.compress(b"some text\n" * 100))
+        packed[-6] ^= 1
+        with pytest.raises(ListUnreadable, match="gzip"):
+            inflate(bytes(packed), Compression.GZIP)
+
+    @pytest.mark.parametrize("compression", Compression)
+    def test_nothing_at_all(self, compression: Compression) -> None:
+        assert inflate(b"", compression) == b""
+
+
+class TestDetection:
+    @pytest.mark.parametrize(
+        ("head", "form"),
+        [
+            (b"", ListFormat.TEXT),
+            (b"http://a.example/\n", ListFormat.TEXT),
+            (b"# url\n", ListFormat.TEXT),
+            (b'{"url": "x"}\n', ListFormat.JSONL),
+            (b'"http://a.example/"\n', ListFormat.JSONL),
+            (BOM + b'\n  {"url": 1}', ListFormat.JSONL),
+            (b"[1]\n", ListFormat.JSONL),
+            (b"url\nhttp://a.example/\n", ListFormat.CSV),
+            (b"url\r\nhttp://a.example/\r\n", ListFormat.CSV),
+            (b"id, url ,tag\n", ListFormat.CSV),
+            (BOM + b"id,url\n", ListFormat.CSV),
+        ],
+    )
+    def test_of_the_form(self, head: bytes, form: ListFormat) -> None:
+        assert detect_format(head) is form
+
+    @pytest.mark.parametrize(
+        "head", [b'http://a.example/,url,"b"\n', pytest.param(b'"url","id"\nhttp://a.example/,1\n', id="quoted header")]
+    )
+    def test_of_doubtful_forms(self, head: bytes) -> None:
+        assert detect_format(head) is (ListFormat.CSV if head.startswith(b'"') else ListFormat.TEXT)
+
+    @pytest.mark.parametrize("head", [b"", b"\x1f", b"http", b"PK\x03\x04"])
+    def test_of_no_compression(self, head: bytes) -> None:
+        assert detect_compression(head) is Compression.NONE
+
+    @pytest.mark.parametrize(
+        ("name", "form"),
+        [
+            ("a.txt", ListFormat.TEXT),
+            ("a.TXT.gz", ListFormat.TEXT),
+            ("a.jsonl", ListFormat.JSONL),
+            ("dir.csv/a.ndjson.zst", ListFormat.JSONL),
+            ("a.csv.zstd", ListFormat.CSV),
+            ("a.csv.txt", ListFormat.TEXT),
+            ("a", None),
+            ("a.urls", None),
+            ("a.gz", None),
+            ("-", None),
+        ],
+    )
+    def test_of_names(self, name: str, form: ListFormat | None) -> None:
+        assert named_format(name) is form
+        assert list_format([name]) is form
+        assert list_format([name, name]) is ListFormat.JSONL
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(["", "  ", "# c", A, f'"{A}"', "nope", "5", "\r", f"{B}\r", '"ü"']),
+        st.text(st.characters(exclude_characters='\n"', codec="utf-8"), max_size=12),
+    ),
+    max_size=40,
+)
+ROWS = st.lists(
+    st.sampled_from(
+        ["", f"{A},1", f'{A},"two\nlines"', f'{B},"x ""q"" y"', "nope,2", "ragged", f'"{C}","\n\n"', "a,b,c"]
+    ),
+    max_size=40,
+)
+
+
+class TestAnywhere:
+    """Where a reader starts, stops and how its pieces fall changes nothing."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data(), st.sampled_from(ListFormat), st.integers(1, 60), st.integers(1, 7), st.booleans())
+    def test_the_rest_from_any_batch_is_the_same(
+        self, data: st.DataObject, form: ListFormat, size: int, batch: int, newline: bool
+    ) -> None:
+        lines = data.draw(ROWS if form is ListFormat.CSV else LINES)
+        raw = ("\n".join(lines) + ("\n" if newline and lines else "")).encode()
+        header = b"url,id" if form is ListFormat.CSV else None
+        before, lists.BATCH = lists.BATCH, batch
+        try:
+            whole = asyncio.run(read_all(raw, Reading(JobKind.FETCH, form, header=header), size))
+            every = _flat(asyncio.run(read_all(raw, Reading(JobKind.FETCH, form, header=header), 1 << 20)))
+            assert _flat(whole) == every
+            for number, reached in enumerate(whole):
+                reading = Reading(JobKind.FETCH, form, reached.index, reached.offset, header=header)
+                rest = asyncio.run(read_all(raw[reached.offset :], reading, size))
+                assert _flat(rest) == _flat(whole[number + 1 :])
+                start = Reading(JobKind.FETCH, form, end=reached.offset, header=header)
+                head = asyncio.run(read_all(raw, start, size))
+                assert _flat(head) == _flat(whole[: number + 1])
+        finally:
+            lists.BATCH = before
+
+    @settings(max_examples=100, deadline=None)
+    @given(LINES, st.integers(1, 60))
+    def test_the_index_is_the_number_of_the_line(self, lines: list[str], size: int) -> None:
+        inputs, invalid = read(ListFormat.TEXT, "\n".join(lines), JobKind.PYTHON, size)
+        want = {number: line.encode().removeprefix(BOM).strip().decode() for number, line in enumerate(lines)}
+        want = {number: line for number, line in want.items() if line and not line.startswith("#")}
+        assert (inputs, invalid) == (want, [])
+
+
+def _flat(batches: Sequence[Batch]) -> tuple[list[Any], list[InvalidLine]]:
+    return [seed for batch in batches for seed in batch.seeds], [line for batch in batches for line in batch.invalid]
+
+
+async def joined(paths: Sequence[Path | str], most: int = MOST) -> bytes:
+    return b"".join([piece async for piece in pieces_of([str(path) for path in paths], most)])
+
+
+class TestFiles:
+    @pytest.fixture
+    def stdin(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+        return lambda data: monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    async def test_one_goes_as_it_is(self, tmp_path: Path) -> None:
+        data = gzip.compress(b"whatever\n\xff" * 1000)
+        (tmp_path / "list.bin").write_bytes(data)
+        assert await joined([tmp_path / "list.bin"]) == data
+
+    async def test_several_are_joined_whatever_their_form(self, tmp_path: Path, stdin: Callable[[bytes], None]) -> None:
+        files = {
+            "a.txt": f"# c\n{A}".encode(),
+            "b.jsonl.gz": gzip.compress(f'{{"url": "{B}"}}\n\n"{A}"'.encode()),
+            "c.csv.zst": zstd.compress(f'url,id\n{C},"1\n2"\n'.encode()),
+            "d": f"url\n{B}\n".encode(),
+            "e.txt": b"",
+        }
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        stdin(f"{C}\n".encode())
+        got = await joined([*(tmp_path / name for name in files), "-"])
+        assert got.endswith(b"\n")
+        inputs = [json.loads(line) for line in got.splitlines()]
+        assert inputs == [A, {"url": B}, A, {"url": C, "id": "1\n2"}, {"url": B}, C]
+
+    async def test_a_first_member_that_is_empty(self, tmp_path: Path) -> None:
+        (tmp_path / "list.gz").write_bytes(gzip.compress(b"") + gzip.compress(b'{"url": "x"}\n'))
+        (tmp_path / "none.txt").write_bytes(b"")
+        assert await joined([tmp_path / "list.gz", tmp_path / "none.txt"]) == b'{"url": "x"}\n'
+
+    async def test_standard_input_alone(self, stdin: Callable[[bytes], None]) -> None:
+        stdin(b"one\ntwo")
+        assert await joined(["-"]) == b"one\ntwo"
+
+    async def test_a_bad_line_is_named_with_its_file(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text(A)
-        (tmp_path / "b.jsonl").write_text(f'"{B}"')
-        paths = [str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]
-        assert [json.loads(line) for line in read_lists(paths, JobKind.FETCH)] == [A, B]
+        (tmp_path / "b.csv").write_text(f"url,id\n{A},1\n{B}\n")
+        with pytest.raises(ListUnreadable, match=r"b\.csv:3: "):
+            await joined([tmp_path / "a.txt", tmp_path / "b.csv"])
 
-    def test_one_may_be_empty_but_not_all(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("# nothing\n")
-        (tmp_path / "b.txt").write_text(B)
-        assert len(list(read_lists([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], JobKind.FETCH))) == 1
-        with pytest.raises(NoTasks):
-            list(read_lists([str(tmp_path / "a.txt")] * 2, JobKind.FETCH))
-
-    def test_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stdin = io.TextIOWrapper(io.BytesIO(f"{A}\n{B}\n".encode()))
-        monkeypatch.setattr("sys.stdin", stdin)
-        assert [json.loads(line) for line in read_lists(["-"], JobKind.FETCH)] == [A, B]
-
-    def test_a_bad_line_of_standard_input_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"nope\n")))
-        with pytest.raises(ListUnreadable, match=r"-:1: "):
-            list(read_lists(["-"], JobKind.FETCH))
+    async def test_the_cap_holds_for_each(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x\n" * 1000))
+        with pytest.raises(ListUnreadable, match="more than 100 bytes"):
+            await joined([tmp_path / "a.txt.gz"] * 2, 100)
 
     @pytest.mark.parametrize("name", ["missing.txt", "", "folder"])
-    def test_what_can_not_be_opened(self, tmp_path: Path, name: str) -> None:
+    async def test_what_can_not_be_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "folder").mkdir()
         with pytest.raises(ListUnreadable, match="can not be read"):
-            list(read_lists([str(tmp_path / name)], JobKind.FETCH))
+            await joined([tmp_path / name])
 
-    def test_lines_before_a_bad_one_are_handed_on_as_they_come(self, tmp_path: Path) -> None:
-        """A list is read once, in flat memory: whoever stages it throws the draft away at the error."""
+    async def test_pieces_are_bounded(self, tmp_path: Path) -> None:
         path = tmp_path / "list.txt"
-        path.write_text(f"{A}\nnope\n{B}\n")
-        lines = read_lists([str(path)], JobKind.FETCH)
-        assert json.loads(next(lines)) == A
-        with pytest.raises(ListUnreadable):
-            next(lines)
-
-
-def test_pieces_are_whole_lines_of_some_size_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "list.txt"
-    urls = [f"http://a.example/{number}/{'p' * 90}" for number in range(10_000)]
-    path.write_text("\n".join(urls))
-    counts: list[int] = []
-    pieces = list(list_pieces([str(path)], JobKind.FETCH, counts.append))
-    assert len(pieces) == len(counts) > 2
-    assert sum(counts) == 10_000
-    assert all(piece.endswith(b"\n") for piece in pieces)
-    assert [piece.count(b"\n") for piece in pieces] == counts
-    assert max(len(piece) for piece in pieces) < 300 * 1024
-    assert [json.loads(line) for line in b"".join(pieces).splitlines()] == urls
+        path.write_text("".join(f"http://a.example/{number}/{'p' * 90}\n" for number in range(30_000)))
+        pieces = [piece async for piece in pieces_of([str(path)] * 2, MOST)]
+        assert max(map(len, pieces)) < 2 << 20
+        assert b"".join(pieces).count(b"\n") == 60_000

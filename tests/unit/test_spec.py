@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conveyor.accept.limits import RANGES, check_limits
-from conveyor.accept.seeds import MAX_DEPTH, MAX_INPUT_BYTES, seeds_of
+from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import JobSpec, decode_spec
 from conveyor.errors import (
     BadInput,
@@ -21,6 +21,7 @@ from conveyor.errors import (
     TooManyTasks,
     UnknownField,
 )
+from conveyor.inputs import MAX_DEPTH, MAX_INPUT_BYTES
 from conveyor.model import JobKind, Options, ResultLayout, TaskSeed
 
 URL = "http://example.com/"
@@ -30,7 +31,7 @@ def accept(body: bytes | dict[str, Any], most: int = 1000) -> list[TaskSeed]:
     """Every check that a body passes."""
     spec = decode_spec(body if isinstance(body, bytes) else json.dumps(body).encode())
     check_limits(spec)
-    return seeds_of(spec, most)
+    return seeds_of(spec.kind, spec.tasks, most)
 
 
 def test_defaults_are_those_of_options() -> None:
@@ -57,6 +58,8 @@ def test_every_option_has_its_limits() -> None:
         "gateway",
         "handler",
         "failure_threshold",
+        # An enum: its values are its limits.
+        "on_invalid",
     }
     assert set(RANGES) | checked_apart == set(Options.__struct_fields__)
 
@@ -97,7 +100,10 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("failure_threshold.after", {"failed": 1, "after": -1}),
     ("name", "x" * 201),
     ("name", "a\r\nb"),
-    ("mode", "open"),
+    ("mode", "ajar"),
+    ("on_invalid", "maybe"),
+    ("idle_timeout", 0.5),
+    ("idle_timeout", 30 * 86_400 + 1),
     ("handler", "h"),
     ("headers", {"X-A": "a\r\nX-B: b"}),
     ("headers", {"X-A": "a\0"}),
@@ -131,7 +137,7 @@ def test_out_of_range(field: str, value: Any) -> None:
 @pytest.mark.parametrize("field", RANGES)
 def test_the_limits_themselves_are_allowed(field: str) -> None:
     least, most = RANGES[field]
-    whole = field in {"rate_per_host", "timeout", "connect_timeout", "retention_days"}
+    whole = field in {"rate_per_host", "timeout", "connect_timeout", "retention_days", "idle_timeout"}
     for value in (least or 0.001 if whole else least, most):
         accept({"tasks": [URL], field: value if whole else int(value)})
 
@@ -181,6 +187,10 @@ MALFORMED: list[tuple[bytes, type[BadInput], dict[str, Any]]] = [
     (b'{"timeout": 1e999}', InvalidField, {"field": "timeout"}),
     (b'{"attempts": ' + b"9" * 5000 + b"}", InvalidField, {"field": "attempts"}),
     (b'{"headers": {"a": 1}}', InvalidField, {"field": "headers[...]"}),
+    (b'{"source": {}}', InvalidField, {"field": "source"}),
+    (b'{"source": {"upload_id": "x", "format": "xml"}}', InvalidField, {"field": "source.format"}),
+    (b'{"source": {"upload_id": "x", "compression": "rar"}}', InvalidField, {"field": "source.compression"}),
+    (b'{"source": {"upload_id": "x", "key": "y"}}', UnknownField, {"field": "source.key"}),
     (b'{"retry_statuses": [1, "x"]}', InvalidField, {"field": "retry_statuses[1]"}),
     (b'{"result_layout": "heap"}', InvalidField, {"field": "result_layout"}),
     (b'{"concurency": 1}', UnknownField, {"field": "concurency"}),

@@ -34,10 +34,17 @@ def test_sources_are_the_table_read_backwards(state: RunState) -> None:
 def test_ended_states_are_final_and_all_others_can_end() -> None:
     assert {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED} == ENDED
     for state in RunState:
-        assert (MOVES[state] == frozenset()) == (state in ENDED)
+        if state is not RunState.FAILED:
+            assert (MOVES[state] == frozenset()) == (state in ENDED)
         if state not in ENDED:
             assert reachable(state) >= ENDED, f"a run in {state} could hang for ever"
             assert {RunState.FAILED, RunState.CANCELLED} <= MOVES[state], f"a run in {state} can not be stopped"
+
+
+def test_a_failed_run_can_only_be_ingested_further() -> None:
+    """Its ingest is resumed; the store allows it only before the latch."""
+    assert MOVES[RunState.FAILED] == {RunState.INGESTING}
+    assert sources_of(RunState.INGESTING) == {RunState.PAUSED, RunState.FAILED}
 
 
 def test_every_state_can_be_reached() -> None:

@@ -1,0 +1,71 @@
+"""What the seams forget when they are told to: dead letters of the Queue, leases of the Coordinator."""
+
+from conveyor.engines.coordinator import Coordinator, ingest_lease
+from conveyor.engines.queue import DeadLetter, Outgoing, Queue, QueueName
+from conveyor.model import RunId
+
+ONE, TWO = QueueName("control"), QueueName("run:1")
+UNKNOWN = ["999", "", "x", "-1", "1.0", "9" * 40]
+
+
+async def buried(queue: Queue, count: int = 5) -> list[DeadLetter]:
+    for number in range(count):
+        name = ONE if number % 2 else TWO
+        await queue.send(name, [Outgoing(b"body %d" % number)])
+        (delivery,) = await queue.receive(name, 1, 30)
+        await queue.bury(name, [delivery.receipt], f"reason {number}")
+    return (await queue.dead_letters(None, 100)).items
+
+
+class TestLetters:
+    async def test_they_are_found_by_id(self, queue: Queue) -> None:
+        letters = await buried(queue)
+        assert [letter.body for letter in letters] == [b"body %d" % number for number in range(5)]
+        wanted = [letters[3], letters[1]]
+        found = await queue.letters([letter.message_id for letter in wanted] + UNKNOWN)
+        assert sorted(found, key=lambda letter: letter.message_id) == [letters[1], letters[3]]
+        assert await queue.letters([]) == []
+
+    async def test_they_are_discarded_for_good(self, queue: Queue) -> None:
+        letters = await buried(queue)
+        gone = [letters[0].message_id, letters[4].message_id]
+        assert await queue.discard([*gone, *gone, *UNKNOWN]) == 2
+        assert await queue.discard(gone) == 0
+        assert (await queue.dead_letters(None, 100)).items == letters[1:4]
+        assert await queue.redrive(gone) == 0
+        assert await queue.receive(TWO, 10, 30) == []
+
+    async def test_unknown_ids_are_not_redriven(self, queue: Queue) -> None:
+        letters = await buried(queue)
+        assert await queue.redrive([letters[0].message_id, *UNKNOWN]) == 1
+        assert len((await queue.dead_letters(None, 100)).items) == 4
+
+    async def test_dropping_a_queue_leaves_its_letters(self, queue: Queue) -> None:
+        """A run ends and its queue goes; what was given up of it stays to be seen."""
+        letters = await buried(queue)
+        await queue.drop(TWO)
+        assert (await queue.dead_letters(None, 100)).items == letters
+
+
+class TestLeases:
+    async def test_those_of_one_run_are_forgotten(self, coordinator: Coordinator) -> None:
+        run, other = RunId("run_1"), RunId("run_2")
+        names = [ingest_lease(run), ingest_lease(run, 0), ingest_lease(run, 12), ingest_lease(other), "sweeper"]
+        for name in names:
+            for _ in range(3):
+                lease = await coordinator.lease(name, "me", 60)
+                assert lease is not None
+        await coordinator.forget(ingest_lease(run))
+        fences = []
+        for name in names:
+            lease = await coordinator.lease(name, "me", 60)
+            assert lease is not None
+            fences.append(lease.fence)
+        assert fences == [1, 1, 1, 4, 4]
+
+    async def test_one_that_is_forgotten_is_lost_to_its_holder(self, coordinator: Coordinator) -> None:
+        lease = await coordinator.lease("ingest:run_1", "me", 60)
+        assert lease is not None
+        await coordinator.forget("ingest:run_1")
+        assert not await coordinator.renew(lease, 60)
+        await coordinator.release(lease)

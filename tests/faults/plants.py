@@ -1,0 +1,316 @@
+"""Bugs to plant in a child, and safety nets to take away from it, each by name. The harness must catch every bug.
+
+A bug that one part makes good for another (the sweeper mends lost references, the live progress shows the total) is
+planted with that net removed; the test runs the same without the bug too, and that must pass.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor import lifecycle, references
+from conveyor.accept import add_tasks, submit
+from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
+from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, tasks
+from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.sqlite.queue import SqliteQueue
+from conveyor.engines.tasks import Finished
+from conveyor.faults import crashpoint
+from conveyor.ingest import pipeline
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import BodyRef, Counts, Notice, TaskEnd
+from conveyor.process.bodies import Bodies
+from conveyor.process.recorder import Recorder
+from conveyor.recover import sweeper
+from conveyor.recover.sweeper import Sweeper
+from conveyor.requests import Requests, Ticket
+from conveyor.states import RunState, TaskStatus, sources_of
+
+PLANTS: dict[str, Callable[[Path], None]] = {}
+
+
+def plant(function: Callable[[Path], None]) -> Callable[[Path], None]:
+    PLANTS[function.__name__] = function
+    return function
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+# Nets and circumstances: right without them, or in them.
+
+
+@plant
+def no_sweeper(_: Path) -> None:
+    """Nothing is mended; ended runs are still cleared."""
+    Sweeper._check = Sweeper._check_ingest = _nothing  # type: ignore[method-assign, assignment]
+
+
+@plant
+def no_live_total(_: Path) -> None:
+    """The total is not shown while the list is read."""
+    ingests.SQL["show_progress"] = "SELECT 1"
+
+
+@plant
+def picky_queue(_: Path) -> None:
+    """A queue that refuses every third message of a batch."""
+    send = SqliteQueue.send
+
+    async def part(self: SqliteQueue, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        taken = [message for position, message in enumerate(messages) if position % 3 != 1]
+        await send(self, queue, taken)
+        return [position for position in range(len(messages)) if position % 3 == 1]
+
+    SqliteQueue.send = part  # type: ignore[method-assign]
+
+
+@plant
+def late_latch(_: Path) -> None:
+    """Every task has ended before the latch is set."""
+    latch = Lifecycle.latch
+
+    async def late(self: Lifecycle, job: Any, total: int, invalid: int) -> None:
+        for _ in range(1000):
+            if (await self._tasks.counts(job.key)).ended == total:
+                break
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.02)
+        await latch(self, job, total, invalid)
+
+    Lifecycle.latch = late  # type: ignore[method-assign]
+
+
+# Bugs.
+
+
+@plant
+def latch_before_total(_: Path) -> None:
+    jobs.SQL["set_total"] = jobs.SQL["set_total"].replace("AND last_batch = 0", "")
+
+    async def latch(self: Lifecycle, job: Any, total: int, invalid: int) -> None:
+        run = await self._records.latch(job.job_id, job.run.run_id)
+        crashpoint("lifecycle.latch.after")
+        crashpoint("lifecycle.total.before")
+        await self._records.set_total(job.job_id, job.run.run_id, total, invalid)
+        if run is not None:
+            latched = msgspec.structs.replace(job, run=msgspec.structs.replace(run, total=total))
+            await self.settle(latched, await self._tasks.counts(job.key))
+
+    Lifecycle.latch = latch  # type: ignore[method-assign]
+
+
+@plant
+def additive_total(_: Path) -> None:
+    jobs.SQL["set_total"] = jobs.SQL["set_total"].replace("total = :total", "total = total + :total")
+
+
+@plant
+def unguarded_counter(_: Path) -> None:
+    """Every end is counted, moved or not."""
+    finish = tasks._finish
+
+    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
+        finished = finish(db, number, ends)
+        again = [end.status for end in ends if end.index not in finished.moved]
+        more = Counts(again.count(TaskStatus.SUCCEEDED), again.count(TaskStatus.FAILED), 0)
+        return Finished(finished.moved, tasks._count(db, number, more))
+
+    tasks._finish = careless
+
+
+@plant
+def unconditional_end(_: Path) -> None:
+    """A second end of a task is written over the first; what is counted is right."""
+    finish = tasks._finish
+
+    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
+        finished = finish(db, number, ends)
+        again = [end for end in ends if end.index not in finished.moved]
+        query = tasks.SQL["finish"].replace("AND tasks.status = 0", "")
+        db.execute(query, {"run_no": number, "ends": msgspec.json.encode(again).decode()})
+        return finished
+
+    tasks._finish = careless
+
+
+@plant
+def acknowledge_before_write(_: Path) -> None:
+    write, acknowledge = Recorder._write, Recorder._acknowledge
+
+    async def hasty(self: Recorder, group: list[Any]) -> None:
+        await acknowledge(self, group)
+        await write(self, group)
+
+    Recorder._write = hasty  # type: ignore[method-assign]
+    Recorder._acknowledge = _nothing  # type: ignore[method-assign, assignment]
+
+
+@plant
+def partial_failure_ignored(_: Path) -> None:
+    async def send_all(queue: Queue, name: QueueName, outgoing: Sequence[Outgoing], clock: object) -> None:
+        await queue.send(name, outgoing)
+
+    for module in (references, pipeline, submit, add_tasks, sweeper):
+        module.send_all = send_all  # type: ignore[attr-defined]
+
+
+@plant
+def unfenced_checkpoint(_: Path) -> None:
+    ingests.SQL["checkpoint"] = ingests.SQL["checkpoint"].replace("AND fence <= :fence", "")
+
+
+@plant
+def no_recheck_after_latch(_: Path) -> None:
+    """Whoever sets the latch does not look whether all tasks have ended already."""
+    latch = jobs.SqliteJobs.latch
+
+    async def blind(self: jobs.SqliteJobs, job_id: Any, run_id: Any) -> None:
+        await latch(self, job_id, run_id)
+
+    jobs.SqliteJobs.latch = blind  # type: ignore[method-assign]
+
+
+@plant
+def completes_unlatched(_: Path) -> None:
+    """A run is complete when all that was written so far has ended."""
+    jobs.SQL["move_run"] = jobs.SQL["move_run"].replace("OR last_batch = 1", "OR 1")
+    lifecycle._complete = lambda run, counts: 0 < run.total <= counts.ended
+    lifecycle.sources_of = lambda target: sources_of(target) | {RunState.INGESTING}
+
+
+def _ingest_in_order(steps: str) -> None:
+    """The pipeline with its steps in another order: p(ut), e(nqueue), c(heckpoint)."""
+
+    async def ingest_range(self: pipeline.Ingest, job: Any, one: Any, lease: Any, keep_hold: Any) -> bool:
+        pieces = pipeline.range_pieces(self.blobs, one, self.settings.max_list_bytes)
+        async for batch in pipeline.read(pieces, pipeline.reading_of(one, job.kind)):
+            one = pipeline._advanced(one, batch)
+            for step in steps:
+                if step == "p":
+                    await self.tasks.put(job.key, batch.seeds)
+                    crashpoint("ingest.put.after")
+                elif step == "e":
+                    outgoing = references.messages(job.key, batch.seeds, job.options.chunk_size)
+                    await references.send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
+                    crashpoint("ingest.enqueue.after")
+                else:
+                    await self.records.checkpoint(job.run.run_id, one, lease.fence)
+                    crashpoint("ingest.checkpoint.after")
+                # Others have time to look in between.
+                await asyncio.sleep(0.03)
+        await self.records.checkpoint(job.run.run_id, msgspec.structs.replace(one, done=True), lease.fence)
+        crashpoint("ingest.done.after")
+        await self.finish(job)
+        return True
+
+    pipeline.Ingest.ingest_range = ingest_range  # type: ignore[method-assign]
+
+
+@plant
+def slow_pipeline(_: Path) -> None:
+    """No bug: the right order, with the pauses of the wrong ones."""
+    _ingest_in_order("pec")
+
+
+@plant
+def references_before_rows(_: Path) -> None:
+    _ingest_in_order("epc")
+
+
+@plant
+def checkpoint_before_enqueue(_: Path) -> None:
+    _ingest_in_order("pce")
+
+
+@plant
+def checkpoint_before_rows(_: Path) -> None:
+    _ingest_in_order("cpe")
+
+
+@plant
+def ids_of_the_attempt(directory: Path) -> None:
+    """A batch that is read again makes other tasks."""
+    read = pipeline.read
+    shift = 1000 * ((directory / "starts").stat().st_size - 1)
+
+    async def reread(pieces: Any, reading: Any) -> Any:
+        async for batch in read(pieces, reading):
+            seeds = [msgspec.structs.replace(seed, index=seed.index + shift) for seed in batch.seeds]
+            yield msgspec.structs.replace(batch, seeds=seeds)
+
+    pipeline.read = reread  # type: ignore[assignment]
+
+
+@plant
+def subject_of_the_attempt(_: Path) -> None:
+    """Whoever takes a claim over makes a thing of another id."""
+    claim = Requests.claim
+
+    async def forgetful(self: Requests, tenant: Any, request: Any, subject: str) -> Any:
+        ticket = await claim(self, tenant, request, subject)
+        return ticket._replace(subject=subject) if isinstance(ticket, Ticket) else ticket
+
+    Requests.claim = forgetful  # type: ignore[method-assign]
+
+
+@plant
+def answer_outside_create(_: Path) -> None:
+    accept_whole = SqliteEngine.accept_whole
+
+    async def loose(
+        self: SqliteEngine, job: Any, notice: Any, answer: Any, seeds: Any, queue: Any, messages: Any
+    ) -> Any:
+        await accept_whole(self, job, notice, None, seeds, queue, messages)
+        crashpoint("accept.after")
+        return await self._database.write(lambda db: answer_claim(db, answer))
+
+    SqliteEngine.accept_whole = loose  # type: ignore[method-assign]
+
+
+@plant
+def notice_outside_move(_: Path) -> None:
+    async def move(
+        self: Lifecycle, job: Any, target: RunState, reason: str | None, counts: Counts, keep: bool = False
+    ) -> RunState | None:
+        sources = sources_of(target)
+        moved = await self._records.move_run(job.job_id, job.run.run_id, sources, target, reason, None, keep)
+        crashpoint("lifecycle.move.after")
+        if not moved:
+            return None
+        event, data = lifecycle._EVENTS[target], {"counts": msgspec.structs.asdict(counts), "reason": reason}
+        new = self._clock.new_id("evt")
+        notice = Notice(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
+        database = self._records._database  # type: ignore[attr-defined]
+        await database.write(lambda db: jobs._insert_notice(db, notice))
+        return target
+
+    Lifecycle.move = move  # type: ignore[method-assign]
+
+
+@plant
+def body_after_reference(_: Path) -> None:
+    writing: set[asyncio.Task[None]] = set()
+
+    async def later(self: Bodies, key: str, body: bytes) -> None:
+        await asyncio.sleep(0.02)
+        await self._blobs.put(key, body)
+
+    async def keep(self: Bodies, job: Any, outcomes: Sequence[Any]) -> list[BodyRef | None]:
+        refs: list[BodyRef | None] = []
+        for outcome in outcomes:
+            if outcome.body is None:
+                refs.append(None)
+                continue
+            key = self._key(job, "body")
+            refs.append(BodyRef(key, len(outcome.body), sha256(outcome.body).hexdigest()))
+            writing.add(asyncio.create_task(later(self, key, outcome.body)))
+        return refs
+
+    Bodies.keep = keep  # type: ignore[method-assign]

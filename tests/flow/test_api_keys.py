@@ -1,0 +1,95 @@
+"""Keys over HTTP: an administrator makes, lists and revokes them; a secret is shown once."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.api import shapes
+from tests.api import Api
+from tests.belt import all_items
+from tests.clocks import JumpingClock
+
+
+@pytest.fixture
+async def admin(server: Api) -> Api:
+    return await server.as_tenant("local", admin=True)
+
+
+async def test_a_key_is_made_used_and_revoked(admin: Api, clock: JumpingClock) -> None:
+    made = await admin.post("/v1/keys", {"tenant": "newcomer", "name": "for CI"})
+    assert made.status == 201
+    msgspec.convert(made.json, shapes.NewKeyShape)
+    assert made.json["tenant"] == "newcomer"
+    user = Api(admin.url, admin.system, made.json["key"], admin._client)
+    assert (await user.submit({"tasks": ["http://example.com/"]})).status == 201
+    assert (await user.get("/v1/keys")).status == 403
+    [item] = (await admin.get("/v1/keys?tenant=newcomer")).json["items"]
+    msgspec.convert(item, shapes.KeyShape)
+    assert (item["key_id"], item["name"], item["admin"], item["revoked_at"]) == (
+        made.json["key_id"],
+        "for CI",
+        False,
+        None,
+    )
+    secret = made.json["key"].rpartition("_")[2]
+    for path in ("/v1/keys", "/v1/keys?tenant=newcomer"):
+        assert secret.encode() not in (await admin.get(path)).body
+    assert (await admin.request("DELETE", f"/v1/keys/{made.json['key_id']}")).status == 204
+    clock.advance(2)
+    assert (await user.get("/v1/jobs")).status == 401
+    [item] = (await admin.get("/v1/keys?tenant=newcomer")).json["items"]
+    assert item["revoked_at"] is not None
+    assert (await admin.request("DELETE", f"/v1/keys/{made.json['key_id']}")).status == 204
+
+
+async def test_keys_in_pages(admin: Api, clock: JumpingClock) -> None:
+    for number in range(7):
+        clock.advance(1)
+        await admin.post("/v1/keys", {"tenant": f"t{number % 2}"})
+    for path, count in (("/v1/keys", 9), ("/v1/keys?tenant=t0", 4), ("/v1/keys?tenant=nobody", 0)):
+        for limit in (1, 3, 100):
+            items = await all_items(admin, path, limit)
+            assert len({item["key_id"] for item in items}) == len(items) == count
+            assert [item["created_at"] for item in items] == sorted(item["created_at"] for item in items)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, ""),
+        ({"tenant": "Not Valid"}, "tenant"),
+        ({"tenant": "../x"}, "tenant"),
+        ({"tenant": ""}, "tenant"),
+        ({"tenant": "x", "name": ""}, "name"),
+        ({"tenant": "x", "name": "a\nb"}, "name"),
+        ({"tenant": "x", "admin": True}, "admin"),
+        ({"tenant": "x", "secret": "y"}, "secret"),
+    ],
+    ids=str,
+)
+async def test_what_is_not_taken(admin: Api, body: dict[str, Any], field: str) -> None:
+    answer = await admin.post("/v1/keys", body)
+    assert (answer.status, answer.json["field"]) == (400, field)
+    assert len((await admin.get("/v1/keys")).json["items"]) == 2
+
+
+async def test_unknown_keys_and_bad_queries(admin: Api) -> None:
+    for key_id in ("nonsense", "0" * 26, "A" * 26):
+        answer = await admin.request("DELETE", f"/v1/keys/{key_id}")
+        assert (answer.status, answer.json["code"]) == (404, "not_found")
+    for query, code in (
+        ("tenant=Not%20Valid", "invalid_field"),
+        ("cursor=x", "bad_cursor"),
+        ("limit=0", "invalid_field"),
+        ("secret=x", "unknown_field"),
+    ):
+        answer = await admin.get(f"/v1/keys?{query}")
+        assert (answer.status, answer.json["code"]) == (400, code)
+
+
+async def test_an_administrator_who_was_revoked_is_none(admin: Api, clock: JumpingClock) -> None:
+    own = admin.key.split("_")[1]
+    assert (await admin.request("DELETE", f"/v1/keys/{own}")).status == 204
+    clock.advance(2)
+    assert (await admin.get("/v1/keys")).status == 401
