@@ -22,7 +22,7 @@ else:
     from backports import zstd
 
 # Lines in one batch: memory, and what a crash repeats, are bounded by it.
-BATCH = 5000
+BATCH = 1500
 
 _PIECE = 256 * 1024
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024

@@ -89,18 +89,6 @@ SCENARIOS = (
     "poison",
 )
 
-# Small and quick, so that a short job takes every path several times.
-lists.BATCH = 30
-accept_submit._TASKS_PER_WRITE = 60
-sweeper._EVERY = 0.02
-sweeper._STALLED = 0.1
-worker._LOOK_FOR_RUNS = 0.02
-worker._LONGEST_POLL = 0.02
-worker._TRIAL_PAUSE = 0.01
-ingest_worker._IDLE = 0.01
-ingest_worker._BUSY_ELSEWHERE = 0.02
-retention.SETTLE_SECONDS = -1.0
-
 _ORACLE = """
 CREATE TABLE IF NOT EXISTS harness_moves (run_no, idx, old, new);
 CREATE TABLE IF NOT EXISTS harness_ends (run_id, total, ended, pending);
@@ -406,6 +394,20 @@ def listening(directory: Path, crash_at: str | None) -> Callable[[str], None]:
     return hook
 
 
+def be_quick() -> None:
+    """Small and quick, so that a short job takes every path several times. In this process only."""
+    lists.BATCH = 30
+    accept_submit._TASKS_PER_WRITE = 60
+    sweeper._EVERY = 0.02
+    sweeper._STALLED = 0.1
+    worker._LOOK_FOR_RUNS = 0.02
+    worker._LONGEST_POLL = 0.02
+    worker._TRIAL_PAUSE = 0.01
+    ingest_worker._IDLE = 0.01
+    ingest_worker._BUSY_ELSEWHERE = 0.02
+    retention.SETTLE_SECONDS = -1.0
+
+
 def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str = "", patience: float = 60.0) -> None:
     assert scenario in SCENARIOS
     settings = Settings.load(
@@ -471,6 +473,7 @@ def _run_and_leave(request: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    be_quick()
     if sys.argv[1:] == ["serve"]:
         serve()
     else:

@@ -249,8 +249,8 @@ class TestBounds:
             inflate(packed, compression, 999)
 
     async def test_batches_are_bounded(self) -> None:
-        batches = await read_all(b"1\n" * 12_345, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
-        assert [len(batch.seeds) for batch in batches] == [5000, 5000, 2345]
+        batches = await read_all(b"1\n" * (2 * lists.BATCH + 345), Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
+        assert [len(batch.seeds) for batch in batches] == [lists.BATCH, lists.BATCH, 345]
 
 
 FORMS: dict[ListFormat, bytes] = {
