@@ -53,7 +53,7 @@ WHERE job_id = :job_id AND run_id = :run_id AND last_batch = 0;
 
 -- name: latch
 UPDATE runs SET last_batch = 1, state = iif(state = 'ingesting', 'running', state)
-WHERE job_id = :job_id AND run_id = :run_id;
+WHERE job_id = :job_id AND run_id = :run_id AND last_batch = 0;
 
 -- name: show_run_state
 UPDATE jobs SET state = (SELECT state FROM runs WHERE run_id = :run_id)
