@@ -43,7 +43,13 @@ class JobKind(StrEnum):
     """Which executor runs the tasks."""
 
     FETCH = "fetch"
+    DOWNLOAD = "download"
+    EXPORT_DOWNLOAD = "export_download"
     PYTHON = "python"
+
+
+# Kinds whose tasks may take hours: a message carries one reference, and a worker takes no more than it can start.
+LONG_KINDS = frozenset({JobKind.DOWNLOAD, JobKind.EXPORT_DOWNLOAD})
 
 
 class ResultLayout(StrEnum):
@@ -108,6 +114,60 @@ class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: int = 100
 
 
+class Download(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a large file is taken: at most `max_bytes`, and given up for now when fewer than `min_rate` bytes a second
+    come in over `min_rate_seconds`."""
+
+    max_bytes: int = 50 * 1024**3
+    min_rate: float = 1024.0
+    min_rate_seconds: float = 60.0
+
+
+class ExportCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request to an export API. {input}, {input.name}, {id} and {task_id} stand for values; a body that is not text
+    is sent as JSON."""
+
+    url: str
+    # Without it: POST to create, GET for the rest.
+    method: str | None = None
+    headers: Mapping[str, str] = {}
+    body: Any = None
+
+
+class ExportPoll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How often the state of an export is asked for, in seconds, and for how long in all."""
+
+    first: float = 5.0
+    rate: float = 1.5
+    cap: float = 60.0
+    timeout: float = 86_400.0
+
+
+class ExportRetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How often a failed call of the export API is made again, and after how many seconds."""
+
+    retries: int = 5
+    base: float = 60.0
+    rate: float = 2.0
+    cap: float = 900.0
+
+
+class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An API that makes a file on request. `id`, `state` and `download` say where these stand in its answers, as a JSON
+    Pointer (/data/id) or a dotted path ($.data.id); `download` may be a call of its own."""
+
+    create: ExportCall
+    id: str
+    status: ExportCall
+    state: str
+    ready: Sequence[str]
+    download: str | ExportCall
+    failed: Sequence[str] = ()
+    poll: ExportPoll = ExportPoll()
+    # None: as the operator has set it.
+    retry: ExportRetry | None = None
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a job's tasks are run. Every field has a default that is polite and safe."""
 
@@ -127,6 +187,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     gateway: Gateway | None = None
     # The registered name of the function, for kind "python".
     handler: str | None = None
+    # For the kinds "download" and "export_download".
+    download: Download = Download()
+    # For kind "export_download".
+    export: Export | None = None
     # Among one tenant's runs, a higher number is served first.
     priority: int = 0
     retention_days: float = 14.0
@@ -169,6 +233,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     version: int = 1
     # Its task was one of a chunk that was lost with its workers again and again.
     alone: bool = False
+    # Why its task is given up: it took the process that ran it along, again and again.
+    lost: str = ""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -214,6 +280,8 @@ class Range(msgspec.Struct, frozen=True):
     end: int | None
     first_index: int
     header: str | None = None
+    # Of the bytes between start and end; None where it reads all of the source, whose hash is known.
+    sha256: str | None = None
     index: int = 0
     offset: int = 0
     tasks: int = 0
@@ -262,13 +330,20 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a result body is: a whole object, or `length` bytes at `offset` of a segment."""
+    """Where a result body is: a whole object, `length` bytes at `offset` of a segment, or pieces, an object each."""
 
     key: str
     length: int
     sha256: str
     # -1: the object holds this body alone.
     offset: int = -1
+    # Above 0: it is in the objects `piece_key(key, 0)` and on, each of so many bytes but for the last.
+    piece: int = 0
+
+
+def piece_key(key: str, number: int) -> str:
+    """The object that holds one piece of a body."""
+    return f"{key}/{number:06d}"
 
 
 class Outcome(msgspec.Struct, gc=False):
@@ -277,12 +352,19 @@ class Outcome(msgspec.Struct, gc=False):
     status: TaskStatus
     http_status: int | None = None
     error: TaskError | None = None
-    body: bytes | None = None
+    body: bytes | memoryview | None = None
     content_type: str | None = None
     final_url: str | None = None
     headers: list[tuple[str, str]] | None = None
     elapsed: float = 0.0
     retry_after: float | None = None
+    # The JSON of its detail and the digest of its body, where another process has made them already.
+    detail: str | None = None
+    sha256: str | None = None
+    # A body that the executor has kept already.
+    kept: BodyRef | None = None
+    # False: it only waits. It comes again after `retry_after`, as the same attempt.
+    spend: bool = True
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -294,6 +376,37 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: list[tuple[str, str]] | None = None
     body: BodyRef | None = None
     elapsed: float = 0.0
+
+
+# The kind of the rows that say how far long tasks are.
+PROGRESS = "progress"
+
+
+def progress_id(run_id: RunId, index: int) -> str:
+    """The id of the row of one task."""
+    return f"{run_id}:{index}"
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a long task is: the body of its row, as JSON. The row's `due_at` is when it counts as stuck; None while
+    no attempt is under way. Who begins an attempt writes the row, and so takes it from whoever had it."""
+
+    run_id: RunId
+    index: int
+    attempt: int
+    # The attempt that has it.
+    holder: str
+    at: float
+    done: int = 0
+    total: int | None = None
+    # A second, over the last interval.
+    rate: float = 0.0
+    note: str | None = None
+    # Attempts in a row that were lost, and left no more than there was at `begun` when they began.
+    lost: int = 0
+    begun: int = 0
+    # What the executor needs to go on.
+    state: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class TaskEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -334,6 +447,19 @@ class Counts(msgspec.Struct, frozen=True):
         return self.succeeded + self.failed + self.cancelled
 
 
+class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the tasks of a run come from: those of an earlier run that match. They keep their indexes."""
+
+    parent: RunId
+    # Only tasks that ended so; empty: all.
+    statuses: Sequence[TaskStatus] = ()
+    error_code: str | None = None
+    http_status: int | None = None
+    tag: str | None = None
+    # Options that differ from the parent's.
+    overrides: dict[str, Any] = {}
+
+
 class Run(msgspec.Struct, frozen=True):
     """One pass over a job's tasks."""
 
@@ -351,6 +477,8 @@ class Run(msgspec.Struct, frozen=True):
     invalid: int = 0
     # When something was last added to an open job.
     touched_at: float = 0.0
+    # None for the first run of a job.
+    lineage: Lineage | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -371,6 +499,8 @@ class Job(msgspec.Struct, frozen=True):
     run: Run
     # The staged list, for a closed job that is ingested.
     source: Source | None = None
+    # Goes up with every change of the options.
+    version: int = 1
 
     @property
     def key(self) -> RunKey:
@@ -413,6 +543,8 @@ class Event(msgspec.Struct, frozen=True):
     run_id: RunId
     index: int | None
     data: dict[str, Any]
+    # That of its notice; an event of a task has none.
+    id: str | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):

@@ -1,17 +1,23 @@
 """Engines for the conformance suites. One suite states the contract of one seam; an engine is one line in ENGINES.
 
 An engine opens in a directory of its own with a clock that the test moves, and hands out an object with an attribute
-for each of its seams. One that keeps time itself is given its time by that clock too.
+for each of its seams. One that keeps time itself is given its time by that clock too. An engine on a server opens
+through tests/servers/<name>.py, which starts the server once for each test process; what stands in the directory's
+place there is a namespace of its own, the same one each time that the directory is opened.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.local import LocalBlobs
 from conveyor.engines.queue import Queue
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import SqliteEngine
@@ -27,8 +33,29 @@ class Engine(NamedTuple):
     open: Callable[[Path, ManualClock], AbstractAsyncContextManager[Any]]
 
 
+def served(name: str) -> Callable[[Path, ManualClock], AbstractAsyncContextManager[Any]]:
+    """Opens by `open_engine(place, clock)` of tests/servers/<name>.py, which is imported no earlier than that."""
+
+    def open_engine(place: Path, clock: ManualClock) -> AbstractAsyncContextManager[Any]:
+        opened: AbstractAsyncContextManager[Any] = import_module(f"tests.servers.{name}").open_engine(place, clock)
+        return opened
+
+    return open_engine
+
+
+@asynccontextmanager
+async def open_local(place: Path, clock: ManualClock) -> AsyncIterator[Any]:
+    yield SimpleNamespace(blobs=LocalBlobs(place / "blobs"))
+
+
 ENGINES: dict[str, Engine] = {
     "sqlite": Engine(frozenset({"records", "tasks", "queue", "coordinator", "whole"}), SqliteEngine.open),
+    "local": Engine(frozenset({"blobs"}), open_local),
+    "dynamodb": Engine(frozenset({"records", "tasks"}), served("dynamodb")),
+    "postgres": Engine(frozenset({"records", "tasks", "queue", "whole"}), served("postgres")),
+    "redis": Engine(frozenset({"coordinator"}), served("redis")),
+    "s3": Engine(frozenset({"blobs"}), served("s3")),
+    "sqs": Engine(frozenset({"queue"}), served("sqs")),
 }
 
 Opener = Callable[[], AbstractAsyncContextManager[Any]]
@@ -82,6 +109,13 @@ async def coordinator(request: pytest.FixtureRequest, place: Path, clock: Manual
 def coordinators(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> Opener:
     """Opens the same coordinator again and again, as restarts do."""
     return _opener(request, place, clock)
+
+
+@pytest.fixture(params=behind("blobs"))
+async def blobs(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Blobs]:
+    """On the real disk: what is slow about it belongs to the suite."""
+    async with _opener(request, tmp_path, clock)() as engine:
+        yield engine.blobs
 
 
 @pytest.fixture(params=behind("whole"))

@@ -1,9 +1,10 @@
-"""The Blobs seam, over every engine behind it. A new engine is one more parameter of the fixture.
+"""The Blobs seam, over every engine behind it.
 
 What only the local directory has (fsync, its temporary folder, the order of system calls) stands at the end.
 """
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -18,15 +19,10 @@ from hypothesis import strategies as st
 from conveyor.engines.blobs import BlobInfo, Blobs
 from conveyor.engines.local import LocalBlobs
 from conveyor.errors import EngineFailed, NotFound
+from tests.clocks import ManualClock
+from tests.conformance.conftest import ENGINES, behind
 
 MIB = 1024 * 1024
-
-ENGINES: dict[str, Callable[[Path], Blobs]] = {"local": lambda folder: LocalBlobs(folder / "blobs")}
-
-
-@pytest.fixture(params=ENGINES)
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    return ENGINES[request.param](tmp_path)
 
 
 async def keys(blobs: Blobs, prefix: str) -> list[str]:
@@ -331,21 +327,34 @@ def fits(names: set[str]) -> bool:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(paths, max_size=12).filter(fits), paths)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", behind("blobs"))
 def test_listing_is_a_sorted_filter(
     tmp_path_factory: pytest.TempPathFactory, engine: str, names: set[str], prefix: str
 ) -> None:
     async def scenario() -> None:
-        blobs = ENGINES[engine](tmp_path_factory.mktemp("blobs"))
-        for name in names:
-            await blobs.put(name, b"x")
-        under = sorted(name for name in names if name.startswith(f"{prefix}/"))
-        assert await keys(blobs, "") == sorted(names)
-        assert await keys(blobs, prefix) == under
-        assert await blobs.delete_prefix(prefix, 100) == len(under)
-        assert await keys(blobs, "") == sorted(names - set(under))
+        async with ENGINES[engine].open(tmp_path_factory.mktemp("blobs"), ManualClock()) as opened:
+            blobs: Blobs = opened.blobs
+            for name in names:
+                await blobs.put(name, b"x")
+            under = sorted(name for name in names if name.startswith(f"{prefix}/"))
+            assert await keys(blobs, "") == sorted(names)
+            assert await keys(blobs, prefix) == under
+            assert await blobs.delete_prefix(prefix, 100) == len(under)
+            assert await keys(blobs, "") == sorted(names - set(under))
 
     asyncio.run(scenario())
+
+
+async def test_a_signed_request_is_for_one_object_or_there_is_none(blobs: Blobs) -> None:
+    """What the store does with it is in the suite of the engine that has one."""
+    await blobs.put("exports/acme/one.zip", b"hello")
+    got = await blobs.presigned_get("exports/acme/one.zip", 60, "application/zip", "one.zip")
+    assert got is None or (got.method, "exports/acme/one.zip" in got.url) == ("GET", True)
+    digest = hashlib.sha256(b"hello").hexdigest()
+    put = await blobs.presigned_put("uploads/acme/one", 5, digest, 60)
+    assert put is None or (put.method, "uploads/acme/one" in put.url) == ("PUT", True)
+    assert (got is None) == (put is None)
+    assert await blobs.get("uploads/acme/one") is None, "promising it stores nothing"
 
 
 class TestLocalDirectory:

@@ -297,3 +297,82 @@ class TestCache:
         await coordinator.cache("one", b"1", TTL)
         assert await coordinator.cached("two") is None
         assert await coordinator.cached("on") is None
+
+    async def test_a_value_is_swapped_if_it_is_still_the_old_one(self, coordinator: Coordinator) -> None:
+        assert not await coordinator.swap("key", b"old", b"new", TTL), "there is none"
+        assert await coordinator.swap("key", None, b"one", TTL)
+        assert not await coordinator.swap("key", None, b"two", TTL), "there is one"
+        assert not await coordinator.swap("key", b"other", b"two", TTL)
+        assert await coordinator.cached("key") == b"one"
+        assert await coordinator.swap("key", b"one", b"two\0\xff", TTL)
+        assert await coordinator.cached("key") == b"two\0\xff"
+        assert await coordinator.swap("key", b"two\0\xff", b"", TTL)
+        assert not await coordinator.swap("key", None, b"x", TTL), "an empty value is a value"
+        assert await coordinator.swap("key", b"", b"x", TTL)
+
+    async def test_a_swapped_value_lapses_too(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        await coordinator.cache("key", b"one", TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.swap("key", b"one", b"two", TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.cached("key") == b"two"
+        clock.advance(1)
+        assert not await coordinator.swap("key", b"two", b"three", TTL), "what lapsed is none"
+        assert await coordinator.swap("key", None, b"three", TTL)
+
+    async def test_one_of_many_swaps(self, coordinator: Coordinator) -> None:
+        for old in (None, b"first"):
+            new = [b"%d" % number for number in range(20)] if old else [b"first"] * 20
+            swapped = await asyncio.gather(*(coordinator.swap("key", old, each, TTL) for each in new))
+            assert sum(swapped) == 1
+            assert await coordinator.cached("key") == new[swapped.index(True)]
+
+
+class TestTallies:
+    async def test_amounts_add_up(self, coordinator: Coordinator) -> None:
+        assert await coordinator.tally("run", {"failed": 2, "ended": 5}, TTL) == {"failed": 2, "ended": 5}
+        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 2, "ended": 6}
+        assert await coordinator.tally("run", {"ended": -6}, TTL) == {"failed": 2, "ended": 0}
+
+    async def test_adding_nothing_reads(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        assert await coordinator.tally("run", {}, TTL) == {}
+        await coordinator.tally("run", {"ended": 5}, TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.tally("run", {}, TTL) == {"ended": 5}
+        clock.advance(1)
+        assert await coordinator.tally("run", {}, TTL) == {}, "reading keeps nothing"
+
+    async def test_they_lapse_after_the_last_addition(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        await coordinator.tally("run", {"failed": 1}, TTL)
+        clock.advance(TTL - 1)
+        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 1}
+        clock.advance(TTL - 1)
+        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 2}
+        clock.advance(TTL)
+        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"ended": 1}
+
+    async def test_what_was_added_under_a_name_is_added_once(
+        self, coordinator: Coordinator, clock: ManualClock
+    ) -> None:
+        for _ in range(3):
+            assert await coordinator.tally("run", {"ended": 5, "failed": 1}, TTL, once="a") == {"ended": 5, "failed": 1}
+            clock.advance(1)
+        assert await coordinator.tally("run", {"ended": 5}, TTL, once="b") == {"ended": 10, "failed": 1}
+        assert await coordinator.tally("run", {"ended": 5}, TTL, once="a") == {"ended": 10, "failed": 1}
+        assert await coordinator.tally("run", {"ended": 5}, TTL) == {"ended": 15, "failed": 1}
+        assert await coordinator.tally("other", {"ended": 5}, TTL, once="a") == {"ended": 5}, "each tally has its own"
+        clock.advance(TTL)
+        assert await coordinator.tally("run", {"ended": 5}, TTL, once="a") == {"ended": 5}
+
+    async def test_tallies_do_not_mix(self, coordinator: Coordinator) -> None:
+        await coordinator.tally("one", {"ended": 5}, TTL)
+        assert await coordinator.tally("two", {}, TTL) == {}
+        assert await coordinator.tally("on", {"ended": 1}, TTL) == {"ended": 1}
+
+    async def test_adding_at_once_loses_nothing(self, coordinator: Coordinator) -> None:
+        await asyncio.gather(
+            *(coordinator.tally("run", {"ended": 1, f"h{n % 3}": n}, TTL) for n in range(30)),
+            *(coordinator.tally("run", {"ended": 100}, TTL, once="x") for _ in range(10)),
+        )
+        expected = {"ended": 130, **{f"h{k}": sum(range(k, 30, 3)) for k in range(3)}}
+        assert await coordinator.tally("run", {}, TTL) == expected

@@ -117,9 +117,11 @@ class TestCreate:
 
     async def test_its_notice_is_written_with_it(self, records: Records, clock: ManualClock) -> None:
         job = make_job(clock)
-        await records.create_job(job, make_notice(clock, job, total=7, note="ü"), None)
+        notice = make_notice(clock, job, total=7, note="ü")
+        await records.create_job(job, notice, None)
         page = await records.notices(ACME, job.job_id, None, 10)
         (event,) = page.items
+        assert event.id == notice.notice_id
         assert (event.event, event.run_id, event.index, event.data) == (
             "job.accepted",
             job.run.run_id,

@@ -393,6 +393,44 @@ class TestPages:
         got = [task for shard in range(shards) for task in await walk(tasks, run, shard, 3, where)]
         assert sorted(task.index for task in got) == sorted(expected)
 
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_by_tag(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        """The user's own, in the input; an input of another shape has none."""
+        run = make_run(clock, shards)
+        inputs = [
+            {"url": "http://a", "tag": "red"},
+            {"url": "http://a", "tag": "ré'd \""},
+            {"url": "http://a"},
+            {"url": "http://a", "tag": None},
+            {"tag": {"tag": "red"}},
+            {"a": {"tag": "red"}},
+            "red",
+            "tag",
+            ["tag", "red"],
+            [{"tag": "red"}],
+            5,
+            None,
+            True,
+        ]
+        count = 3 * len(inputs)
+        texts = [json.dumps(inputs[index % len(inputs)], ensure_ascii=index % 2 == 0) for index in range(count)]
+        await tasks.put(run, [TaskSeed(index, InputJson(text)) for index, text in enumerate(texts)])
+        await tasks.finish(run, [end(0, FAILED, code="x"), end(1, FAILED, code="x"), end(13)])
+
+        async def found(**fields: object) -> list[int]:
+            where = TaskFilter(**fields)  # type: ignore[arg-type]
+            got = [task for shard in range(shards) for task in await walk(tasks, run, shard, 2, where)]
+            return sorted(task.index for task in got)
+
+        assert await found(tag="red") == [0, 13, 26]
+        assert await found(tag="ré'd \"") == [1, 14, 27]
+        assert await found(tag="re") == []
+        assert await found(tag="") == []
+        assert await found(tag="red", status=FAILED) == [0]
+        assert await found(tag="red", status=SUCCEEDED) == [13]
+        assert await found(tag="red", status=PENDING) == [26]
+        assert await found(tag="red", error_code="y") == []
+
     async def test_a_page_follows_a_task_that_no_longer_matches(self, tasks: Tasks, clock: ManualClock) -> None:
         run = await filled(tasks, clock, 20)
         where = TaskFilter(status=PENDING)
@@ -427,6 +465,23 @@ class TestTask:
         for stranger in strangers:
             assert await tasks.task(run, TaskId(stranger)) is None
         assert await tasks.task(make_run(clock), near) is None
+
+
+class TestAt:
+    @pytest.mark.parametrize("shards", SHARDS)
+    async def test_those_that_are_there_in_order(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await filled(tasks, clock, 300, shards)
+        await tasks.finish(run, [end(7, FAILED, code="x"), end(8)])
+        wanted = [299, 7, 1000, 0, 7, 8, 150, (1 << 40) - 1]
+        found = await tasks.at(run, wanted)
+        assert found == [await one(tasks, run, index) for index in (0, 7, 8, 150, 299)]
+        assert await tasks.at(run, []) == []
+        assert await tasks.at(make_run(clock), [0, 1]) == []
+        assert await tasks.at(msgspec.structs.replace(run, tenant=OTHER), [0, 1]) == []
+
+    async def test_it_takes_a_large_batch(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 1500, 4)
+        assert [task.index for task in await tasks.at(run, range(1500, -1, -1))] == list(range(1500))
 
 
 class TestEvents:

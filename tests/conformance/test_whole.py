@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.engines.tasks import TaskFilter
 from conveyor.model import Job, ListFormat, Source
 from conveyor.references import decode, messages
@@ -44,6 +44,25 @@ async def test_all_of_it_is_there_at_once(whole: Any, clock: ManualClock) -> Non
     assert len(got) == 3
 
 
+async def test_its_rows_are_there_with_it(whole: Any, clock: ManualClock) -> None:
+    job = make_job(clock, total=2)
+    queue, rows = run_queue(job.run.run_id), [Row("callback", ACME, "one", b"x", job_id=job.job_id)]
+    assert await whole.accept_whole(job, make_notice(clock, job), None, seeds(2), queue, [], rows) is None
+    assert (await whole.records.rows("callback", ACME, None, 10, job.job_id)).items == rows
+
+
+async def test_a_taken_key_writes_no_rows(whole: Any, clock: ManualClock) -> None:
+    first, second = make_job(clock, total=1), make_job(clock, total=1)
+    claim = make_claim(clock, first)
+    await whole.records.claim(claim)
+    assert await accept(whole, clock, first, answered(claim, b"first")) is None
+    rows = [Row("callback", ACME, "one", b"x")]
+    late = answered(claim, b"second")
+    standing = await whole.accept_whole(second, make_notice(clock, second), late, seeds(1), CONTROL, [], rows)
+    assert standing == answered(claim, b"first")
+    assert await whole.records.row("callback", ACME, "one") is None
+
+
 async def test_a_taken_key_writes_none_of_it(whole: Any, clock: ManualClock) -> None:
     first, second = make_job(clock, total=3), make_job(clock, total=3)
     claim = make_claim(clock, first)
@@ -74,8 +93,10 @@ async def test_an_error_in_any_part_leaves_nothing(whole: Any, clock: ManualCloc
     job = make_job(clock, total=3)
     queue = run_queue(job.run.run_id)
     spoiled = [Outgoing(b"fine"), Outgoing(object())]  # type: ignore[arg-type]
+    rows = [Row("callback", ACME, "one", b"x")]
     with pytest.raises(Exception):  # noqa: B017  (whatever the engine says to a body that is not bytes)
-        await whole.accept_whole(job, make_notice(clock, job), None, seeds(3), queue, spoiled)
+        await whole.accept_whole(job, make_notice(clock, job), None, seeds(3), queue, spoiled, rows)
+    assert await whole.records.row("callback", ACME, "one") is None
     assert await whole.records.job(ACME, job.job_id) is None
     assert await whole.records.run(job.job_id, job.run.run_id) is None
     assert await whole.tasks.unfinished(job.key, [0, 1, 2]) == frozenset()

@@ -16,7 +16,7 @@ import msgspec
 from conveyor import lifecycle, references
 from conveyor.accept import add_tasks, submit
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
-from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, tasks
+from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, notices, tasks
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.engines.tasks import Finished
@@ -265,9 +265,9 @@ def answer_outside_create(_: Path) -> None:
     accept_whole = SqliteEngine.accept_whole
 
     async def loose(
-        self: SqliteEngine, job: Any, notice: Any, answer: Any, seeds: Any, queue: Any, messages: Any
+        self: SqliteEngine, job: Any, notice: Any, answer: Any, seeds: Any, queue: Any, messages: Any, rows: Any = ()
     ) -> Any:
-        await accept_whole(self, job, notice, None, seeds, queue, messages)
+        await accept_whole(self, job, notice, None, seeds, queue, messages, rows)
         crashpoint("accept.after")
         return await self._database.write(lambda db: answer_claim(db, answer))
 
@@ -288,7 +288,7 @@ def notice_outside_move(_: Path) -> None:
         new = self._clock.new_id("evt")
         notice = Notice(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
         database = self._records._database  # type: ignore[attr-defined]
-        await database.write(lambda db: jobs._insert_notice(db, notice))
+        await database.write(lambda db: notices.insert_notice(db, notice))
         return target
 
     Lifecycle.move = move  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Blobs: staged lists, result bodies, exports. Whole objects, written once, readable by range."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -11,6 +11,14 @@ class BlobInfo(msgspec.Struct, frozen=True):
 
     key: str
     size: int
+
+
+class Presigned(msgspec.Struct, frozen=True):
+    """A request that the store itself answers to whoever holds it, until it lapses."""
+
+    url: str
+    method: str
+    headers: Mapping[str, str]
 
 
 class Blobs(Protocol):
@@ -40,3 +48,10 @@ class Blobs(Protocol):
 
     async def delete_prefix(self, prefix: str, limit: int) -> int:
         """Remove up to `limit` objects under a prefix; returns how many."""
+
+    async def presigned_put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
+        """A request that stores this object and no other: its size and hash are bound into the signature. None where
+        the API itself takes it."""
+
+    async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
+        """A request that reads the object, always as an attachment. None where the API itself serves it."""

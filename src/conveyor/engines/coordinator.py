@@ -3,6 +3,7 @@
 Losing all of it costs no correctness: what must not be lost is in Records and Tasks.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,13 @@ class Coordinator(Protocol):
 
     async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
         """GCRA: reserve `count` passes at `rate` a second; returns how long to wait before using them."""
+
+    async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
+        """Add to the named counters and return all of that name; they lapse `ttl` seconds after the last addition.
+        What was added under the same `once` before is not added again."""
+
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
+        """Replace a cached value if it is still `old`; None stands for none."""
 
     async def cache(self, key: str, value: bytes, ttl: float) -> None:
         """Keep a value that can be made again."""

@@ -11,16 +11,17 @@ import asyncio
 import fcntl
 import itertools
 import os
-import re
 import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from conveyor.engines.blobs import BlobInfo
+from conveyor.engines.blob_keys import check_key, check_range, folder_of
+from conveyor.engines.blobs import BlobInfo, Presigned
 from conveyor.errors import EngineFailed, NotFound
 from conveyor.faults import crashpoint
 
@@ -28,27 +29,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PIECE_BYTES = 256 * 1024
-MAX_KEY_CHARS = 1024
 
 _THREADS = 8
 _LIST_BATCH = 1000
 _STREAM_BUFFER = 1024 * 1024
 _SETTLED_LIMIT = 10_000
 _PUBLISH_TRIES = 100
-# A leading dot is refused along with `..`: it keeps `.tmp` out of reach of any key.
-_SEGMENT = r"[A-Za-z0-9_=#-][A-Za-z0-9._=#-]{0,199}"
-_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
-
 # One count for all instances: two on the same directory then never choose the same temporary name.
 _drafts = itertools.count()
-
-
-def check_key(key: str) -> str:
-    """The key itself, if it is a relative path of plain segments; ValueError if not. We choose keys, so a
-    bad one is a mistake in the code and not in a request."""
-    if len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
-        raise ValueError(f"not a blob key: {key[:80]!r}")
-    return key
 
 
 class LocalBlobs:
@@ -85,13 +73,11 @@ class LocalBlobs:
         return size
 
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
-        if offset < 0 or (length is not None and length < 0):
-            raise ValueError("a range starts at 0 or later and is not negative")
+        check_range(offset, length)
         return await self._run(_get, self._path(key), offset, length)
 
     async def stream(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        if offset < 0:
-            raise ValueError("a range starts at 0 or later")
+        check_range(offset)
         reader = _Reader(self._path(key))
         try:
             if await self._run(reader.open) is None:
@@ -106,7 +92,7 @@ class LocalBlobs:
         return await self._run(_size, self._path(key))
 
     async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        found = _infos(self._root, _folder(prefix))
+        found = _infos(self._root, folder_of(prefix))
         while batch := await self._run(list, itertools.islice(found, _LIST_BATCH)):
             for info in batch:
                 yield info
@@ -115,10 +101,16 @@ class LocalBlobs:
         await self._run(self._delete, [self._path(key) for key in keys])
 
     async def delete_prefix(self, prefix: str, limit: int) -> int:
-        folder = _folder(prefix)
+        folder = folder_of(prefix)
         if not folder:
             raise ValueError("an empty prefix would delete everything")
         return await self._run(self._delete_prefix, folder, limit)
+
+    async def presigned_put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
+        return None
+
+    async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
+        return None
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -148,7 +140,9 @@ class LocalBlobs:
         crashpoint("blob.put.before")
         draft.sync()
         self._move(draft, path)
-        _sync_directory(path.parent)
+        # Only an empty directory is taken away: if it is gone, somebody has deleted the object meanwhile.
+        with suppress(FileNotFoundError):
+            _sync_directory(path.parent)
         # A directory that was taken away and made again since the first look may not be on disk yet.
         self._settle(path.parent)
         crashpoint("blob.put.after")
@@ -341,12 +335,6 @@ def _unlink(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-def _folder(prefix: str) -> str:
-    """The prefix with its closing slash; the empty one is the root."""
-    folder = prefix.removesuffix("/")
-    return f"{check_key(folder)}/" if folder else ""
 
 
 def _infos(root: Path, folder: str) -> Iterator[BlobInfo]:

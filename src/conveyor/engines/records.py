@@ -13,6 +13,7 @@ from conveyor.model import (
     Job,
     JobId,
     Notice,
+    Options,
     Page,
     Range,
     Run,
@@ -48,12 +49,43 @@ class Claimed(msgspec.Struct, frozen=True):
     row: IdempotencyRow
 
 
+class Row(msgspec.Struct, frozen=True):
+    """A small document of one kind: a schedule, an endpoint, a delivery, an export, a callback, the progress of a long
+    task. What it says is its owner's business; here it has a name, a version, and the times that are asked for."""
+
+    kind: str
+    tenant: TenantId
+    id: str
+    body: bytes
+    # Goes up by one with every write.
+    version: int = 1
+    # When it next wants attention; None: never.
+    due_at: float | None = None
+    # From then on nobody reads it.
+    expires_at: float | None = None
+    # The job that it goes with.
+    job_id: JobId | None = None
+
+
 class JobRecords(Protocol):
     """Jobs, runs and what is told of them."""
 
-    async def create_job(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
-        """Write job, run, notice and the answer to the claimed request in one step. If the claim was answered or
-        taken over meanwhile, write nothing and return the row that stands."""
+    async def create_job(
+        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
+    ) -> IdempotencyRow | None:
+        """Write job, run, notice, a few rows that go with it and the answer to the claimed request in one step. If
+        the claim was answered or taken over meanwhile, write nothing and return the row that stands."""
+
+    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+        """Make `job.run` the job's latest run, with the state and the options that `job` has, if the latest one has
+        ended and has the number before; the notice and the answer with it. False if it has not, and the row that
+        stands if the claim was lost: nothing is written then."""
+
+    async def runs(self, job_id: JobId) -> list[Run]:
+        """All runs of a job, oldest first."""
+
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+        """Replace the options of a job that still has this version, which goes up by one; the notice with it."""
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         """A job of this tenant, unless it expired or was deleted."""
@@ -98,6 +130,12 @@ class JobRecords(Protocol):
     async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
         """The job's events, oldest first: what was written to the outbox."""
 
+    async def untold(self, limit: int) -> list[Notice]:
+        """Notices of all tenants that were not yet passed on, oldest first."""
+
+    async def mark_told(self, notices: Sequence[Notice]) -> None:
+        """Say that these were passed on to everyone who waits for them."""
+
     async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
         """Delete a job in the eyes of all readers, at once; its run is cancelled with it. False if there is none."""
 
@@ -105,7 +143,7 @@ class JobRecords(Protocol):
         """Jobs that were deleted or expired by then and whose rows are still there."""
 
     async def forget_job(self, job_id: JobId) -> None:
-        """Remove the rows of a hidden job, its runs, ranges and notices. The upload that it was made of expires with
+        """Remove the rows of a hidden job, its runs, ranges, notices and all rows that go with it. The upload that it was made of expires with
         it, unless another job was made of it too."""
 
 
@@ -169,7 +207,7 @@ class AccessRecords(Protocol):
         """Say that the list is there. True once: an upload is filled one time."""
 
     async def sweep_expired(self, limit: int) -> list[Upload]:
-        """Remove expired idempotency rows, and up to `limit` expired uploads, which are returned for their blobs."""
+        """Remove expired idempotency rows and expired rows that are not due any more, and up to `limit` expired uploads, which are returned for their blobs."""
 
     async def create_key(self, key: ApiKey) -> None:
         """Keep a new API key."""
@@ -184,7 +222,37 @@ class AccessRecords(Protocol):
         """End a key. False if there is none."""
 
 
-class Records(JobRecords, IngestRecords, AccessRecords, Protocol):
+class RowRecords(Protocol):
+    """Documents of many kinds, each written on its version. `due` is the one index over all tenants."""
+
+    async def create_rows(
+        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
+    ) -> IdempotencyRow | None:
+        """Write up to 25 rows, the notice and the answer to the claimed request; a row that is there already is left
+        as it is. One step if there is an answer or a notice. If the claim was lost, write nothing and return the row
+        that stands."""
+
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+        """A row that has not expired."""
+
+    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+        """Write a row over the one whose version it carries, and the notice with it; returns it with its new version.
+        None, and nothing written, if that version no longer stands or has expired."""
+
+    async def remove_row(self, row: Row) -> bool:
+        """Remove a row if its version still stands."""
+
+    async def rows(
+        self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
+    ) -> Page[Row]:
+        """The tenant's rows of a kind, or those of one of its jobs, in order of id."""
+
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+        """Rows of all tenants whose `due_at` is not after `by`, soonest first. Expired ones too: an owner that set
+        both wants to see it through."""
+
+
+class Records(JobRecords, IngestRecords, AccessRecords, RowRecords, Protocol):
     """A missing row is None or False, never an exception; every row of a tenant is found only through it."""
 
 
@@ -199,5 +267,6 @@ class AcceptsWhole(Protocol):
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
+        rows: Sequence[Row] = (),
     ) -> IdempotencyRow | None:
         """create_job, the tasks and the messages on a queue, all or nothing."""

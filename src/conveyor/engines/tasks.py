@@ -1,7 +1,7 @@
 """Tasks: the rows of tasks and their events, the bulk. Batches in, batches out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,8 @@ class TaskFilter(msgspec.Struct, frozen=True):
     status: TaskStatus | None = None
     error_code: str | None = None
     http_status: int | None = None
+    # The user's own, from the input.
+    tag: str | None = None
 
 
 class TaskEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -31,6 +33,15 @@ class Finished(msgspec.Struct, frozen=True):
 
     moved: frozenset[int]
     counts: Counts
+
+
+class Walked(msgspec.Struct, frozen=True):
+    """A stretch of a run in the order of its list: the tasks of it that match, how many rows it has, and the index of
+    the last of them, None if no row follows."""
+
+    tasks: list[Task]
+    read: int
+    last: int | None
 
 
 class Tasks(Protocol):
@@ -62,6 +73,9 @@ class Tasks(Protocol):
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         """One task."""
 
+    async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
+        """Those of these tasks that are there, in order of index."""
+
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
         """Up to `limit` tasks of one shard that match, in lexicographic order of task_id, following `after`.
         A run has the shards 0 to shard_count - 1; merging them is the reader's part (serve/)."""
@@ -74,3 +88,11 @@ class Tasks(Protocol):
 
     async def delete(self, run: RunKey, limit: int) -> int:
         """Remove up to `limit` rows of the run and return how many; 0 when nothing is left."""
+
+
+@runtime_checkable
+class WalksByIndex(Protocol):
+    """A capability: rows stand by index, so that a whole run can be read in the order of its list without a jump."""
+
+    async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
+        """Look at the `limit` rows that follow the index `after`, over all shards; -1 is before the first."""

@@ -9,7 +9,7 @@ import apsw
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import Database, open_database
 from conveyor.engines.sqlite.jobs import insert_job
@@ -48,15 +48,16 @@ class SqliteEngine:
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
+        rows: Sequence[Row] = (),
     ) -> IdempotencyRow | None:
         now = self._clock.now()
-        rows = seed_rows(job.key, seeds)
+        tasks = seed_rows(job.key, seeds)
 
         def work(db: apsw.Connection) -> IdempotencyRow | None:
-            standing = insert_job(db, job, notice, answer)
+            standing = insert_job(db, job, notice, answer, rows, now)
             if standing is None:
                 if seeds:
-                    insert_tasks(db, job.key, rows)
+                    insert_tasks(db, job.key, tasks)
                 insert_messages(db, now, queue, messages)
             return standing
 

@@ -60,6 +60,7 @@ class SqliteAccess:
 
         def work(db: apsw.Connection) -> list[Any]:
             db.execute(SQL["forget_idempotency"], values)
+            db.execute(SQL["forget_rows"], values)
             rows: list[Any] = db.execute(SQL["expired_uploads"], values).fetchall()
             for row in rows:
                 db.execute(SQL["forget_upload"], {"upload_id": row[1]})

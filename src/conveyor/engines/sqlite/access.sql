@@ -47,6 +47,12 @@ DELETE FROM idempotency WHERE (tenant, route, key) IN (
     SELECT tenant, route, key FROM idempotency WHERE expires_at <= :now LIMIT :limit
 );
 
+-- name: forget_rows
+-- One that is still due is its owner's to see through.
+DELETE FROM rows WHERE (kind, tenant, id) IN (
+    SELECT kind, tenant, id FROM rows WHERE expires_at <= :now AND due_at IS NULL LIMIT :limit
+);
+
 -- name: insert_key
 INSERT INTO keys (key_id, tenant, name, secret_sha256, created_at, revoked_at, expires_at, admin)
 VALUES (:key_id, :tenant, :name, :secret_sha256, :created_at, :revoked_at, :expires_at, :admin);

@@ -1,6 +1,11 @@
 """Coordinator of the embedded system. Leases are rows, because a fence must grow over restarts; the rest is memory,
 because one process owns the database and what it counts dies with it."""
 
+import itertools
+from collections.abc import Mapping
+
+import msgspec
+
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Lease
 from conveyor.engines.sqlite.database import Database, named_queries
@@ -14,8 +19,16 @@ _MOST_ENTRIES = 50_000
 _LAST = "\U0010ffff"
 
 
+class _Tally(msgspec.Struct):
+    """Counters of one name, and when each addition that has a name of its own is forgotten."""
+
+    counters: dict[str, int]
+    once: dict[str, float]
+    until: float
+
+
 class SqliteCoordinator:
-    """Leases in SQLite; semaphores, buckets and cache in memory."""
+    """Leases in SQLite; semaphores, buckets, tallies and cache in memory."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -23,6 +36,7 @@ class SqliteCoordinator:
         self._holders: dict[str, dict[str, tuple[int, float]]] = {}
         # The time at which each bucket's next pass is due (GCRA's theoretical arrival time).
         self._buckets: dict[str, float] = {}
+        self._tallies: dict[str, _Tally] = {}
         self._cache: dict[str, tuple[bytes, float]] = {}
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
@@ -74,6 +88,31 @@ class SqliteCoordinator:
         if len(self._buckets) > _MOST_ENTRIES:
             self._buckets = {name: due for name, due in self._buckets.items() if due > now}
         return max(0.0, due - now - (burst - count) * step)
+
+    async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
+        now = self._clock.monotonic()
+        if len(self._tallies) > _MOST_ENTRIES:
+            self._tallies = {name: tally for name, tally in self._tallies.items() if tally.until > now}
+        tally = self._tallies.get(name)
+        if tally is None or tally.until <= now:
+            tally = _Tally({}, {}, now)
+        lapsed = list(itertools.takewhile(lambda added: added[1] <= now, tally.once.items()))
+        for each, _ in lapsed:
+            del tally.once[each]
+        if amounts and (once is None or tally.once.get(once, now) <= now):
+            for counter, amount in amounts.items():
+                tally.counters[counter] = tally.counters.get(counter, 0) + amount
+            tally.until = now + ttl
+            if once is not None:
+                tally.once[once] = now + ttl
+            self._tallies[name] = tally
+        return dict(tally.counters)
+
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
+        if await self.cached(key) != old:
+            return False
+        await self.cache(key, new, ttl)
+        return True
 
     async def cache(self, key: str, value: bytes, ttl: float) -> None:
         now = self._clock.monotonic()

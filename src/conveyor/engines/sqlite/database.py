@@ -29,7 +29,7 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 _MOST_IN_ONE_COMMIT = 256
-_READERS = 3
+_READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
 
 _WRITER_PRAGMAS = (
@@ -37,11 +37,11 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous=FULL",
     "PRAGMA wal_autocheckpoint=4000",
     "PRAGMA journal_size_limit=67108864",
-    "PRAGMA cache_size=-4096",
+    "PRAGMA cache_size=-3072",
     "PRAGMA temp_store=MEMORY",
 )
 # Only the writer may checkpoint.
-_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-2048")
+_READER_PRAGMAS = ("PRAGMA query_only=1", "PRAGMA wal_autocheckpoint=0", "PRAGMA cache_size=-1024")
 
 
 def sql_file(name: str) -> str:

@@ -20,7 +20,7 @@ def after(cursor: str | None) -> int:
 def events_page(rows: list[Any], limit: int) -> Page[Event]:
     """From rows of which there is one more than `limit` when there is a next page."""
     items = [
-        Event(seq, at, event, run_id, index, msgspec.json.decode(data))
-        for seq, at, event, run_id, index, data in rows[:limit]
+        Event(seq, at, event, run_id, index, msgspec.json.decode(data), *notice_id)
+        for seq, at, event, run_id, index, data, *notice_id in rows[:limit]
     ]
     return Page(items, str(items[-1].seq) if len(rows) > limit else None)

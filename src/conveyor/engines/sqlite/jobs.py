@@ -1,21 +1,22 @@
-"""Jobs, runs and notices on SQLite."""
+"""Jobs and runs on SQLite."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.database import Database, named_queries
-from conveyor.engines.sqlite.events import after, events_page
+from conveyor.engines.sqlite.notices import insert_notice
+from conveyor.engines.sqlite.rows import insert_rows
 from conveyor.model import (
-    Event,
     Job,
     JobId,
     JobKind,
+    Lineage,
     Mode,
     Notice,
     Options,
@@ -32,8 +33,13 @@ SQL = named_queries("jobs.sql")
 
 _options = msgspec.json.Decoder(Options)
 _source = msgspec.json.Decoder(Source)
+_lineage = msgspec.json.Decoder(Lineage)
 # Sorts after every id.
 _NEWEST = "~"
+
+
+class _Busy(Exception):
+    """The latest run has not ended, or is not the one before."""
 
 
 class SqliteJobs:
@@ -43,8 +49,46 @@ class SqliteJobs:
         self._database = database
         self._clock = clock
 
-    async def create_job(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
-        return await self._database.write(lambda db: insert_job(db, job, notice, answer))
+    async def create_job(
+        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
+    ) -> IdempotencyRow | None:
+        now = self._clock.now()
+        return await self._database.write(lambda db: insert_job(db, job, notice, answer, rows, now))
+
+    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+        values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> bool | IdempotencyRow:
+            # The claim first: the run that stands in the way may be the one that this very request made.
+            standing = answer_claim(db, answer)
+            if standing is not None:
+                return standing
+            db.execute(SQL["show_new_run"], values)
+            if db.changes() == 0:
+                raise _Busy
+            _insert_run(db, job)
+            insert_notice(db, notice)
+            return True
+
+        try:
+            return await self._database.write(work)
+        except _Busy:
+            return False
+
+    async def runs(self, job_id: JobId) -> list[Run]:
+        return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
+
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+        values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["change_options"], values)
+            if db.changes() == 0:
+                return False
+            insert_notice(db, notice)
+            return True
+
+        return await self._database.write(work)
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
@@ -104,7 +148,7 @@ class SqliteJobs:
                 return False
             db.execute(SQL["move_job"], values)
             if notice is not None:
-                _insert_notice(db, notice)
+                insert_notice(db, notice)
             return True
 
         return await self._database.write(work)
@@ -114,10 +158,6 @@ class SqliteJobs:
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
-
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
-        values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
-        return events_page(await self._database.rows(SQL["notices"], values), limit)
 
     async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
@@ -144,34 +184,44 @@ class SqliteJobs:
                 return
             values["tenant"], values["source"] = row
             values["upload_id"] = (row[1] or "").rpartition("/")[2]
-            for query in ("forget_ranges", "forget_notices", "forget_runs", "release_upload"):
+            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs", "release_upload"):
                 db.execute(SQL[query], values)
 
         await self._database.write(work)
 
 
-def insert_job(db: apsw.Connection, job: Job, notice: Notice, answer: IdempotencyRow | None) -> IdempotencyRow | None:
-    """Part of a transaction: the job with its run and notice, unless the claimed request is no longer the caller's."""
+def insert_job(
+    db: apsw.Connection, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row], now: float
+) -> IdempotencyRow | None:
+    """Part of a transaction: the job with its run, notice and rows, unless the claimed request is no longer the
+    caller's."""
     standing = answer_claim(db, answer)
     if standing is not None:
         return standing
-    db.execute(
-        SQL["insert_job"],
-        {
-            **msgspec.structs.asdict(job),
-            "options": msgspec.json.encode(job.options).decode(),
-            "run_id": job.run.run_id,
-            "source": None if job.source is None else msgspec.json.encode(job.source).decode(),
-        },
-    )
-    db.execute(SQL["insert_run"], {**msgspec.structs.asdict(job.run), "job_id": job.job_id})
-    _insert_notice(db, notice)
+    db.execute(SQL["insert_job"], _job_values(job))
+    _insert_run(db, job)
+    insert_notice(db, notice)
+    insert_rows(db, rows, now)
     return None
 
 
-def _insert_notice(db: apsw.Connection, notice: Notice) -> None:
-    values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
-    db.execute(SQL["insert_notice"], values)
+def _insert_run(db: apsw.Connection, job: Job) -> None:
+    run = job.run
+    values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
+    db.execute(SQL["insert_run"], values)
+
+
+def _job_values(job: Job) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(job),
+        "options": _text(job.options),
+        "run_id": job.run.run_id,
+        "source": job.source and _text(job.source),
+    }
+
+
+def _text(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _find_run(db: apsw.Connection, job_id: JobId, run_id: RunId) -> Run | None:
@@ -180,7 +230,7 @@ def _find_run(db: apsw.Connection, job_id: JobId, run_id: RunId) -> Run | None:
 
 
 def _run(row: Any) -> Run:
-    run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at = row[:10]
+    run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage = row[:11]
     return Run(
         run_id=run_id,
         number=number,
@@ -192,6 +242,7 @@ def _run(row: Any) -> Run:
         sealed=bool(sealed),
         invalid=invalid,
         touched_at=touched_at,
+        lineage=lineage and _lineage.decode(lineage),
     )
 
 
@@ -210,7 +261,8 @@ def _job(row: Any) -> Job:
         created_at,
         expires_at,
         source,
-    ) = row[:13]
+        version,
+    ) = row[:14]
     return Job(
         tenant=tenant,
         job_id=job_id,
@@ -224,6 +276,7 @@ def _job(row: Any) -> Job:
         reason=reason,
         created_at=created_at,
         expires_at=expires_at,
-        run=_run(row[13:]),
-        source=None if source is None else _source.decode(source),
+        run=_run(row[14:]),
+        source=source and _source.decode(source),
+        version=version,
     )

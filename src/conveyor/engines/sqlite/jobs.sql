@@ -1,22 +1,31 @@
 -- name: insert_job
 INSERT INTO jobs (
     job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
-    run_id, source
+    run_id, source, version
 ) VALUES (
     :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
-    :expires_at, :run_id, :source
+    :expires_at, :run_id, :source, :version
 );
 
 -- name: insert_run
 INSERT INTO runs (
-    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at
+    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage
 ) VALUES (
-    :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at
+    :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at,
+    :lineage
 );
 
--- name: insert_notice
-INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data)
-VALUES (:notice_id, :tenant, :job_id, :run_id, :event, :at, :data);
+-- name: show_new_run
+UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1
+WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND deleted = 0
+    AND EXISTS (
+        SELECT 1 FROM runs AS r
+        WHERE r.run_id = jobs.run_id AND r.ended_at IS NOT NULL AND r.number = :number - 1
+    );
+
+-- name: change_options
+UPDATE jobs SET options = :options, version = version + 1
+WHERE job_id = :job_id AND version = :version AND expires_at > :now AND deleted = 0;
 
 -- name: job
 SELECT * FROM jobs_shown
@@ -33,7 +42,8 @@ WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
 ORDER BY job_id;
 
 -- name: ended_unswept
-SELECT * FROM jobs_shown
+-- All runs, not only the latest: one that ended just before another was added left something behind too.
+SELECT * FROM runs_shown
 WHERE ended_at IS NOT NULL AND swept = 0 ORDER BY ended_at LIMIT :limit;
 
 -- name: hidden_jobs
@@ -44,8 +54,12 @@ WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
 UPDATE runs SET swept = 1 WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
 
 -- name: run
-SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at FROM runs
+SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage FROM runs
 WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: runs
+SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage FROM runs
+WHERE job_id = :job_id ORDER BY number;
 
 -- name: set_total
 UPDATE runs SET total = :total, invalid = :invalid
@@ -84,6 +98,9 @@ DELETE FROM ranges WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job_
 -- name: forget_notices
 DELETE FROM notices WHERE tenant = :tenant AND job_id = :job_id;
 
+-- name: forget_rows
+DELETE FROM rows WHERE job_id = :job_id;
+
 -- name: forget_runs
 DELETE FROM runs WHERE job_id = :job_id;
 
@@ -94,7 +111,3 @@ DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant,
 UPDATE uploads SET expires_at = min(expires_at, :now)
 WHERE upload_id = :upload_id AND key = :source
     AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND source ->> '$.key' = :source);
-
--- name: notices
-SELECT seq, at, event, run_id, NULL, data FROM notices
-WHERE tenant = :tenant AND job_id = :job_id AND seq > :after ORDER BY seq LIMIT :limit;

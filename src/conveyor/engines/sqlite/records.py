@@ -1,13 +1,15 @@
-"""Records on SQLite: three parts over one database."""
+"""Records on SQLite: five parts over one database."""
 
 from conveyor.clock import Clock
 from conveyor.engines.sqlite.access import SqliteAccess
 from conveyor.engines.sqlite.database import Database
 from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.engines.sqlite.jobs import SqliteJobs
+from conveyor.engines.sqlite.notices import SqliteNotices
+from conveyor.engines.sqlite.rows import SqliteRows
 
 
-class SqliteRecords(SqliteJobs, SqliteIngests, SqliteAccess):
+class SqliteRecords(SqliteJobs, SqliteNotices, SqliteIngests, SqliteAccess, SqliteRows):
     """All of Records; the parts share nothing but the database and the clock."""
 
     def __init__(self, database: Database, clock: Clock) -> None:

@@ -16,7 +16,9 @@ CREATE TABLE jobs (
     run_id TEXT NOT NULL,
     -- JSON; NULL for a job whose tasks came in the request, and for an open one.
     source TEXT,
-    deleted INTEGER NOT NULL DEFAULT 0
+    deleted INTEGER NOT NULL DEFAULT 0,
+    -- Goes up with every change of the options.
+    version INTEGER NOT NULL DEFAULT 1
 ) WITHOUT ROWID;
 CREATE INDEX jobs_by_tenant ON jobs (tenant, job_id);
 CREATE INDEX jobs_expiring ON jobs (expires_at);
@@ -37,18 +39,24 @@ CREATE TABLE runs (
     next_index INTEGER NOT NULL DEFAULT 0,
     -- When something was last added to an open job.
     touched_at REAL NOT NULL,
+    -- JSON; NULL for the first run of a job.
+    lineage TEXT,
     -- 1 once an ended run has no pending tasks and no queue any more.
     swept INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_job ON runs (job_id, number);
 CREATE INDEX runs_unswept ON runs (ended_at) WHERE ended_at IS NOT NULL AND swept = 0;
 
--- A job as it is read: with its latest run.
-CREATE VIEW jobs_shown AS
+-- A job with each of its runs.
+CREATE VIEW runs_shown AS
 SELECT j.tenant, j.job_id, j.name, j.kind, j.mode, j.options, j.task_shard_count, j.result_layout, j.state, j.reason,
-    j.created_at, j.expires_at, j.source, r.run_id, r.number, r.state AS run_state, r.total, r.last_batch,
-    r.created_at AS run_created_at, r.ended_at, r.sealed, r.invalid, r.touched_at, r.swept, j.deleted
-FROM jobs AS j JOIN runs AS r USING (run_id);
+    j.created_at, j.expires_at, j.source, j.version, r.run_id, r.number, r.state AS run_state, r.total, r.last_batch,
+    r.created_at AS run_created_at, r.ended_at, r.sealed, r.invalid, r.touched_at, r.lineage, r.swept, j.deleted,
+    j.run_id AS latest
+FROM jobs AS j JOIN runs AS r USING (job_id);
+
+-- A job as it is read: with its latest run.
+CREATE VIEW jobs_shown AS SELECT * FROM runs_shown WHERE run_id = latest;
 
 CREATE TABLE ranges (
     run_id TEXT NOT NULL,
@@ -85,9 +93,28 @@ CREATE TABLE notices (
     run_id TEXT NOT NULL,
     event TEXT NOT NULL,
     at REAL NOT NULL,
-    data TEXT NOT NULL
+    data TEXT NOT NULL,
+    -- 1 once it was passed on to everyone who waits for it.
+    told INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX notices_by_job ON notices (tenant, job_id, seq);
+CREATE INDEX notices_untold ON notices (seq) WHERE told = 0;
+
+-- Documents of many kinds, each written on its version.
+CREATE TABLE rows (
+    kind TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    id TEXT NOT NULL,
+    body BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    due_at REAL,
+    expires_at REAL,
+    job_id TEXT,
+    PRIMARY KEY (kind, tenant, id)
+) WITHOUT ROWID;
+CREATE INDEX rows_due ON rows (kind, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX rows_by_job ON rows (job_id, kind, tenant, id) WHERE job_id IS NOT NULL;
+CREATE INDEX rows_expiring ON rows (expires_at) WHERE expires_at IS NOT NULL AND due_at IS NULL;
 
 CREATE TABLE idempotency (
     tenant TEXT NOT NULL,

@@ -11,7 +11,7 @@ import msgspec
 from conveyor.engines.sqlite.database import Database, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
-from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter
+from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter, Walked
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
@@ -48,6 +48,8 @@ class SqliteTasks:
         self._database = database
         # A run's number never changes, so that knowing it once is enough.
         self._numbers: dict[tuple[TenantId, RunId], int] = {}
+        # Up to where a run's pending tasks were cancelled, so that the next step does not walk over them again.
+        self._cancelled: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         rows = seed_rows(run, seeds)
@@ -76,8 +78,26 @@ class SqliteTasks:
         if number is None:
             return 0
 
+        known = (run.tenant, run.run_id)
+        start = self._cancelled.pop(known, 0)
+        while True:
+            # Looked for by a reader: the writer would make everybody wait.
+            values = {"run_no": number, "start": start, "limit": limit}
+            found = [row[0] for row in await self._database.rows(SQL["pending"], values)]
+            if not found and start == 0:
+                return 0
+            moved = await self._cancel(number, found, at) if found else 0
+            # At the end once more from the beginning: something may have been written behind this walk.
+            start = found[-1] + 1 if found else 0
+            if moved:
+                self._cancelled[known] = start
+                return moved
+
+    async def _cancel(self, number: int, indexes: Sequence[int], at: float) -> int:
+        values = {"run_no": number, "indexes": _encode(indexes).decode(), "at": at}
+
         def work(db: apsw.Connection) -> int:
-            db.execute(SQL["cancel_pending"], {"run_no": number, "limit": limit, "at": at})
+            db.execute(SQL["cancel"], values)
             moved: int = db.changes()
             _count(db, number, Counts(cancelled=moved))
             return moved
@@ -96,12 +116,18 @@ class SqliteTasks:
         if number is None:
             return Counts()
 
-        def work(db: apsw.Connection) -> Counts:
-            truth = Counts(*_row(db, SQL["recount"], {"run_no": number}))
+        def look(db: apsw.Connection) -> tuple[list[int], Counts]:
+            kept, *truth = _row(db, SQL["recount"], {"run_no": number})
+            return _indexes.decode(kept or "[]"), Counts(*truth)
+
+        def mend(db: apsw.Connection) -> Counts:
+            _, truth = look(db)
             db.execute(SQL["set_counts"], {"run_no": number, **msgspec.structs.asdict(truth)})
             return truth
 
-        return await self._database.write(work)
+        kept, truth = await self._database.read(look)
+        right = kept == [truth.succeeded, truth.failed, truth.cancelled]
+        return truth if right else await self._database.write(mend)
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
         number = await self._number(run)
@@ -123,6 +149,13 @@ class SqliteTasks:
         rows = await self._database.rows(SQL["task"], values)
         return next((task for task in (_task(run.run_id, row) for row in rows) if task.task_id == task_id), None)
 
+    async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
+        number = await self._number(run)
+        if number is None:
+            return []
+        values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
+        return [_task(run.run_id, row) for row in await self._database.rows(SQL["at"], values)]
+
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
         number = await self._number(run)
         if number is None:
@@ -140,6 +173,19 @@ class SqliteTasks:
             return db.execute(SQL[_page_query(where)], values).fetchall()
 
         return [_task(run.run_id, row) for row in await self._database.read(work)]
+
+    async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
+        number = await self._number(run)
+        if number is None:
+            return Walked([], 0, None)
+        values = {"run_no": number, "after": after, "limit": limit, **msgspec.structs.asdict(where)}
+
+        def work(db: apsw.Connection) -> Walked:
+            read, last = _row(db, SQL["stretch"], values)
+            rows = db.execute(SQL["walk"], {**values, "last": last}).fetchall() if read else []
+            return Walked([_task(run.run_id, row) for row in rows], read, last if read == limit else None)
+
+        return await self._database.read(work)
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         number = await self._number(run)

@@ -39,17 +39,20 @@ INSERT INTO task_errors (run_no, error_code, count)
 SELECT :run_no, key, value FROM json_each(:counts) WHERE TRUE
 ON CONFLICT (run_no, error_code) DO UPDATE SET count = count + excluded.count;
 
--- name: cancel_pending
+-- name: pending
+SELECT idx FROM tasks WHERE run_no = :run_no AND idx >= :start AND status = 0 ORDER BY idx LIMIT :limit;
+
+-- name: cancel
 UPDATE tasks SET status = 3, finished_at = :at
-WHERE run_no = :run_no AND idx IN (
-    SELECT idx FROM tasks WHERE run_no = :run_no AND status = 0 LIMIT :limit
-);
+WHERE run_no = :run_no AND idx IN (SELECT value FROM json_each(:indexes)) AND status = 0;
 
 -- name: counts
 SELECT succeeded, failed, cancelled FROM task_runs WHERE run_no = :run_no;
 
 -- name: recount
-SELECT count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3)
+-- With the kept counts beside them: one statement sees one moment.
+SELECT (SELECT json_array(succeeded, failed, cancelled) FROM task_runs WHERE run_no = :run_no),
+    count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3)
 FROM tasks WHERE run_no = :run_no;
 
 -- name: set_counts
@@ -63,11 +66,18 @@ SELECT error_code, count FROM task_errors WHERE run_no = :run_no ORDER BY count 
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks INDEXED BY tasks_by_id
 WHERE run_no = :run_no AND shard = :shard AND sort_key = :sort_key;
 
+-- name: at
+SELECT t.idx, t.input, t.status, t.attempts, t.http_status, t.error_code, t.detail, t.finished_at
+FROM (SELECT DISTINCT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
+CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
+ORDER BY t.idx;
+
 -- name: page
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
 WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
+    AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
 ORDER BY sort_key, idx LIMIT :limit;
 
 -- name: page_by_status
@@ -76,6 +86,7 @@ WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :af
     AND status = :status
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
+    AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
 ORDER BY sort_key, idx LIMIT :limit;
 
 -- name: page_failed
@@ -84,7 +95,22 @@ WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :af
     AND status = 2
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
+    AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
 ORDER BY sort_key, idx LIMIT :limit;
+
+-- name: stretch
+SELECT count(*), max(idx) FROM (
+    SELECT idx FROM tasks WHERE run_no = :run_no AND idx > :after ORDER BY idx LIMIT :limit
+);
+
+-- name: walk
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND idx > :after AND idx <= :last
+    AND (:status IS NULL OR status = :status)
+    AND (:error_code IS NULL OR error_code = :error_code)
+    AND (:http_status IS NULL OR http_status = :http_status)
+    AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
+ORDER BY idx;
 
 -- name: note
 INSERT INTO task_events (run_no, idx, at, event, data)

@@ -1,0 +1,304 @@
+"""Blobs on an object store, through obstore: S3, and with it Google Cloud Storage and Azure.
+
+Gets a URL: `s3://BUCKET/PREFIX?region=…&endpoint=…`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; keys stand under
+the prefix. A put that was answered is durable, and readers see all of it or none. Only S3 signs requests that bind a
+size and a hash (s3.py): on the others the API itself takes lists and serves bodies.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from conveyor.clock import Clock
+from conveyor.engines.blob_keys import check_key, check_range, folder_of
+from conveyor.engines.blobs import BlobInfo, Presigned
+from conveyor.engines.s3 import Bucket, Signer
+from conveyor.errors import EngineFailed, InvalidSetting, NotFound
+from conveyor.faults import crashpoint
+
+T = TypeVar("T")
+
+PIECE_BYTES = 256 * 1024
+
+_FORMS = "s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+_OPTIONS = {"s3": frozenset({"region", "endpoint"}), "gs": frozenset[str](), "az": frozenset({"account"})}
+# A stream asks for so much at a time: a slow reader then holds no connection open.
+_BLOCK = 8 * 1024 * 1024
+_PART = 8 * 1024 * 1024
+_PARTS_AT_ONCE = 2
+# Up to here an object goes in one request, which costs a quarter of the smallest multipart upload.
+_MOST_IN_ONE = 64 * 1024 * 1024
+_LIST_BATCH = 1000
+_DELETE_BATCH = 1000
+_CLIENT: Any = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "600s"}
+_RETRY: Any = {
+    "max_retries": 10,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+
+Store = S3Store | GCSStore | AzureStore
+
+
+class ObjectBlobs:
+    """A prefix is whole segments: `a/b` and `a/b/` both mean what lies under `a/b/`, never `a/bc`."""
+
+    def __init__(self, store: Store, signer: Signer | None = None) -> None:
+        self._store = store
+        self._signer = signer
+
+    async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        path = check_key(key)
+        crashpoint("blob.put.before")
+        if len(data) <= _MOST_IN_ONE:
+            await _asked(obstore.put_async(self._store, path, data, use_multipart=False))
+        else:
+            await self.put_stream(key, _one(bytes(data)))
+        crashpoint("blob.put.after")
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
+        path = check_key(key)
+        size = 0
+        # Left by an exception, the writer gives the upload up, and the store drops its parts.
+        async with _writing(self._store, path) as write:
+            async for chunk in chunks:
+                if chunk:
+                    await _asked(write(chunk))
+                    size += len(chunk)
+            crashpoint("blob.put_stream.before")
+        crashpoint("blob.put_stream.after")
+        return size
+
+    async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
+        check_range(offset, length)
+        block = await self._block(check_key(key), offset, None if length is None else offset + length)
+        return None if block is None else bytes(block.data)
+
+    async def stream(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        check_range(offset)
+        path = check_key(key)
+        etag: str | None = None
+        while True:
+            # Only the object that was begun: another that took its place meanwhile is an error, never a mixture.
+            block = await self._block(path, offset, offset + _BLOCK, etag)
+            if block is None:
+                raise NotFound(f"There is no object {key}.")
+            view = memoryview(block.data)
+            for start in range(0, len(view), PIECE_BYTES):
+                yield bytes(view[start : start + PIECE_BYTES])
+            offset, etag = offset + len(view), block.etag
+            if offset >= block.size:
+                return
+
+    async def size(self, key: str) -> int | None:
+        try:
+            return int((await _asked(obstore.head_async(self._store, check_key(key))))["size"])
+        except FileNotFoundError:
+            return None
+
+    async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        found = obstore.list(self._store, folder_of(prefix) or None, chunk_size=_LIST_BATCH)
+        while (batch := await _asked(anext(found, None))) is not None:
+            for meta in batch:
+                yield BlobInfo(meta["path"], meta["size"])
+
+    async def delete(self, keys: list[str]) -> None:
+        paths = [check_key(key) for key in keys]
+        for start in range(0, len(paths), _DELETE_BATCH):
+            try:
+                await _asked(obstore.delete_async(self._store, paths[start : start + _DELETE_BATCH]))
+            except FileNotFoundError:
+                # A store that minds names one of several: each is tried by itself.
+                await asyncio.gather(*(self._delete(path) for path in paths[start : start + _DELETE_BATCH]))
+
+    async def delete_prefix(self, prefix: str, limit: int) -> int:
+        if not folder_of(prefix):
+            raise ValueError("an empty prefix would delete everything")
+        removed = 0
+        keys: list[str] = []
+        async for info in self.listing(prefix):
+            if removed + len(keys) == limit:
+                break
+            keys.append(info.key)
+            if len(keys) == _DELETE_BATCH:
+                await self.delete(keys)
+                removed += len(keys)
+                keys = []
+        await self.delete(keys)
+        return removed + len(keys)
+
+    async def presigned_put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
+        check_key(key)
+        return None if self._signer is None else await self._signer.put(key, size, sha256, seconds)
+
+    async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
+        check_key(key)
+        return None if self._signer is None else await self._signer.get(key, seconds, content_type, filename)
+
+    async def _block(self, path: str, start: int, end: int | None, etag: str | None = None) -> "_Block | None":
+        """Bytes from `start` up to `end`, if that is not past the object's own end."""
+        options: dict[str, Any] = {"range": {"offset": start} if end is None else (start, end)}
+        if etag is not None:
+            options["if_match"] = etag
+        whole = end is None and start == 0
+        try:
+            if end is None or start < end:
+                got = await obstore.get_async(self._store, path, options=None if whole else options)  # type: ignore[arg-type]  # a dict built in steps
+                return _Block(await got.bytes_async(), got.meta["size"], got.meta["e_tag"])
+        except FileNotFoundError:
+            return None
+        except BaseError as error:
+            # A range behind the end is an error there, and the same one as any other.
+            size = None if whole else await self.size(path)
+            if size is None or start < size:
+                raise _failed(error) from error
+        size = await self.size(path)
+        return None if size is None else _Block(b"", size, etag)
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await _asked(obstore.delete_async(self._store, path))
+        except FileNotFoundError:
+            return
+
+
+class ObjectEngine:
+    """Blobs under one URL, and what an operator asks of them."""
+
+    def __init__(self, store: Store, bucket: Bucket | None, clock: Clock) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._clock = clock
+        self.blobs = ObjectBlobs(store, None if bucket is None else bucket.signer)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, clock: Clock) -> AsyncIterator[Self]:
+        """Check the URL; nothing is asked of the store yet."""
+        parts, options = _parsed(url)
+        prefix = parts.path.strip("/") or None
+        if prefix is not None:
+            _check_prefix(prefix)
+        if parts.scheme == "gs":
+            yield cls(GCSStore(parts.netloc, prefix=prefix, client_options=_CLIENT, retry_config=_RETRY), None, clock)
+        elif parts.scheme == "az":
+            given: Any = {"account_name": options["account"]} if "account" in options else {}
+            store = AzureStore(parts.netloc, prefix=prefix, client_options=_CLIENT, retry_config=_RETRY, **given)
+            yield cls(store, None, clock)
+        else:
+            bucket = Bucket(parts.netloc, prefix, options.get("region"), options.get("endpoint"), clock)
+            yield cls(_s3_store(bucket), bucket, clock)
+
+    async def migrate(self) -> None:
+        """Make the bucket if it is not there, and have it drop what is left over. May be done again."""
+        if self._bucket is not None:
+            await self._bucket.migrate()
+
+    async def checks(self) -> list[tuple[str, str | None]]:
+        """What was tried, and what to mend if it failed."""
+        key = f"checks/{self._clock.new_id('check')}"
+        data = key.encode()
+        found = [
+            ("write an object", await _tried(self.blobs.put(key, data))),
+            ("read it back", await _tried(self._reads(key, data))),
+            ("list it", await _tried(self._lists(key))),
+        ]
+        if self._bucket is not None:
+            signed = f"{key}.signed"
+            found += await self._bucket.checks(signed, data, sha256(data).hexdigest())
+            found.append(("delete a signed object", await _tried(self.blobs.delete([signed]))))
+        found.append(("delete it", await _tried(self.blobs.delete([key]))))
+        return found
+
+    async def _reads(self, key: str, data: bytes) -> None:
+        if await self.blobs.get(key) != data:
+            raise EngineFailed("another object came back than was written")
+
+    async def _lists(self, key: str) -> None:
+        if key not in [info.key async for info in self.blobs.listing("checks")]:
+            raise EngineFailed("an object that was written is not listed")
+
+
+class _Block:
+    __slots__ = ("data", "etag", "size")
+
+    def __init__(self, data: Any, size: int, etag: str | None) -> None:
+        self.data = data
+        # Of the whole object.
+        self.size = size
+        self.etag = etag
+
+
+@asynccontextmanager
+async def _writing(store: Store, path: str) -> AsyncIterator[Callable[[bytes], Awaitable[int]]]:
+    writer = obstore.open_writer_async(store, path, buffer_size=_PART, max_concurrency=_PARTS_AT_ONCE)
+    try:
+        async with writer as file:
+            yield file.write
+    except BaseError as error:
+        raise _failed(error) from error
+
+
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _asked(call: Awaitable[T]) -> T:
+    """A call of the store. A missing object stays FileNotFoundError."""
+    try:
+        return await call
+    except BaseError as error:
+        raise _failed(error) from error
+
+
+async def _tried(step: Awaitable[object]) -> str | None:
+    try:
+        await step
+    except EngineFailed as error:
+        return error.message
+    return None
+
+
+def _failed(error: BaseError) -> EngineFailed:
+    # The first line says what was refused; behind it come the request and a document of the store.
+    return EngineFailed(f"The object store failed: {str(error).splitlines()[0][:300]}")
+
+
+def _parsed(url: str) -> tuple[Any, dict[str, str]]:
+    parts = urlsplit(url)
+    if parts.scheme not in _OPTIONS or not parts.netloc or "@" in parts.netloc:
+        raise InvalidSetting(f"CONVEYOR_BLOBS must be {_FORMS}")
+    options = dict(parse_qsl(parts.query))
+    unknown = options.keys() - _OPTIONS[parts.scheme]
+    if unknown:
+        raise InvalidSetting(f"CONVEYOR_BLOBS: `{min(unknown)}` is no option of {parts.scheme}; write {_FORMS}")
+    return parts, options
+
+
+def _check_prefix(prefix: str) -> None:
+    try:
+        check_key(prefix)
+    except ValueError:
+        raise InvalidSetting("CONVEYOR_BLOBS: the prefix must be plain segments of A-Z a-z 0-9 . _ = - #") from None
+
+
+def _s3_store(bucket: Bucket) -> S3Store:
+    given: Any = {} if bucket.endpoint is None else {"endpoint": bucket.endpoint}
+    options: Any = {**_CLIENT, "allow_http": bucket.endpoint is not None and bucket.endpoint.startswith("http:")}
+    return S3Store(
+        bucket.name,
+        prefix=bucket.prefix,
+        region=bucket.region,
+        client_options=options,
+        retry_config=_RETRY,
+        credential_provider=bucket.provider,
+        **given,
+    )

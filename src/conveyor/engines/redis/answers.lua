@@ -1,0 +1,27 @@
+-- Stands before scripts that must not be carried out twice. A caller whose connection broke can not know whether its
+-- call was carried out, and sends it again under the same number. KEYS[1] keeps the answers that the caller may still
+-- ask for: it numbers its calls, ARGV[2], and says below which it has all its answers, ARGV[3].
+
+local function earlier_answer()
+    local low = tonumber(redis.call('HGET', KEYS[1], 'low'))
+    local number, done = tonumber(ARGV[2]), tonumber(ARGV[3])
+    if low and number < low then
+        -- A first try that was long under way: the second has been answered.
+        return ''
+    end
+    if low and low < done then
+        for each = low, done - 1 do
+            redis.call('HDEL', KEYS[1], text(each))
+        end
+    end
+    if not low or low < done then
+        redis.call('HSET', KEYS[1], 'low', text(done))
+    end
+    return redis.call('HGET', KEYS[1], ARGV[2])
+end
+
+local function remember(answer)
+    redis.call('HSET', KEYS[1], ARGV[2], answer)
+    redis.call('PEXPIRE', KEYS[1], 60000)
+    return answer
+end

@@ -1,0 +1,255 @@
+"""What only S3 has: credentials of the standard chain, requests that carry their own right, rules of the bucket.
+
+A signed PUT binds the object's key, its size, its sha256 and its type, and If-None-Match: * makes it good for one time
+where the store honours that; where it does not, a second PUT can only write the same bytes. A signed GET binds the
+type and the name that the object is downloaded under.
+"""
+
+import base64
+import re
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from aiobotocore.session import get_session
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from pyreqwest.client import ClientBuilder
+from pyreqwest.exceptions import PyreqwestError
+
+from conveyor.clock import Clock
+from conveyor.engines.blobs import Presigned
+from conveyor.errors import EngineFailed, InvalidSetting
+
+# The most that S3 takes in one PUT, and the longest that a signature may hold.
+MOST_IN_ONE_PUT = 5 * 1024**3
+LONGEST_SECONDS = 7 * 86_400
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
+# The store asks again for credentials after so long; those of a role last longer and are renewed in time.
+_CREDENTIAL_SECONDS = 300
+_MOST_SKEW = 60.0
+# As long as any job may keep its list, and a day for the sweep.
+_UPLOAD_DAYS = 366
+_ABANDONED_DAYS = 2
+
+
+class Signer:
+    """Signs requests for objects under one bucket and prefix."""
+
+    def __init__(self, bucket: "Bucket") -> None:
+        self._bucket = bucket
+
+    async def put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
+        if size > MOST_IN_ONE_PUT:
+            return None
+        headers = {
+            "Content-Length": str(size),
+            "Content-Type": "application/octet-stream",
+            "If-None-Match": "*",
+            "x-amz-checksum-sha256": base64.b64encode(bytes.fromhex(sha256)).decode(),
+        }
+        return await self._signed("PUT", self._bucket.url_of(key), headers, seconds)
+
+    async def get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned:
+        name = _UNSAFE_IN_NAME.sub("_", filename)
+        query = urlencode(
+            {
+                "response-content-disposition": f'attachment; filename="{name}"',
+                "response-content-type": content_type,
+            },
+            quote_via=quote,
+        )
+        return await self._signed("GET", f"{self._bucket.url_of(key)}?{query}", {}, seconds)
+
+    async def _signed(self, method: str, url: str, headers: dict[str, str], seconds: float) -> Presigned:
+        request = AWSRequest(method=method, url=url, headers=headers)
+        credentials = await self._bucket.credentials()
+        until = max(1, min(int(seconds), LONGEST_SECONDS))
+        S3SigV4QueryAuth(credentials, "s3", self._bucket.region, expires=until).add_auth(request)
+        return Presigned(request.url, method, headers)
+
+
+class Bucket:
+    """A bucket, and the prefix under which everything of ours stands."""
+
+    def __init__(self, name: str, prefix: str | None, region: str | None, endpoint: str | None, clock: Clock) -> None:
+        self._session = get_session()
+        self._clock = clock
+        self._found: Any = None
+        self.name = _checked_name(name)
+        self.prefix = prefix
+        self.region = region or self._session.get_config_variable("region") or ""
+        self.endpoint = None if endpoint is None else _checked_endpoint(endpoint)
+        self.signer = Signer(self)
+        if not self.region:
+            raise InvalidSetting("CONVEYOR_BLOBS needs a region: s3://BUCKET/PREFIX?region=REGION, or set AWS_REGION")
+
+    def url_of(self, key: str) -> str:
+        path = quote(key if self.prefix is None else f"{self.prefix}/{key}", safe="/~")
+        if self.endpoint is not None:
+            return f"{self.endpoint}/{self.name}/{path}"
+        host = f"s3.{self.region}.amazonaws.com"
+        # The certificate of a name with dots would not match.
+        return f"https://{host}/{self.name}/{path}" if "." in self.name else f"https://{self.name}.{host}/{path}"
+
+    async def credentials(self) -> Any:
+        """Those of the environment, a profile or a role, as they are now."""
+        if self._found is None:
+            self._found = await self._session.get_credentials()
+        if self._found is None:
+            raise EngineFailed("There are no AWS credentials: set AWS_ACCESS_KEY_ID, AWS_PROFILE, or give a role.")
+        try:
+            return await self._found.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            raise EngineFailed(f"The AWS credentials could not be renewed: {error}") from error
+
+    async def provider(self) -> Any:
+        """The same credentials, for the store."""
+        frozen = await self.credentials()
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": now + timedelta(seconds=_CREDENTIAL_SECONDS),
+        }
+
+    async def migrate(self) -> None:
+        """Make the bucket, unless it is there, and put our rules beside those that others put."""
+        try:
+            async with self._client() as client:
+                await self._make(client)
+                await self._put_rules(client)
+        except (BotoCoreError, ClientError) as error:
+            raise EngineFailed(f"The bucket {self.name} could not be prepared: {error}") from error
+
+    async def checks(self, key: str, data: bytes, sha256: str) -> list[tuple[str, str | None]]:
+        """A signed PUT and GET of an object, as a client would make them, the clocks, and the bucket's rules."""
+        try:
+            put = await self.signer.put(key, len(data), sha256, 60)
+            got = await self.signer.get(key, 60, "application/octet-stream", "check")
+            assert put is not None
+            stored = await _sent(put, data)
+            read = await _sent(got)
+        except (PyreqwestError, OSError, EngineFailed) as error:
+            return [("signed requests", f"{error}")]
+        again = await _sent(put, data)
+        wrong = None if stored.status == 200 else f"a signed PUT was answered {stored.status}: {stored.reason}"
+        unread = None if read.body == data else f"a signed GET was answered {read.status}: {read.reason}"
+        return [
+            ("signed PUT", wrong),
+            ("signed GET", unread),
+            ("signed PUT is good once", None if again.status in {409, 412} else "the store ignores If-None-Match"),
+            ("clock", self._skew(stored.date)),
+            ("lifecycle of the bucket", await self._rules_missing()),
+        ]
+
+    def _skew(self, date: str | None) -> str | None:
+        if date is None:
+            return None
+        skew = abs(parsedate_to_datetime(date).timestamp() - self._clock.now())
+        return None if skew <= _MOST_SKEW else f"this clock and that of S3 are {skew:.0f} s apart: set the time"
+
+    async def _rules_missing(self) -> str | None:
+        try:
+            async with self._client() as client:
+                there = {rule.get("ID") for rule in await _rules(client, self.name)}
+        except (BotoCoreError, ClientError) as error:
+            return f"can not be read: {error}"
+        missing = {rule["ID"] for rule in self._our_rules()} - there
+        return f"run `conveyor migrate`: {', '.join(sorted(missing))} is missing" if missing else None
+
+    async def _make(self, client: Any) -> None:
+        try:
+            await client.head_bucket(Bucket=self.name)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                raise
+            # The first region there was has no name here.
+            where = {} if self.region == "us-east-1" else {"LocationConstraint": self.region}
+            await client.create_bucket(Bucket=self.name, **({"CreateBucketConfiguration": where} if where else {}))
+
+    async def _put_rules(self, client: Any) -> None:
+        ours = self._our_rules()
+        names = {rule["ID"] for rule in ours}
+        theirs = [rule for rule in await _rules(client, self.name) if rule.get("ID") not in names]
+        rules = {"Rules": [*theirs, *ours]}
+        await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
+
+    def _our_rules(self) -> list[dict[str, Any]]:
+        folder = "" if self.prefix is None else f"{self.prefix}/"
+        label = f"conveyor-{self.prefix or 'all'}"[:200]
+        return [
+            {
+                "ID": f"{label}-abandoned",
+                "Status": "Enabled",
+                "Filter": {"Prefix": folder},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": _ABANDONED_DAYS},
+            },
+            {
+                "ID": f"{label}-uploads",
+                "Status": "Enabled",
+                "Filter": {"Prefix": f"{folder}uploads/"},
+                "Expiration": {"Days": _UPLOAD_DAYS},
+            },
+        ]
+
+    def _client(self) -> AbstractAsyncContextManager[Any]:
+        # A name with dots, or an endpoint of one's own, is no part of a host's name.
+        style = "path" if self.endpoint is not None or "." in self.name else "virtual"
+        config = Config(s3={"addressing_style": style}, connect_timeout=5, read_timeout=30)
+        client: AbstractAsyncContextManager[Any] = self._session.create_client(
+            "s3", region_name=self.region, endpoint_url=self.endpoint, config=config
+        )
+        return client
+
+
+class _Answer:
+    def __init__(self, status: int, body: bytes, date: str | None) -> None:
+        self.status = status
+        self.body = body
+        self.date = date
+
+    @property
+    def reason(self) -> str:
+        return self.body[:200].decode(errors="replace")
+
+
+async def _sent(request: Presigned, body: bytes | None = None) -> _Answer:
+    builder = ClientBuilder().error_for_status(False).timeout(timedelta(seconds=30))
+    # The proxy of the environment has no way to this machine's own loopback.
+    local = urlsplit(request.url).hostname in {"127.0.0.1", "::1", "localhost"}
+    async with (builder.no_proxy() if local else builder).build() as client:
+        asked = client.request(request.method, request.url).headers(dict(request.headers))
+        response = await (asked if body is None else asked.body_bytes(body)).build().send()
+        return _Answer(response.status, bytes(await response.bytes()), response.headers.get("date"))
+
+
+async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+    try:
+        found = await client.get_bucket_lifecycle_configuration(Bucket=bucket)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchLifecycleConfiguration":
+            raise
+        return []
+    rules: list[dict[str, Any]] = found.get("Rules", [])
+    return rules
+
+
+def _checked_name(name: str) -> str:
+    if not _BUCKET.fullmatch(name):
+        raise InvalidSetting(f"CONVEYOR_BLOBS: {name!r} is not the name of a bucket")
+    return name
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.username:
+        raise InvalidSetting("CONVEYOR_BLOBS: `endpoint` must be an http or https address")
+    return endpoint.rstrip("/")
