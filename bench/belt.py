@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.child import MeasurementFailed
 from conveyor.cli.logs import configure_log
+from conveyor.cli.loop import share_one_heap
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queue
 from conveyor.model import Job, JobId, TenantId
@@ -24,6 +25,7 @@ _LOOK_SECONDS = 0.01
 async def store(data: str, **settings: Any) -> AsyncIterator[System]:
     """The engines alone, under a directory of their own."""
     configure_log("info", quiet=True)
+    share_one_heap()
     async with open_system(Settings.load({}, data=Path(data), **settings)) as system:
         yield system
 
@@ -34,6 +36,7 @@ async def belt(data: str, **settings: Any) -> AsyncIterator[Embedded]:
     async with store(data, **settings) as system:
         embedded = Embedded(system)
         async with embedded.running():
+            await embedded.until_ready()
             yield embedded
 
 

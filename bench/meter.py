@@ -1,4 +1,5 @@
-"""Meter: wall time, CPU time by thread, and peak memory of this process. Read while the threads are still there."""
+"""Meter: wall time, CPU time and peak memory of this process and those that it started, and CPU time by thread. Read
+while the threads are still there."""
 
 import re
 import resource
@@ -23,7 +24,8 @@ class Meter:
 
     def __init__(self, servers: Sequence[int] = ()) -> None:
         self._servers = servers
-        self._cpu = _own_seconds()
+        self._helpers = _children(servers)
+        self._cpu = self._our_seconds()
         self._served = self._server_seconds()
         self._machine = _machine_seconds()
         self._started = time.perf_counter()
@@ -33,7 +35,7 @@ class Meter:
 
     def stop(self) -> dict[str, Any]:
         seconds = self.lap()
-        cpu = _own_seconds() - self._cpu
+        cpu = self._our_seconds() - self._cpu
         served = self._server_seconds() - self._served
         others = max(0.0, _machine_seconds() - self._machine - cpu - served)
         return {
@@ -43,21 +45,28 @@ class Meter:
             "server_cpu_seconds": served,
             # In cores: how many of them other processes had on average.
             "disturbed": others / seconds,
-            "peak_mib": peak_mib(),
+            # With the processes that this one started; each counted whole, shared pages too.
+            "peak_mib": peak_mib() + sum(peak_mib(Path(f"/proc/{helper}")) for helper in self._helpers),
         }
+
+    def _our_seconds(self) -> float:
+        return _own_seconds() + sum(_process_seconds(helper) for helper in self._helpers)
 
     def _server_seconds(self) -> float:
         return sum(_process_seconds(server) for server in self._servers)
 
 
-def peak_mib() -> float:
-    """The most memory this process has held. From /proc where it is: getrusage also counts the parent's before exec."""
+def peak_mib(proc: Path = _PROC) -> float:
+    """The most memory this process has held, or another. From /proc where it is: getrusage also counts the parent's
+    before exec."""
     try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", (_PROC / "status").read_text())
+        found = re.search(r"VmHWM:\s+(\d+) kB", (proc / "status").read_text())
     except OSError:
         found = None
     if found is not None:
         return int(found[1]) / 1024
+    if proc != _PROC:
+        return 0.0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
@@ -97,6 +106,15 @@ def _own_seconds() -> float:
     """With what ended children took: a bare limit may be another program."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _children(servers: Sequence[int]) -> list[int]:
+    """The processes that this one has started and that are no server of the measurement."""
+    try:
+        listed = [(task / "children").read_text().split() for task in _tasks()]
+    except OSError:
+        return []
+    return [int(child) for each in listed for child in each if int(child) not in servers]
 
 
 def _process_seconds(process: int) -> float:

@@ -144,6 +144,8 @@ class Site(Listener):
         self.seen: list[Seen] = []
         self.visits: Counter[str] = Counter()
         self.asked = asyncio.Event()
+        # Requests under way, and the most there ever were.
+        self.at_once = self.most_at_once = 0
         # Bytes of a body that the other side let us write.
         self.written = 0
 
@@ -160,7 +162,12 @@ class Site(Listener):
                 await self.tunnel(reader, writer)
                 return
             name = seen.path.strip("/").split("/")[0] or "ok"
-            await PAGES[name](self, seen, writer)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            try:
+                await PAGES[name](self, seen, writer)
+            finally:
+                self.at_once -= 1
             await writer.drain()
 
     async def tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -342,6 +349,13 @@ async def endless(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
 async def slow(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
     """Never answers."""
     await asyncio.Event().wait()
+
+
+@page("late")
+async def late(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """Answers after some milliseconds: /late/20."""
+    await asyncio.sleep(int(seen.path.split("/")[2]) / 1000)
+    answer(writer, b"late")
 
 
 @page("slow-body")

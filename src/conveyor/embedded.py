@@ -1,7 +1,8 @@
 """Embedded: the whole system in one process. `conveyor run` and `conveyor up` are this, with and without an API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
@@ -17,8 +18,11 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
 from conveyor.process.bodies import Bodies
 from conveyor.process.executors import Executor
+from conveyor.process.executors.download import DownloadExecutor
+from conveyor.process.executors.export_download import ExportDownloadExecutor
 from conveyor.process.executors.fetch import FetchExecutor
 from conveyor.process.executors.python import PythonExecutor
+from conveyor.process.fetchers import Fetchers
 from conveyor.process.worker import Worker
 from conveyor.recover.retention import Retention
 from conveyor.recover.sweeper import Sweeper
@@ -37,12 +41,17 @@ class Embedded:
         self._given = executors
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         self.submit = Submit(system)
+        self._ready: Callable[[], Awaitable[None]] = _at_once
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Every role works while the block runs; at its end each gives back what it holds."""
         executors = self._executors() if self._given is None else self._given
+        for executor in executors.values():
+            if isinstance(executor, Fetchers):
+                executor.open()
+                self._ready = executor.until_ready
         services = [Service(role, self.system.clock) for role in self._roles(executors)]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
         try:
@@ -53,6 +62,10 @@ class Embedded:
             await asyncio.gather(*tasks)
             for executor in executors.values():
                 await executor.close()
+
+    async def until_ready(self) -> None:
+        """Wait for the processes that work for this one. Not needed to submit: what is there waits for them."""
+        await self._ready()
 
     async def submit_list(
         self,
@@ -83,9 +96,14 @@ class Embedded:
     def _executors(self) -> Mapping[JobKind, Executor]:
         settings, clock = self.system.settings, self.system.clock
         guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
+        long = (settings, clock, guard, self.system.records, self.system.blobs)
         return {
-            JobKind.FETCH: FetchExecutor(settings, clock, guard),
-            JobKind.PYTHON: PythonExecutor(self._handlers, clock),
+            JobKind.FETCH: Fetchers(settings, clock) if settings.fetchers else FetchExecutor(settings, clock, guard),
+            JobKind.DOWNLOAD: DownloadExecutor(*long),
+            JobKind.EXPORT_DOWNLOAD: ExportDownloadExecutor(*long),
+            JobKind.PYTHON: PythonExecutor(
+                self._handlers, settings, clock, self.system.records, sys.path, settings.app
+            ),
         }
 
     def ingesters(self) -> list[Role]:
@@ -127,6 +145,10 @@ class Embedded:
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
         )
         return [*workers, *self.ingesters(), sweeper, retention]
+
+
+async def _at_once() -> None:
+    return None
 
 
 async def _hashed(

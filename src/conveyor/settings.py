@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     # Tasks that one worker loop runs at once.
     worker_concurrency: int = 256
+    # Processes that fetch for the workers of this one; 0: the worker fetches in its own.
+    fetchers: int = 2
     # Fetch from private, loopback and link-local addresses too.
     allow_private_targets: bool = False
     # Gateway for jobs that name none: an HTTP proxy URL, or a URL template with {url}.
@@ -63,14 +65,67 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_seconds: float = 86_400.0
     # Seconds after which an unanswered request under an Idempotency-Key may be taken over.
     idempotency_lease_seconds: float = 60.0
-    # Secret that upload links are signed with, at least 32 characters; without it, one is kept in the data directory.
+    # Secret that upload links are signed with and webhook secrets made from, at least 32 characters; without it, one is
+    # kept in the data directory.
     signing_key: str | None = None
+    # Runs that have a queue of their own on SQS; those beyond share one.
+    run_queue_limit: int = 500
     # Seconds that a worker holds a message between heartbeats.
     lease_seconds: float = 30.0
     # Starts of a chunk without an outcome before its tasks are tried alone; then as many again for each.
     max_lost_starts: int = 3
     # Longest time a result waits for others before it is written, in seconds.
     flush_seconds: float = 0.05
+    # Longest time between two writes of a long task's progress, in seconds.
+    progress_seconds: float = 120.0
+    # Part of a long task, of 1, after which its progress is written sooner.
+    progress_share: float = 0.05
+    # Seconds without progress after which a long task counts as stuck.
+    stuck_after: float = 600.0
+    # Largest piece that a download is kept in, in bytes; small files are kept in smaller ones.
+    download_piece_bytes: int = 16 * 1024 * 1024
+    # Times that a failed call of an export API is made again.
+    export_retries: int = 5
+    # Seconds before the first of them.
+    export_retry_base: float = 60.0
+    # How many times longer each wait is than the one before.
+    export_retry_rate: float = 2.0
+    # Longest wait before a call of an export API is made again, in seconds.
+    export_retry_cap: float = 900.0
+    # Processes that run the handlers of a worker's python tasks; 0 runs them inside the worker, without protection.
+    handler_processes: int = 2
+    # Handlers that are not async which one such process runs at once.
+    handler_threads: int = 16
+    # Calls after which such a process is replaced; 0: never.
+    handler_calls: int = 1_000_000
+    # Memory above which such a process is replaced, in MiB; 0: never.
+    handler_mib: int = 1024
+    # Seconds that the receiver of a webhook has to answer.
+    webhook_timeout: float = 15.0
+    # Seconds before each further try of a webhook, separated by blanks; after the last it is given up.
+    webhook_retries: str = "5 30 120 600 3600 10800 28800 86400 86400"
+    # Webhooks that are under way to one endpoint at once, in this process.
+    webhook_concurrency: int = 8
+    # Webhooks that are under way at once in all, in this process.
+    webhook_slots: int = 64
+    # Seconds that a webhook and the log of its tries are kept.
+    webhook_log_seconds: float = 1_209_600.0
+    # Seconds that the old secret of an endpoint signs beside the new one.
+    webhook_overlap_seconds: float = 86_400.0
+    # Most endpoints of one tenant.
+    max_webhooks: int = 50
+    # Least seconds between two notices that tasks of a run have failed.
+    failure_notice_seconds: float = 60.0
+    # Event streams that one tenant may have open at once, in this process.
+    max_streams: int = 50
+    # Most schedules of one tenant.
+    max_schedules: int = 1000
+    # Most fires of a schedule that are made up for after a downtime, if it asks for all.
+    schedule_catch_up: int = 100
+    # Seconds after which a fire that is skipped when missed counts as missed.
+    schedule_grace_seconds: float = 60.0
+    # Seconds that a schedule may take to read its list from a URL.
+    schedule_fetch_seconds: float = 600.0
     # Level of the log on standard error: debug, info, warning, error.
     log_level: str = "info"
     # For tests: die at a crash point, as name:n.
@@ -94,6 +149,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return settings
 
 
+def foreign_environment() -> dict[str, str]:
+    """The environment for processes that run the user's own functions: all of it but Conveyor's settings, which hold
+    secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
 def _decode(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value)
@@ -109,9 +170,11 @@ def _explain(error: msgspec.ValidationError) -> str:
 _LEAST = {
     "workers": 1,
     "worker_concurrency": 1,
+    "fetchers": 0,
     "max_inline_tasks": 1,
     "max_request_bytes": 1024,
     "max_lost_starts": 1,
+    "run_queue_limit": 0,
     "lease_seconds": 0.001,
     "flush_seconds": 0,
     "task_shard_count": 1,
@@ -121,6 +184,30 @@ _LEAST = {
     "upload_seconds": 1,
     "idempotency_seconds": 1,
     "idempotency_lease_seconds": 0,
+    "progress_seconds": 0.001,
+    "progress_share": 0,
+    "stuck_after": 0.001,
+    "download_piece_bytes": 64 * 1024,
+    "export_retries": 0,
+    "export_retry_base": 0,
+    "export_retry_rate": 1,
+    "export_retry_cap": 0,
+    "handler_processes": 0,
+    "handler_threads": 1,
+    "handler_calls": 0,
+    "handler_mib": 0,
+    "webhook_timeout": 0.1,
+    "webhook_concurrency": 1,
+    "webhook_slots": 1,
+    "webhook_log_seconds": 1,
+    "webhook_overlap_seconds": 0,
+    "max_webhooks": 0,
+    "failure_notice_seconds": 0,
+    "max_streams": 0,
+    "max_schedules": 0,
+    "schedule_catch_up": 1,
+    "schedule_grace_seconds": 0,
+    "schedule_fetch_seconds": 1,
 }
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -134,5 +221,14 @@ def _check(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}PORT must be between 0 and 65535")
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
+    if not all(_is_seconds(text) for text in settings.webhook_retries.split()):
+        raise InvalidSetting(f"{PREFIX}WEBHOOK_RETRIES must be numbers of seconds, separated by blanks")
     if settings.signing_key is not None and len(settings.signing_key) < _SHORTEST_SECRET:
         raise InvalidSetting(f"{PREFIX}SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
+
+
+def _is_seconds(text: str) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False

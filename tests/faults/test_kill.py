@@ -1,10 +1,11 @@
 """kill -9 in the middle of a run of 20,000 tasks, ten times in a row: after the last restart the run completes, with
 every task ended once, counts that are the rows', and each body intact.
 
-A worker of the embedded system lives in the process that owns the database, so that killing the one is killing the
-other: once as `conveyor run`, once as `conveyor up`.
+The whole process is killed, once as `conveyor run`, once as `conveyor up`; and the processes that fetch for it, while
+it goes on.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from conveyor.model import JobId, TenantId
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import open_system
+from tests.processes import fetchers_of
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 TASKS = 20_000
@@ -109,6 +111,25 @@ async def test_run_killed_ten_times_in_a_row(urls: Path, tmp_path: Path) -> None
     ended = subprocess.run([*command, "--resume"], env=environ, capture_output=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 3, ended.stderr
     await check_rows(tmp_path / "data", mark["job_id"])
+    check_archive(tmp_path / "out.zip")
+
+
+@pytest.mark.timeout(300)
+async def test_fetchers_killed_ten_times_in_a_row(urls: Path, tmp_path: Path) -> None:
+    chance = random.Random(13)
+    command = [CONVEYOR, "run", str(urls), "-o", str(tmp_path / "out.zip"), "--rate", str(RATE), "--concurrency", "200"]
+    # That one of them is killed by chance is no task's fault.
+    environ = environment(tmp_path) | {"CONVEYOR_MAX_LOST_STARTS": "100"}
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    for _ in range(KILLS):
+        await asyncio.sleep(0.7 + chance.random() * 0.3)
+        while not (running := fetchers_of(process.pid)):
+            assert process.poll() is None
+        os.kill(chance.choice(running), signal.SIGKILL)
+    assert process.wait(PATIENCE) == 3
+    async with open_system(Settings(data=tmp_path / "data"), SystemClock()) as system:
+        (job,) = (await system.records.jobs(TenantId("local"), None, 10)).items
+    await check_rows(tmp_path / "data", job.job_id)
     check_archive(tmp_path / "out.zip")
 
 

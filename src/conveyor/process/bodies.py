@@ -27,38 +27,47 @@ class Bodies:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def keep(self, job: Job, outcomes: Sequence[Outcome]) -> list[BodyRef | None]:
-        """A reference for each outcome, None where it has no body; durable when this returns."""
+        """A reference for each outcome, None where it has no body; durable when this returns. A body that an executor
+        has kept already stays where it is."""
         crashpoint("bodies.keep.before")
         packed = job.result_layout is ResultLayout.PACKED
-        refs: list[BodyRef | None] = [None] * len(outcomes)
-        segment: list[tuple[int, bytes]] = []
-        alone: list[tuple[int, bytes]] = []
+        refs: list[BodyRef | None] = [outcome.kept for outcome in outcomes]
+        segment: list[tuple[int, Outcome]] = []
+        alone: list[tuple[int, Outcome]] = []
         for position, outcome in enumerate(outcomes):
             if outcome.body is not None:
                 kind = segment if packed and len(outcome.body) <= LARGE else alone
-                kind.append((position, outcome.body))
-        writes = [self._keep_alone(job, refs, position, body) for position, body in alone]
+                kind.append((position, outcome))
+        writes = [self._keep_alone(job, refs, position, outcome) for position, outcome in alone]
         if segment:
             writes.append(self._keep_segment(job, refs, segment))
         await asyncio.gather(*writes)
         crashpoint("bodies.keep.after")
         return refs
 
-    async def _keep_segment(self, job: Job, refs: list[BodyRef | None], bodies: Sequence[tuple[int, bytes]]) -> None:
+    async def _keep_segment(
+        self, job: Job, refs: list[BodyRef | None], outcomes: Sequence[tuple[int, Outcome]]
+    ) -> None:
         key = self._key(job, "seg")
-        data = b"".join([body for _, body in bodies])
+        data = b"".join([outcome.body for _, outcome in outcomes if outcome.body is not None])
         await self._blobs.put(key, data)
         offset = 0
-        for position, body in bodies:
-            refs[position] = BodyRef(key, len(body), sha256(body).hexdigest(), offset)
+        for position, outcome in outcomes:
+            body = outcome.body or b""
+            refs[position] = BodyRef(key, len(body), _digest(outcome), offset)
             offset += len(body)
 
-    async def _keep_alone(self, job: Job, refs: list[BodyRef | None], position: int, body: bytes) -> None:
+    async def _keep_alone(self, job: Job, refs: list[BodyRef | None], position: int, outcome: Outcome) -> None:
         async with self._at_once:
             key = self._key(job, "body")
+            body = outcome.body or b""
             await self._blobs.put(key, body)
-            refs[position] = BodyRef(key, len(body), sha256(body).hexdigest())
+            refs[position] = BodyRef(key, len(body), _digest(outcome))
 
     def _key(self, job: Job, kind: str) -> str:
         # Unique to this attempt: a late worker never writes over the body of the one that won.
         return f"results/{job.tenant}/{job.job_id}/{job.run.run_id}/{self._clock.new_id(kind)}"
+
+
+def _digest(outcome: Outcome) -> str:
+    return outcome.sha256 or sha256(outcome.body or b"").hexdigest()

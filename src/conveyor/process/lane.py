@@ -4,13 +4,15 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
-from conveyor.model import Job, TaskRef
-from conveyor.process.executors import Executor
+from conveyor.model import LONG_KINDS, Job, Outcome, TaskRef
+from conveyor.process.executors import WORKER_LOST, Executor
+from conveyor.process.progress import Superseded
 from conveyor.process.recorder import HeldChunk, Recorder
 
 log = structlog.get_logger()
@@ -33,6 +35,16 @@ class Held:
         self.reserved = False
 
 
+class Exits(Protocol):
+    """Where references go that have no outcome to record."""
+
+    async def overtaken(self, chunk: HeldChunk) -> None:
+        """Another attempt has the task of this message, and a message of its own."""
+
+    async def condemned(self, job: Job, chunk: HeldChunk, ref: TaskRef, why: str) -> None:
+        """The task takes every process along that runs it."""
+
+
 class Lane:
     """Made by the worker when a run has work, dropped when the run has ended or is paused."""
 
@@ -44,6 +56,7 @@ class Lane:
         limits: TargetLimits,
         clock: Clock,
         hungry: Callable[[], None],
+        exits: Exits | None = None,
     ) -> None:
         self.job = job
         self.width = 0
@@ -56,10 +69,13 @@ class Lane:
         self._limits = limits
         self._clock = clock
         self._hungry = hungry
+        self._exits = exits
         self._waiting: deque[Held] = deque()
         # References whose target has its turn later.
         self._parked: list[tuple[float, int, Held]] = []
         self._parkings = 0
+        # Runners that have not yet taken anything.
+        self._starting = 0
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
         self._rate = 0.0
@@ -80,6 +96,10 @@ class Lane:
     def shortage(self) -> int:
         """How many more references it should hold, from what it gets done in a moment."""
         self._measure()
+        if self.job.kind in LONG_KINDS:
+            # One to grow by: what waits here for hours could run elsewhere.
+            full = self._waiting or self._parked or self.active >= self.job.options.concurrency
+            return 0 if full else 1
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
         return 0 if self.crowded else max(0, goal - len(self._waiting))
@@ -93,9 +113,35 @@ class Lane:
         self.width = width
         for _ in range(min(width - self.active, -(-len(self._waiting) // self._executor.grain(self.job)))):
             self.active += 1
+            self._starting += 1
             task = asyncio.create_task(self._run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def follow(self, job: Job) -> None:
+        """Take over what was changed of the job. References that wait for their targets ask again, by the new limits;
+        what runs ends by the old ones."""
+        self.job = job
+        if not self._limits.follow(job):
+            return
+        self._waiting.extendleft(held for _, _, held in sorted(self._parked, reverse=True))
+        self._parked.clear()
+        for held in self._waiting:
+            held.reserved = False
+        self.spread(self.width)
+        self._hungry()
+
+    def surplus(self) -> list[HeldChunk]:
+        """Give up long tasks that wait for a slot which nobody knows the end of: others may have one free."""
+        if self.job.kind not in LONG_KINDS or self.active < self.width:
+            return []
+        chunks: list[HeldChunk] = []
+        while len(self._waiting) > self._starting:
+            chunk = self._waiting.pop().chunk
+            if not chunk.lost:
+                chunk.lost = True
+                chunks.append(chunk)
+        return chunks
 
     def forget_done(self) -> None:
         self.chunks = {receipt: chunk for receipt, chunk in self.chunks.items() if chunk.left > 0 and not chunk.lost}
@@ -120,6 +166,7 @@ class Lane:
         return [chunk for chunk in self.chunks.values() if not chunk.lost]
 
     async def _run(self) -> None:
+        self._starting -= 1
         try:
             while self.active <= self.width:
                 held = await self._take_limited() if self._limits.limited else self._take()
@@ -138,6 +185,14 @@ class Lane:
                     await self._recorder.mark_started(chunk)
             outcomes = await self._executor.attempt(self.job, refs)
             assert len(outcomes) == len(refs)
+            if any(_is_verdict(outcome) for outcome in outcomes):
+                held, outcomes = await self._without_condemned(held, outcomes)
+        except Superseded:
+            for chunk in chunks:
+                assert self._exits is not None
+                await self._exits.overtaken(chunk)
+                chunk.lost = True
+            return
         except Exception:
             # An executor promises not to raise. Let go of the chunks: they come again, and the lost start counts.
             log.exception("executor failed", run=self.job.run.run_id, indexes=[ref.index for ref in refs])
@@ -147,12 +202,26 @@ class Lane:
         finally:
             if self._limits.limited:
                 await self._limits.leave(self._executor.target(refs[0]))
-        self._recorder.add(self.job, chunks, refs, outcomes)
-        self._ended += len(refs)
-        if len(self._waiting) <= self._low and self._clock.monotonic() >= self.next_poll:
-            self._hungry()
+        self._record(held, outcomes)
         if self._recorder.full:
             await self._recorder.room()
+
+    async def _without_condemned(self, held: list[Held], outcomes: list[Outcome]) -> tuple[list[Held], list[Outcome]]:
+        left: list[tuple[Held, Outcome]] = []
+        for one, outcome in zip(held, outcomes, strict=True):
+            if _is_verdict(outcome) and outcome.error is not None:
+                assert self._exits is not None
+                await self._exits.condemned(self.job, one.chunk, one.ref, outcome.error.message)
+            else:
+                left.append((one, outcome))
+        return [one for one, _ in left], [outcome for _, outcome in left]
+
+    def _record(self, held: list[Held], outcomes: list[Outcome]) -> None:
+        refs = [_counted(one.ref, outcome) for one, outcome in zip(held, outcomes, strict=True)]
+        self._recorder.add(self.job, [one.chunk for one in held], refs, outcomes)
+        self._ended += len(held)
+        if len(self._waiting) <= self._low and self._clock.monotonic() >= self.next_poll:
+            self._hungry()
 
     def _take(self) -> list[Held]:
         grain = self._executor.grain(self.job)
@@ -209,3 +278,13 @@ class Lane:
             self._rate += _SMOOTHING * (self._ended / passed - self._rate)
             self._ended = 0
             self._measured_at = now
+
+
+def _is_verdict(outcome: Outcome) -> bool:
+    return outcome.error is not None and outcome.error.code == WORKER_LOST
+
+
+def _counted(ref: TaskRef, outcome: Outcome) -> TaskRef:
+    """The reference that its outcome counts for. One that spends no attempt is the end of the attempt before, so that
+    the next is this one again."""
+    return ref if outcome.spend else TaskRef(ref.index, ref.input, ref.attempt - 1)

@@ -11,12 +11,15 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.durations import count_durations
+from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import BodyRef, Chunk, Job, Outcome, ResultDetail, RunId, TaskEnd, TaskRef
+from conveyor.model import BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.bodies import Bodies
+from conveyor.process.outcomes import detail_json, with_body
 from conveyor.process.retry import retry_delay
 from conveyor.references import encode, send_all
 from conveyor.states import TaskStatus
@@ -68,8 +71,16 @@ class Recorder:
     """One for each worker."""
 
     def __init__(
-        self, tasks: Tasks, queue: Queue, bodies: Bodies, lifecycle: Lifecycle, clock: Clock, linger: float
+        self,
+        tasks: Tasks,
+        queue: Queue,
+        bodies: Bodies,
+        lifecycle: Lifecycle,
+        coordinator: Coordinator,
+        clock: Clock,
+        linger: float,
     ) -> None:
+        self._coordinator = coordinator
         self._tasks = tasks
         self._queue = queue
         self._bodies = bodies
@@ -193,6 +204,7 @@ class Recorder:
             finished = await self._tasks.finish(job.key, ends)
             await self._note(job, ended, "task.failed")
             await self._lifecycle.settle(job, finished.counts)
+            await count_durations(self._coordinator, job.run.run_id, [done.outcome.elapsed for done in ended])
         if again:
             await self._note(job, again, "task.retried")
             await self._send_back(job, again)
@@ -234,21 +246,13 @@ def _next_attempt(ref: TaskRef) -> TaskRef:
 
 def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:
     outcome = done.outcome
-    detail = ResultDetail(
-        error=outcome.error,
-        content_type=outcome.content_type,
-        final_url=outcome.final_url,
-        headers=outcome.headers,
-        body=body,
-        elapsed=round(outcome.elapsed, 6),
-    )
     return TaskEnd(
         done.ref.index,
         outcome.status,
         done.ref.attempt,
         outcome.http_status,
         outcome.error.code if outcome.error else None,
-        _json(detail).decode(),
+        with_body(detail_json(outcome), body),
         now,
     )
 

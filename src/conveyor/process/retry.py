@@ -9,7 +9,8 @@ MAX_RETRY_AFTER = 3600.0
 
 # What may well go another way next time. Not here, because the same attempt would end the same way: target_refused,
 # bad_url, body_too_large, too_many_redirects, bad_redirect, decode_failed, tls_failed, internal; handler_missing and
-# result_not_json. `http_<status>` is decided by the job's own list of statuses.
+# result_not_json; content_encoded, checksum_mismatch, export_failed, export_timeout and export_api_failed.
+# `http_<status>` is decided by the job's own list of statuses.
 RETRYABLE_ERRORS = frozenset(
     {
         "timeout",
@@ -19,6 +20,10 @@ RETRYABLE_ERRORS = frozenset(
         "read_failed",
         "gateway_failed",
         "handler_raised",
+        "process_failed",
+        "too_slow",
+        "range_failed",
+        "file_changed",
     }
 )
 
@@ -27,16 +32,24 @@ def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float)
     """Seconds until the next attempt after the `attempt`-th (from 1) ended so, or None: the outcome is terminal.
 
     `jitter` is in [0, 1). What the target asked for by Retry-After comes on top of the backoff: tasks that were all
-    told the same moment should not all come back in it.
+    told the same moment should not all come back in it. An outcome that spends no attempt only waits as long as it
+    says.
     """
-    if outcome.status is not TaskStatus.FAILED or attempt >= options.attempts or not _retryable(options, outcome):
+    if not outcome.spend:
+        return _wish(outcome.retry_after)
+    if outcome.status is not TaskStatus.FAILED or attempt >= options.attempts or not is_retryable(options, outcome):
         return None
-    bound = _bound(options.backoff, attempt)
-    delay = bound * jitter if options.backoff.jitter else bound
-    return delay + _wish(outcome.retry_after)
+    return backoff_delay(options.backoff, attempt, jitter, outcome.retry_after)
 
 
-def _retryable(options: Options, outcome: Outcome) -> bool:
+def backoff_delay(backoff: Backoff, attempt: int, jitter: float, wish: float | None) -> float:
+    """Seconds until the next attempt after the `attempt`-th, with what the target wished for on top."""
+    bound = _bound(backoff, attempt)
+    return (bound * jitter if backoff.jitter else bound) + _wish(wish)
+
+
+def is_retryable(options: Options, outcome: Outcome) -> bool:
+    """Whether such a failure may go another way next time."""
     error = outcome.error
     if error is None:
         return False

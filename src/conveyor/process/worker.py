@@ -13,17 +13,19 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Delivery, Queue, run_queue
+from conveyor.engines.queue import Delivery, Queue, QueueName, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, Job, JobKind, ResultDetail, RunId, TaskEnd, TaskError, TaskRef
+from conveyor.model import LONG_KINDS, Chunk, Job, JobKind, ResultDetail, RunId, TaskEnd, TaskError, TaskRef
 from conveyor.process.bodies import Bodies
 from conveyor.process.dispatch import Demand, deal
-from conveyor.process.executors import Executor
+from conveyor.process.executors import WORKER_LOST, Executor
+from conveyor.process.fetchers import Fetchers
 from conveyor.process.lane import Lane
 from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.remote_lane import RemoteLane
 from conveyor.references import decode, encode, send_all
 from conveyor.settings import Settings
 from conveyor.states import WORKABLE, TaskStatus
@@ -38,6 +40,10 @@ _FIRST_TASTE = 1
 _DRAIN_SECONDS = 5.0
 # How soon a chunk is looked at again that could not be tried while another was.
 _TRIAL_PAUSE = 0.1
+# How soon a worker without a free slot asks for a long task again.
+_NO_SLOT_PAUSE = 2.0
+# How soon a message comes again whose references went down with the process that had them.
+_LOST_PAUSE = 0.5
 
 
 class Worker:
@@ -66,9 +72,10 @@ class Worker:
         self._coordinator = coordinator
         self._lifecycle = lifecycle
         self._executors = executors
-        self._recorder = Recorder(tasks, queue, bodies, lifecycle, clock, settings.flush_seconds)
+        self._recorder = Recorder(tasks, queue, bodies, lifecycle, coordinator, clock, settings.flush_seconds)
         self._recording: asyncio.Task[None] | None = None
         self._lanes: dict[RunId, Lane] = {}
+        self._gone: list[HeldChunk] = []
         self._on_trial: HeldChunk | None = None
         self._turn = 0
         self._look_at = 0.0
@@ -84,6 +91,8 @@ class Worker:
         if now >= self._beat_at:
             await self._keep_held()
             self._beat_at = now + self._settings.lease_seconds / 3
+        if self._gone:
+            await self._let_go()
         await self._fill()
         await self._deal()
         return self._rest()
@@ -109,15 +118,40 @@ class Worker:
             if lane is None:
                 self._lanes[run_id] = self._lane(job)
             elif lane.job != job:
-                lane.job = job
+                lane.follow(job)
 
     def _lane(self, job: Job) -> Lane:
         limits = TargetLimits(self._coordinator, job, self.name)
         executor = self._executors[job.kind]
-        return Lane(job, executor, self._recorder, limits, self._clock, self._hungry)
+        if isinstance(executor, Fetchers):
+            return RemoteLane(job, executor, self._recorder, limits, self._clock, self._hungry, self._lost)
+        return Lane(job, executor, self._recorder, limits, self._clock, self._hungry, self)
 
     def _hungry(self) -> None:
         self.wake()
+
+    def _lost(self, job: Job, chunks: list[HeldChunk]) -> None:
+        self._gone.extend(chunks)
+        self.wake()
+
+    async def overtaken(self, chunk: HeldChunk) -> None:
+        """Another attempt has the task, and a message of its own: this one is not needed any more."""
+        await self._queue.ack(chunk.queue, [chunk.receipt])
+
+    async def condemned(self, job: Job, chunk: HeldChunk, ref: TaskRef, why: str) -> None:
+        """A task that takes every process along goes back alone; whoever takes it next gives it up."""
+        verdict = encode(Chunk(job.key, [ref], alone=True, lost=why))
+        await send_all(self._queue, chunk.queue, [verdict], self._clock)
+        crashpoint("worker.condemn.between")
+        chunk.left -= 1
+        if chunk.left == 0:
+            await self._queue.ack(chunk.queue, [chunk.receipt])
+
+    async def _let_go(self) -> None:
+        """Have messages come again soon whose fetcher is gone; that they come again counts as a lost start."""
+        gone, self._gone = self._gone, []
+        for queue, chunks in _by_queue(gone).items():
+            await self._queue.extend(queue, [chunk.receipt for chunk in chunks], _LOST_PAUSE)
 
     async def _drop(self, lane: Lane, grace: float) -> None:
         self._lanes.pop(lane.job.run.run_id, None)
@@ -140,6 +174,10 @@ class Worker:
         widths = deal(demands, self._settings.worker_concurrency, self._turn)
         for run_id, lane in self._lanes.items():
             lane.spread(await self._granted(lane, widths.get(run_id, 0)))
+            surplus = lane.surplus()
+            if surplus:
+                await self._queue.release(run_queue(run_id), [chunk.receipt for chunk in surplus], 0.0)
+                lane.next_poll = self._clock.monotonic() + _NO_SLOT_PAUSE
 
     async def _granted(self, lane: Lane, width: int) -> int:
         """What the run's concurrency leaves this worker; held, it is also the count of what runs. That is more than
@@ -175,8 +213,9 @@ class Worker:
             unfed = [delivery.receipt for delivery in deliveries if delivery.receipt not in lane.chunks]
             await self._queue.release(run_queue(job.run.run_id), unfed, 0.0)
             raise
-        if lane.want == 0 and lane.next_poll == 0.0:
-            # All of it had ended already, as after a crash: no runner will ask for more.
+        if lane.next_poll == 0.0 and (lane.want == 0 or job.kind in LONG_KINDS):
+            # All of it had ended already, as after a crash: no runner will ask for more. Or there is room for more
+            # long ones, which are taken one at a time.
             self.wake()
 
     async def _admit(self, lane: Lane, deliveries: list[Delivery]) -> None:
@@ -194,10 +233,16 @@ class Worker:
             start = delivery.lost_starts + 1
             if not refs:
                 ended.append(delivery.receipt)
+            elif chunk.lost:
+                await self._give_up(lane.job, held, refs[0], chunk.lost)
+            elif lane.job.kind in LONG_KINDS:
+                # Their lost starts are counted in their rows: see progress.py.
+                lane.feed(held, refs)
             elif start > most and len(refs) > 1:
                 await self._try_alone(lane.job, held, refs)
             elif start > most:
-                await self._give_up(lane.job, held, refs[0], delivery.lost_starts)
+                why = f"The worker was lost {delivery.lost_starts} times while it ran this task."
+                await self._give_up(lane.job, held, refs[0], why)
             elif (chunk.alone or start == most > 1) and not self._on_trial_now(held):
                 later.append(delivery.receipt)
             else:
@@ -238,14 +283,13 @@ class Worker:
         crashpoint("worker.try_alone.between")
         await self._queue.ack(held.queue, [held.receipt])
 
-    async def _give_up(self, job: Job, held: HeldChunk, ref: TaskRef, starts: int) -> None:
+    async def _give_up(self, job: Job, held: HeldChunk, ref: TaskRef, message: str) -> None:
         """Count starts, not failures: a task that takes its worker down leaves no failure behind."""
-        message = f"The worker was lost {starts} times while it ran this task."
         log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=message)
-        detail = msgspec.json.encode(ResultDetail(error=TaskError("worker_lost", message))).decode()
-        end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, "worker_lost", detail, self._clock.now())
+        detail = msgspec.json.encode(ResultDetail(error=TaskError(WORKER_LOST, message))).decode()
+        end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, WORKER_LOST, detail, self._clock.now())
         finished = await self._tasks.finish(job.key, [end])
-        data = msgspec.json.encode({"attempt": ref.attempt, "starts": starts}).decode()
+        data = msgspec.json.encode({"attempt": ref.attempt, "reason": message}).decode()
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
         await self._queue.bury(held.queue, [held.receipt], message)
@@ -265,3 +309,10 @@ class Worker:
         now = self._clock.monotonic()
         polls = [lane.next_poll for lane in self._lanes.values() if lane.next_poll > now]
         return max(0.001, min([self._look_at, self._beat_at, *polls]) - now)
+
+
+def _by_queue(chunks: list[HeldChunk]) -> dict[QueueName, list[HeldChunk]]:
+    queues: dict[QueueName, list[HeldChunk]] = {}
+    for chunk in chunks:
+        queues.setdefault(chunk.queue, []).append(chunk)
+    return queues

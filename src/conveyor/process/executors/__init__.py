@@ -5,6 +5,9 @@ from typing import Protocol
 
 from conveyor.model import Job, Outcome, TaskRef
 
+# The code of an outcome that says: the task takes every process along that runs it. It is dead-lettered.
+WORKER_LOST = "worker_lost"
+
 
 class Executor(Protocol):
     """One executor serves all runs of its kind in a worker. It is closed when the worker stops."""
@@ -17,7 +20,8 @@ class Executor(Protocol):
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         """Make one attempt at each reference, in order, and say what came of it. Never raises for what a task did:
-        that is an Outcome with an error. An Outcome may carry `retry_after` as a wish of the target (Retry-After)."""
+        that is an Outcome with an error. An Outcome may carry `retry_after` as a wish of the target (Retry-After).
+        Raises only Superseded (process/progress.py), for one reference, when another attempt has it now."""
 
     async def close(self) -> None:
         """Let go of connections and threads."""

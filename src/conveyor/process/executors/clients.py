@@ -25,6 +25,9 @@ MAX_PINS = 512
 MAX_PROXIED = 64
 # Building takes 5 ms, whether for one pin or for a hundred: pins that come in meanwhile share the next client.
 BUILD_PAUSE = 0.02
+# A streaming client has no timeout as a whole; whoever reads gives up sooner, and a request that nobody waits for any
+# more ends by this.
+STREAM_SILENCE = 300.0
 
 
 def connect_step(seconds: float) -> float:
@@ -51,9 +54,13 @@ class Proxy(NamedTuple):
 
 
 class Clients:
-    """All clients of one executor. `root_certificate` is a PEM to trust beside the public authorities."""
+    """All clients of one executor. `root_certificate` is a PEM to trust beside the public authorities. With `streaming`
+    a body comes as it was sent: nothing is decoded, and it may take as long as it likes."""
 
-    def __init__(self, clock: Clock, user_agent: str, root_certificate: bytes | None = None) -> None:
+    def __init__(
+        self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
+    ) -> None:
+        self._streaming = streaming
         self._clock = clock
         self._user_agent = user_agent
         self._root_certificate = root_certificate
@@ -150,6 +157,9 @@ class Clients:
             .connect_timeout(timedelta(seconds=connect))
             .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
         )
+        if self._streaming:
+            builder = builder.gzip(False).brotli(False).zstd(False).deflate(False)
+            builder = builder.read_timeout(timedelta(seconds=STREAM_SILENCE))
         return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
 
 

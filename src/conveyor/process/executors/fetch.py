@@ -7,8 +7,9 @@ body. The body is read in pieces and counted after decoding: memory is bounded b
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
@@ -97,10 +98,10 @@ class FetchExecutor:
         return host_of(ref.input)
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        plan = self._plan(job)
-        if len(refs) == 1:
-            return [await self._attempt(plan, refs[0])]
-        return list(await asyncio.gather(*(self._attempt(plan, ref) for ref in refs)))
+        return list(await asyncio.gather(*(self.attempt_one(job, ref) for ref in refs)))
+
+    def attempt_one(self, job: Job, ref: TaskRef) -> Coroutine[Any, Any, Outcome]:
+        return self._attempt(self._plan(job), ref)
 
     async def close(self) -> None:
         await self._clients.close()

@@ -1,0 +1,150 @@
+"""A process that fetches for the workers of another: `python -m conveyor.process.fetcher FD`.
+
+Orders in, packs of outcomes out. It keeps nothing and knows no store; what costs time for each response is done here,
+away from the threads that write rows: the request, the digest of the body, the JSON of the detail. It ends when the
+process that started it does, however that ends: the socket between them is then at its end.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections import deque
+from hashlib import sha256
+
+import msgspec
+
+from conveyor.clock import SystemClock
+from conveyor.model import Job, Outcome
+from conveyor.process.executors.fetch import FetchExecutor
+from conveyor.process.frames import Drop, Order, Orders, Pack, Packed, decode_order, framed, read_frame
+from conveyor.process.outcomes import detail_json
+from conveyor.settings import Settings
+from conveyor.targets import TargetGuard
+
+_PACK_COUNT = 64
+_PACK_BYTES = 1024 * 1024
+# How long an outcome waits for others, in seconds.
+_LINGER = 0.004
+
+
+class Lane:
+    """The orders of one lane of a worker."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.width = 0
+        self.waiting: deque[Order] = deque()
+        self.running: set[asyncio.Task[None]] = set()
+
+
+class Fetcher:
+    def __init__(self, executor: FetchExecutor, writer: asyncio.StreamWriter) -> None:
+        self._executor = executor
+        self._writer = writer
+        self._lanes: dict[int, Lane] = {}
+        self._outcomes: list[Packed] = []
+        self._bodies: list[bytes | memoryview] = []
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        self._writer.write(framed(True))
+        try:
+            while True:
+                order = decode_order(await read_frame(reader))
+                if isinstance(order, Orders):
+                    self._take(order)
+                else:
+                    self._drop(order)
+                await self._writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    def _take(self, given: Orders) -> None:
+        lane = self._lanes.get(given.lane)
+        if lane is None:
+            assert given.job is not None
+            lane = self._lanes[given.lane] = Lane(given.job)
+        elif given.job is not None:
+            lane.job = given.job
+        lane.width = given.width
+        lane.waiting.extend(given.orders)
+        for _ in range(min(lane.width - len(lane.running), len(lane.waiting))):
+            runner = asyncio.create_task(self._run(lane))
+            lane.running.add(runner)
+            runner.add_done_callback(lane.running.discard)
+
+    def _drop(self, drop: Drop) -> None:
+        lane = self._lanes.get(drop.lane)
+        if lane is None:
+            return
+        dropped = [order.number for order in lane.waiting]
+        lane.waiting.clear()
+        if drop.all:
+            del self._lanes[drop.lane]
+            for runner in lane.running:
+                runner.cancel()
+        elif dropped:
+            self._writer.write(framed(Pack([], b"", dropped)))
+
+    async def _run(self, lane: Lane) -> None:
+        while lane.waiting and len(lane.running) <= lane.width:
+            order = lane.waiting.popleft()
+            self._put(order.number, await self._executor.attempt_one(lane.job, order.ref))
+
+    def _put(self, number: int, outcome: Outcome) -> None:
+        body = outcome.body
+        self._outcomes.append(
+            Packed(
+                number,
+                outcome.status,
+                outcome.http_status,
+                outcome.error,
+                outcome.retry_after,
+                detail_json(outcome),
+                -1 if body is None else len(body),
+                "" if body is None else sha256(body).hexdigest(),
+                outcome.elapsed,
+            )
+        )
+        if body:
+            self._bodies.append(body)
+            self._bytes += len(body)
+        if len(self._outcomes) >= _PACK_COUNT or self._bytes >= _PACK_BYTES:
+            self._send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LINGER, self._send)
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._outcomes:
+            self._writer.write(framed(Pack(self._outcomes, b"".join(self._bodies), [])))
+            self._outcomes, self._bodies, self._bytes = [], [], 0
+
+
+async def _main(fd: int) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
+    clock = SystemClock()
+    guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
+    executor = FetchExecutor(settings, clock, guard)
+    await Fetcher(executor, writer).serve(reader)
+
+
+def main() -> None:
+    # The process that started this one decides when to stop; a signal to the whole group is for that one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        import uvloop  # noqa: PLC0415  (absent on Windows)
+    except ImportError:
+        asyncio.run(_main(int(sys.argv[1])))
+    else:
+        uvloop.run(_main(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
