@@ -612,6 +612,21 @@ class TestBadLists:
         await self._fails(belt, job, "not the one that was accepted")
         assert await belt.tasks(job) == {}
 
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    async def test_one_that_is_replaced_after_it_was_split(self, belt: Belt, pack: Callable[[bytes], bytes]) -> None:
+        """Of a range that is not what it was, nothing becomes a task, not even of the part that is the same."""
+        given = "\n".join(lines(100)).encode() + b"\n"
+        job = await belt.stage_bytes(pack(given), ListFormat.JSONL)
+        assert job.source is not None
+        first = belt.ingester("first")
+        await first.tick()
+        before = await belt.system.records.ingested(job.run.run_id)
+        assert (before.ranges > 0, before.tasks) == (True, 0)
+        await belt.blobs.put(job.source.key, pack(given[:-4] + b'00"\n'))
+        await self._fails(belt, job, "not the one that was accepted", within=900)
+        last = lines(100)[-1]
+        assert all(task.input != last.encode() for task in (await belt.tasks(job)).values())
+
     async def test_what_failed_goes_on_where_it_stopped(self, belt: Belt) -> None:
         """The list is put back, and the ingest is resumed."""
         given = lines(100)

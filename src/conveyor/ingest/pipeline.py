@@ -20,7 +20,8 @@ from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.ingest.plan import KeepHold, make_plan, range_pieces, reading_of, reject_invalid
+from conveyor.ingest.plan import KeepHold, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
+from conveyor.ingest.rerun import copied, plan_rerun
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists import BATCH, Batch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
@@ -46,19 +47,27 @@ class Ingest:
     async def split(self, job: Job, keep_hold: KeepHold) -> None:
         """Look the list over, write down its ranges, and have each ingested. Raises HoldLost."""
         ranges = await self.records.ranges(job.run.run_id)
+        if job.run.lineage is not None and not job.run.sealed:
+            ranges = await plan_rerun(self.records, self.tasks, self.clock, job, keep_hold)
+            if not await self._write_plan(job, ranges):
+                return
         # An open job that nobody has closed yet has no list of its own; its ranges are what was added so far.
-        if job.source is not None and not job.run.sealed:
+        elif job.source is not None and not job.run.sealed:
             most = self.settings.max_list_bytes
             range_bytes = self.settings.ingest_range_bytes
             ranges = await make_plan(self.blobs, job.source, job.kind, range_bytes, most, keep_hold)
             if job.options.on_invalid is OnInvalid.REJECT:
                 await reject_invalid(self.blobs, ranges, job.kind, most, partial(self._keep_invalid, job), keep_hold)
-            crashpoint("ingest.split.before")
-            if not await self.records.split(job.job_id, job.run.run_id, ranges):
+            if not await self._write_plan(job, ranges):
                 return
-            crashpoint("ingest.split.after")
         await self.request([(job, one) for one in ranges if not one.done])
         await self.finish(job)
+
+    async def _write_plan(self, job: Job, ranges: list[Range]) -> bool:
+        crashpoint("ingest.split.before")
+        written = await self.records.split(job.job_id, job.run.run_id, ranges)
+        crashpoint("ingest.split.after")
+        return written
 
     async def request(self, ranges: list[tuple[Job, Range]]) -> None:
         """Have ranges ingested by whoever is free."""
@@ -69,9 +78,10 @@ class Ingest:
         await send_all(self.queue, CONTROL, outgoing, self.clock)
 
     async def ingest_range(self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold) -> bool:
-        """Make tasks of one range. False if it is another's by now."""
-        pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
-        async for batch in _ahead(read(pieces, reading_of(one, job.kind))):
+        """Make tasks of one range. False if it is another's by now. Raises ListUnreadable, and HoldLost."""
+        if job.run.lineage is None:
+            await check_unchanged(self.blobs, one, keep_hold)
+        async for batch in _ahead(self._batches(job, one)):
             await self.tasks.put(job.key, batch.seeds)
             crashpoint("ingest.put.after")
             outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
@@ -91,6 +101,12 @@ class Ingest:
         await self.finish(job)
         return True
 
+    def _batches(self, job: Job, one: Range) -> AsyncIterator[Batch]:
+        if job.run.lineage is not None:
+            return copied(self.records, self.tasks, job, one)
+        pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
+        return read(pieces, reading_of(one, job.kind))
+
     async def finish(self, job: Job) -> None:
         """Set the total and the latch if every range is done and none will come."""
         run = await self.records.run(job.job_id, job.run.run_id)
@@ -99,7 +115,8 @@ class Ingest:
         ingested = await self.records.ingested(run.run_id)
         if not ingested.done:
             return
-        if ingested.tasks == 0:
+        # A list without tasks is a mistake; a rerun without any has nothing to do.
+        if ingested.tasks == 0 and run.lineage is None:
             reason = _without_tasks(job, ingested.invalid)
             await self.lifecycle.move(job, RunState.FAILED, reason, await self.tasks.counts(job.key))
             return

@@ -41,6 +41,14 @@ class HoldLost(Exception):
     """The list is another's to look over by now, or the worker is to stop."""
 
 
+class Mark(msgspec.Struct):
+    """Where a range begins, and the hash of its bytes."""
+
+    offset: int
+    index: int
+    sha256: str | None = None
+
+
 class Form(msgspec.Struct, frozen=True):
     """What a list is, once looked into."""
 
@@ -60,22 +68,23 @@ async def make_plan(
     splits = form.compression is Compression.NONE and form.format is not ListFormat.CSV
     marks = await _pass_over(blobs, source, range_bytes if splits else None, keep_hold)
     if not splits:
-        marks = [(start, 0)]
-    ends = [offset for offset, _ in marks[1:]]
+        marks = [Mark(start, 0)]
+    ends = [mark.offset for mark in marks[1:]]
     return [
         Range(
             number=number,
             source=source,
             format=form.format,
             compression=form.compression,
-            start=offset,
+            start=mark.offset,
             end=end,
-            first_index=index,
+            first_index=mark.index,
             header=None if form.header is None else form.header.decode(),
-            index=index,
-            offset=offset,
+            sha256=mark.sha256,
+            index=mark.index,
+            offset=mark.offset,
         )
-        for number, ((offset, index), end) in enumerate(zip(marks, [*ends, None], strict=True))
+        for number, (mark, end) in enumerate(zip(marks, [*ends, None], strict=True))
     ]
 
 
@@ -97,6 +106,23 @@ async def reject_invalid(
         more = f" and {count - len(invalid)} more" if count > len(invalid) else ""
         what = "1 line that is" if count == 1 else f"{count} lines that are"
         raise ListRejected(f"The list has {what} not valid: {lines}{more}")
+
+
+async def check_unchanged(blobs: Blobs, one: Range, keep_hold: KeepHold) -> None:
+    """A range is read from a list that nobody changes; if somebody did, none of it becomes tasks. Raises ListChanged,
+    ListMissing, and HoldLost."""
+    if await blobs.size(one.source.key) is None:
+        raise ListMissing
+    digest = sha256()
+    whole = one.sha256 is None
+    left = None if whole or one.end is None else one.end - one.start
+    async for piece in _while_held(blobs.stream(one.source.key, 0 if whole else one.start), keep_hold, _PIECES):
+        digest.update(piece if left is None else piece[:left])
+        left = None if left is None else left - len(piece)
+        if left is not None and left <= 0:
+            break
+    if digest.hexdigest() != (one.source.sha256 if whole else one.sha256):
+        raise ListChanged
 
 
 def reading_of(one: Range, kind: JobKind) -> Reading:
@@ -136,27 +162,36 @@ async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> Form:
 
 async def _pass_over(
     blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold
-) -> list[tuple[int, int]]:
-    """Where ranges begin, as (offset, index of the first line), and that the list is the one that was accepted."""
+) -> list[Mark]:
+    """Where ranges begin, and that the list is the one that was accepted."""
     digest = sha256()
+    part = sha256()
     size = 0
     lines = 0
-    marks = [(0, 0)]
+    marks = [Mark(0, 0)]
     async for piece in _while_held(blobs.stream(source.key), keep_hold, _PIECES):
         digest.update(piece)
+        view = memoryview(piece)
+        taken = 0
         if range_bytes is not None:
-            due = marks[-1][0] + range_bytes
+            due = marks[-1].offset + range_bytes
             while size + len(piece) > due:
                 newline = piece.find(b"\n", max(0, due - size))
                 if newline < 0:
                     break
-                marks.append((size + newline + 1, lines + piece.count(b"\n", 0, newline + 1)))
-                due = marks[-1][0] + range_bytes
+                part.update(view[taken : newline + 1])
+                taken = newline + 1
+                marks[-1].sha256 = part.hexdigest()
+                part = sha256()
+                marks.append(Mark(size + taken, lines + piece.count(b"\n", 0, taken)))
+                due = marks[-1].offset + range_bytes
             lines += piece.count(b"\n")
+        part.update(view[taken:])
         size += len(piece)
     if size != source.size or digest.hexdigest() != source.sha256:
         raise ListChanged
-    return [mark for mark in marks if mark[0] < size] or marks
+    marks[-1].sha256 = part.hexdigest()
+    return [mark for mark in marks if mark.offset < size] or marks
 
 
 async def _while_held(items: AsyncIterator[T], keep_hold: KeepHold, every: int) -> AsyncIterator[T]:

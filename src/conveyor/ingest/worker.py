@@ -54,9 +54,9 @@ class Ingester:
             log.error("message can not be read", error=str(error))
             await self._ingest.queue.bury(CONTROL, [delivery.receipt], f"The message can not be read: {error}")
             return
-        job = await self._ingest.records.job(message.tenant, message.job_id)
-        if job is None or job.run.run_id != message.run_id or job.state is not RunState.INGESTING:
-            if job is not None and job.state in ENDED and not job.run.last_batch and not resumable(job):
+        job = await self._job(message)
+        if job is None or job.run.state is not RunState.INGESTING:
+            if job is not None and job.run.state in ENDED and not job.run.last_batch and not resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
@@ -77,6 +77,14 @@ class Ingester:
         if done:
             crashpoint("ingester.ack.before")
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
+
+    async def _job(self, message: Message) -> Job | None:
+        """The job with the run that the message is of, which may not be its latest any more."""
+        job = await self._ingest.records.job(message.tenant, message.job_id)
+        if job is None or job.run.run_id == message.run_id:
+            return job
+        run = await self._ingest.records.run(job.job_id, message.run_id)
+        return None if run is None else msgspec.structs.replace(job, run=run, state=run.state, reason=None)
 
     async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
         async def keep_hold() -> bool:
