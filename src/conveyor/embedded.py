@@ -2,12 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
 import msgspec
 
+from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.handlers import default as default_handlers
@@ -16,6 +17,7 @@ from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
+from conveyor.outbound import Outbound
 from conveyor.process.bodies import Bodies
 from conveyor.process.executors import Executor
 from conveyor.process.executors.download import DownloadExecutor
@@ -26,6 +28,10 @@ from conveyor.process.fetchers import Fetchers
 from conveyor.process.worker import Worker
 from conveyor.recover.retention import Retention
 from conveyor.recover.sweeper import Sweeper
+from conveyor.serve.deliverer import Deliverer
+from conveyor.serve.exporter import Exporter
+from conveyor.serve.herald import Herald
+from conveyor.serve.notify import Notifier
 from conveyor.service import Role, Service
 from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
@@ -45,14 +51,18 @@ class Embedded:
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Every role works while the block runs; at its end each gives back what it holds."""
-        executors = self._executors() if self._given is None else self._given
+    async def running(self, only: Collection[str] | None = None) -> AsyncIterator[None]:
+        """Every role works while the block runs, or those of some commands; at its end each gives back what it has."""
+        works = only is None or "work" in only
+        executors = self._executors() if self._given is None and works else self._given or {}
         for executor in executors.values():
             if isinstance(executor, Fetchers):
                 executor.open()
                 self._ready = executor.until_ready
-        services = [Service(role, self.system.clock) for role in self._roles(executors)]
+        chosen = [
+            role for name, roles in self._roles(executors).items() if only is None or name in only for role in roles
+        ]
+        services = [Service(role, self.system.clock) for role in chosen]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
         try:
             yield
@@ -123,10 +133,45 @@ class Embedded:
             for _ in range(system.settings.ingesters)
         ]
 
-    def _roles(self, executors: Mapping[JobKind, Executor]) -> list[Role]:
+    def exporters(self) -> list[Role]:
+        """The roles that make exports."""
+        system = self.system
+        return [
+            Exporter(
+                system.records,
+                system.tasks,
+                system.blobs,
+                system.coordinator,
+                system.clock,
+                system.settings.export_piece_bytes,
+                system.clock.new_id("exporter"),
+            )
+            for _ in range(system.settings.exporters)
+        ]
+
+    def tellers(self) -> list[Role]:
+        """The roles that tell of jobs: of what is no move of a run, to whom it may concern, and by webhook."""
+        system = self.system
+        settings, records, clock = system.settings, system.records, system.clock
+        return [
+            Herald(records, system.tasks, clock, settings.failure_notice_seconds),
+            Notifier(settings, records, system.tasks, clock),
+            Deliverer(settings, records, clock, system.signing_key, self._outbound()),
+        ]
+
+    def scheduler(self) -> Role:
+        """The role that fires schedules."""
+        return Scheduler(self.system, self._outbound())
+
+    def _outbound(self) -> Outbound:
+        settings, clock = self.system.settings, self.system.clock
+        return Outbound(TargetGuard(allow_private=settings.allow_private_targets, clock=clock))
+
+    def _roles(self, executors: Mapping[JobKind, Executor]) -> dict[str, list[Role]]:
+        """By the command that runs them alone."""
         system = self.system
         bodies = Bodies(system.blobs, system.clock)
-        workers = [
+        workers: list[Role] = [
             Worker(
                 system.settings,
                 system.clock,
@@ -144,7 +189,12 @@ class Embedded:
         retention = Retention(
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
         )
-        return [*workers, *self.ingesters(), sweeper, retention]
+        return {
+            "work": workers,
+            "ingest": self.ingesters(),
+            "sweep": [sweeper, retention, *self.exporters(), *self.tellers()],
+            "schedule": [self.scheduler()],
+        }
 
 
 async def _at_once() -> None:

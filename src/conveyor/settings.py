@@ -23,6 +23,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Directory of the embedded engines: database, blobs, the local key.
     data: Path = Path("conveyor-data")
+    # Where jobs are kept: postgres://… or dynamodb://…; embedded without it.
+    records: str | None = None
+    # Where tasks are kept: postgres://… or dynamodb://…; embedded without it.
+    tasks: str | None = None
+    # Where messages are kept: postgres://… or sqs://…; embedded without it.
+    queue: str | None = None
+    # Where leases and limits are kept: redis://…; embedded without it.
+    coordinator: str | None = None
+    # Where lists, bodies and exports are kept: s3://…, gs://… or az://…; a directory under `data` without it.
+    blobs: str | None = None
     # Address that the API listens on.
     host: str = "127.0.0.1"
     # Port that the API listens on; 0 takes a free one.
@@ -82,6 +92,46 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     progress_share: float = 0.05
     # Seconds without progress after which a long task counts as stuck.
     stuck_after: float = 600.0
+    # Seconds between two passes of the monitor.
+    monitor_seconds: float = 60.0
+    # Times that a run past its deadline is queued again before it fails.
+    deadline_tries: int = 3
+    # References that come again which a worker takes for each new one, while there are both.
+    recovery_ratio: int = 4
+    # Part of a target's attempts, of 1, that fail when it is taken to be down; above 1: never.
+    breaker_ratio: float = 0.7
+    # Attempts at a target in the window before that is decided.
+    breaker_least: int = 20
+    # Seconds over which they are counted.
+    breaker_window: float = 60.0
+    # Seconds after which a target that is down is tried again; twice as long each time that it still is.
+    breaker_seconds: float = 30.0
+    # Longest time until it is tried again, in seconds.
+    breaker_longest: float = 900.0
+    # Memory for large bodies that are being read, in bytes, over all fetchers of a worker's process.
+    body_budget_bytes: int = 512 * 1024 * 1024
+    # Memory for messages that one worker loop holds, in bytes; above it only runs that wait for work get more.
+    worker_held_bytes: int = 128 * 1024 * 1024
+    # Tasks that all workers together run at once; 0: as many as each may.
+    fleet_concurrency: int = 0
+    # Worker loops that must be alive for jobs to be accepted.
+    min_workers: int = 0
+    # Unfinished tasks of all tenants above which no more are accepted.
+    max_queued_tasks: int = 50_000_000
+    # Unfinished tasks of one tenant above which no more are accepted.
+    tenant_queued_tasks: int = 10_000_000
+    # Jobs that have not ended, of all tenants, above which no more are accepted.
+    max_jobs: int = 10_000
+    # Jobs that have not ended, of one tenant, above which no more are accepted.
+    tenant_jobs: int = 1_000
+    # Bytes of lists that wait for their ingest, of all tenants, above which no more are accepted.
+    max_staged_bytes: int = 256 * 1024 * 1024 * 1024
+    # Bytes of lists that wait for their ingest, of one tenant, above which no more are accepted.
+    tenant_staged_bytes: int = 64 * 1024 * 1024 * 1024
+    # Requests with a body that are carried out at once in this process.
+    max_requests: int = 64
+    # Bytes of their bodies together.
+    max_requests_bytes: int = 512 * 1024 * 1024
     # Largest piece that a download is kept in, in bytes; small files are kept in smaller ones.
     download_piece_bytes: int = 16 * 1024 * 1024
     # Times that a failed call of an export API is made again.
@@ -106,8 +156,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_retries: str = "5 30 120 600 3600 10800 28800 86400 86400"
     # Webhooks that are under way to one endpoint at once, in this process.
     webhook_concurrency: int = 8
-    # Webhooks that are under way at once in all, in this process.
-    webhook_slots: int = 64
+    # Webhooks that are under way at once in all, in this process; a tenant may have a quarter of them.
+    webhook_slots: int = 256
     # Seconds that a webhook and the log of its tries are kept.
     webhook_log_seconds: float = 1_209_600.0
     # Seconds that the old secret of an endpoint signs beside the new one.
@@ -126,6 +176,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_grace_seconds: float = 60.0
     # Seconds that a schedule may take to read its list from a URL.
     schedule_fetch_seconds: float = 600.0
+    # Loops in this process that make exports.
+    exporters: int = 1
+    # Seconds that an export is kept.
+    export_seconds: float = 3 * 86_400.0
+    # Bytes of an export that are made durable at a time: what a crash repeats.
+    export_piece_bytes: int = 16 * 1024 * 1024
     # Level of the log on standard error: debug, info, warning, error.
     log_level: str = "info"
     # For tests: die at a crash point, as name:n.
@@ -187,7 +243,30 @@ _LEAST = {
     "progress_seconds": 0.001,
     "progress_share": 0,
     "stuck_after": 0.001,
+    "monitor_seconds": 0.01,
+    "deadline_tries": 0,
+    "recovery_ratio": 1,
+    "breaker_ratio": 0.01,
+    "breaker_least": 1,
+    "breaker_window": 0.1,
+    "breaker_seconds": 0.01,
+    "breaker_longest": 0.01,
+    "body_budget_bytes": 1024 * 1024,
+    "worker_held_bytes": 1024 * 1024,
+    "fleet_concurrency": 0,
+    "min_workers": 0,
+    "max_queued_tasks": 1,
+    "tenant_queued_tasks": 1,
+    "max_jobs": 1,
+    "tenant_jobs": 1,
+    "max_staged_bytes": 1,
+    "tenant_staged_bytes": 1,
+    "max_requests": 1,
+    "max_requests_bytes": 1024 * 1024,
     "download_piece_bytes": 64 * 1024,
+    "exporters": 0,
+    "export_seconds": 60,
+    "export_piece_bytes": 64 * 1024,
     "export_retries": 0,
     "export_retry_base": 0,
     "export_retry_rate": 1,

@@ -1,8 +1,14 @@
-"""The composition root: Settings in, System out. The only module that imports concrete engines."""
+"""The composition root: Settings in, System out. The only module that imports concrete engines.
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+Each of the five seams is behind a URL in the settings, or embedded where there is none. Seams with the same URL share
+one engine: so records, tasks and queue on one Postgres are one database, and a small job is written there in one step.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from conveyor import faults
 from conveyor.clock import Clock, SystemClock
@@ -11,8 +17,23 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue
 from conveyor.engines.records import AcceptsWhole, Records
 from conveyor.engines.tasks import Tasks
+from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
 from conveyor.signing import signing_key
+
+EMBEDDED = ""
+
+SEAMS = ("records", "tasks", "queue", "coordinator", "blobs")
+
+# Which engines can stand behind a seam, by the scheme of the URL.
+_SCHEMES = {
+    "records": ("postgres", "dynamodb"),
+    "tasks": ("postgres", "dynamodb"),
+    "queue": ("postgres", "sqs"),
+    "coordinator": ("redis", "rediss"),
+    "blobs": ("s3", "gs", "az"),
+}
+_EXTRAS = {"postgres": "postgres", "redis": "postgres", "rediss": "postgres"}
 
 
 @dataclass(frozen=True)
@@ -37,24 +58,183 @@ class System:
 @asynccontextmanager
 async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIterator[System]:
     """Open every engine, hand out the system, and close them."""
-    from conveyor.engines.local import LocalBlobs
-    from conveyor.engines.sqlite import SqliteEngine
-
     clock = clock or SystemClock()
     if settings.crash_at is not None:
         faults.arm(faults.kill_at(settings.crash_at))
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with SqliteEngine.open(settings.data, clock) as engine:
+    async with opened_engines(settings, clock) as engines:
+        records = engines["records"]
+        one_database = records is engines["tasks"] is engines["queue"]
         yield System(
             settings=settings,
             clock=clock,
+            records=records.records,
+            tasks=engines["tasks"].tasks,
+            queue=engines["queue"].queue,
+            coordinator=engines["coordinator"].coordinator,
+            blobs=engines["blobs"].blobs,
+            whole=records if one_database else None,
+            signing_key=signing_key(settings),
+            # SQL has no partitions that writes would have to be spread over.
+            sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
+        )
+
+
+@asynccontextmanager
+async def opened_engines(settings: Settings, clock: Clock) -> AsyncIterator[dict[str, Any]]:
+    """The engine behind each seam; one that stands behind several is opened once."""
+    async with AsyncExitStack() as stack:
+        opened: dict[str, Any] = {}
+        engines: dict[str, Any] = {}
+        for seam in SEAMS:
+            url = _url(settings, seam)
+            if url not in opened:
+                opened[url] = await stack.enter_async_context(_opener(settings, clock, seam, url, engines))
+            engines[seam] = opened[url]
+        yield engines
+
+
+async def migrate(settings: Settings, clock: Clock) -> list[str]:
+    """Make the tables, queues and buckets that the settings name, or bring them up to date. Returns which."""
+    done = []
+    async with AsyncExitStack() as stack:
+        engines: dict[str, Any] = {}
+        opened: dict[str, Any] = {}
+        for seam in SEAMS:
+            url = _url(settings, seam)
+            if url == EMBEDDED:
+                continue
+            if url in opened:
+                engines[seam] = opened[url]
+                continue
+            if _scheme(settings, seam) == "postgres":
+                from conveyor.engines.postgres import migrate as migrate_postgres
+
+                await migrate_postgres(url)
+            engine = await stack.enter_async_context(_opener(settings, clock, seam, url, engines))
+            if hasattr(engine, "migrate"):
+                await engine.migrate()
+            engines[seam] = opened[url] = engine
+            done.append(f"{seam}: {_shown(url)}")
+    return done
+
+
+async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:
+    """What each engine that a URL names says of itself: what was looked at, and what to fix, or None."""
+    findings: list[tuple[str, str | None]] = []
+    asked: set[str] = set()
+    engines: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        for seam in SEAMS:
+            url = _url(settings, seam)
+            if url in asked:
+                continue
+            asked.add(url)
+            try:
+                engine = await stack.enter_async_context(_opener(settings, clock, seam, url, engines))
+            except ConveyorError as error:
+                findings.append((f"{seam}: opens", error.message))
+                continue
+            engines[seam] = engine
+            if url != EMBEDDED:
+                findings += [(f"{seam}: {name}", problem) for name, problem in await engine.checks()]
+    return findings
+
+
+def _opener(
+    settings: Settings, clock: Clock, seam: str, url: str, engines: dict[str, Any]
+) -> AbstractAsyncContextManager[Any]:
+    scheme = _scheme(settings, seam)
+    if url == EMBEDDED:
+        return _embedded(settings, clock)
+    if scheme not in _SCHEMES[seam]:
+        forms = " or ".join(f"{form}://…" for form in _SCHEMES[seam])
+        raise InvalidSetting(f"CONVEYOR_{seam.upper()} must be {forms}, or empty for the embedded one: {_shown(url)}")
+    try:
+        return _OPENERS[scheme](settings, clock, url, engines)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme, "aws")
+        raise InvalidSetting(
+            f"CONVEYOR_{seam.upper()} needs more: pip install 'conveyor-jobs[{extra}]' ({error.name} is missing)"
+        ) from None
+
+
+@asynccontextmanager
+async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
+    from conveyor.engines.local import LocalBlobs
+    from conveyor.engines.sqlite import SqliteEngine
+
+    blobs = LocalBlobs(settings.data / "blobs")
+    if all(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
+        # No database is made, and none is locked, where several processes share a directory of blobs.
+        yield SimpleNamespace(blobs=blobs)
+        return
+    async with SqliteEngine.open(settings.data, clock) as engine:
+        yield SimpleNamespace(
             records=engine.records,
             tasks=engine.tasks,
             queue=engine.queue,
             coordinator=engine.coordinator,
-            blobs=LocalBlobs(settings.data / "blobs"),
-            whole=engine,
-            signing_key=signing_key(settings),
-            # One file has no partitions to spread writes over.
-            sharded=settings.force_task_shards,
+            blobs=blobs,
+            accept_whole=engine.accept_whole,
         )
+
+
+def _postgres(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.postgres import PostgresEngine
+
+    return PostgresEngine.open(url, clock)
+
+
+def _dynamodb(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.dynamodb import DynamoEngine
+
+    return DynamoEngine.open(url, clock)
+
+
+def _sqs(settings: Settings, clock: Clock, url: str, engines: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.sqs import SqsEngine
+
+    # A queue of AWS can not be listed: what was given up is kept in rows.
+    records = engines.get("records") or SimpleNamespace(records=None)
+    return SqsEngine.open(url, clock, records.records, settings.run_queue_limit)
+
+
+def _redis(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.redis import RedisEngine
+
+    return RedisEngine.open(url, clock)
+
+
+def _objects(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.objects import ObjectEngine
+
+    return ObjectEngine.open(url, clock)
+
+
+_OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsyncContextManager[Any]]] = {
+    "postgres": _postgres,
+    "dynamodb": _dynamodb,
+    "sqs": _sqs,
+    "redis": _redis,
+    "rediss": _redis,
+    "s3": _objects,
+    "gs": _objects,
+    "az": _objects,
+}
+
+
+def _url(settings: Settings, seam: str) -> str:
+    url: str | None = getattr(settings, seam)
+    return url or EMBEDDED
+
+
+def _scheme(settings: Settings, seam: str) -> str:
+    scheme = _url(settings, seam).partition(":")[0]
+    return "postgres" if scheme == "postgresql" else scheme
+
+
+def _shown(url: str) -> str:
+    """Without a password."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else url

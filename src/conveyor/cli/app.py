@@ -2,7 +2,7 @@
 
 import typer
 
-from conveyor.cli import dead_letters, demo, doctor, jobs, keys, moves, run, submit, up, version, watch
+from conveyor.cli import dead_letters, demo, doctor, jobs, keys, moves, roles, run, submit, up, version, watch
 
 app = typer.Typer(
     name="conveyor",
@@ -15,6 +15,7 @@ app = typer.Typer(
 
 _HERE = "On this machine, no server needed"
 _SERVER = "With a server"
+_ROLES = "On engines that processes share"
 _CARE = "Keys and care"
 
 app.command("run", rich_help_panel=_HERE)(run.run)
@@ -29,6 +30,12 @@ app.command("export", rich_help_panel=_SERVER)(jobs.export)
 app.command("invalid", rich_help_panel=_SERVER)(moves.invalid)
 app.command("rerun", rich_help_panel=_SERVER)(moves.rerun)
 app.command("delete", rich_help_panel=_SERVER)(moves.delete)
+app.command("api", rich_help_panel=_ROLES)(roles.api)
+app.command("work", rich_help_panel=_ROLES)(roles.work)
+app.command("ingest", rich_help_panel=_ROLES)(roles.ingest)
+app.command("sweep", rich_help_panel=_ROLES)(roles.sweep)
+app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
+app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_CARE)
 app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)
 app.command("doctor", rich_help_panel=_CARE)(doctor.doctor)

@@ -51,6 +51,7 @@ def all_checks(settings: Settings) -> Iterator[Check]:
     ]
     for check in checks:
         yield check(settings)
+    yield from _engines(settings)
 
 
 def _python(_: Settings) -> Check:
@@ -125,6 +126,18 @@ def _open(settings: Settings) -> None:
             pass
 
     run_async(opened())
+
+
+def _engines(settings: Settings) -> Iterator[Check]:
+    """Every engine that a URL names: what it says of itself, once for each."""
+    from conveyor.cli.loop import run_async
+    from conveyor.clock import SystemClock
+    from conveyor.system import SEAMS, engine_findings
+
+    if not any(getattr(settings, seam) for seam in SEAMS):
+        return
+    for name, problem in run_async(engine_findings(settings, SystemClock())):
+        yield Check(name, "ok", "fine") if problem is None else Check(name, "fail", "not fine", problem)
 
 
 def _server(settings: Settings) -> Check:

@@ -229,7 +229,7 @@ async def _export(system: "System", job: Job, out: Path, ended: dict[str, Any], 
     from conveyor.serve.export import ExportProgress, export_to_file
 
     def report(now: ExportProgress) -> None:
-        share = (now.tasks + now.written) / max(job.run.total + now.bodies, 1)
+        share = min(now.tasks / max(job.run.total, 1), 1.0)
         show(of_job(replace(Snapshot.of(ended), note=f"writing the archive, {share:.0%}")))
 
     size = await export_to_file(system.tasks, system.blobs, job, out, report=report)

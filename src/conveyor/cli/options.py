@@ -1,5 +1,6 @@
 """Options that several commands share, and the way from them to a job's spec."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,25 @@ Handler = Annotated[
         help="Call this registered Python function for each task, instead of fetching a URL.",
     ),
 ]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        rich_help_panel=_JOB,
+        help="The URLs are large files: take each in pieces, and go on where it was after any cut or crash.",
+    ),
+]
+ExportSpec = Annotated[
+    Path | None,
+    typer.Option(
+        "--export",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_JOB,
+        help="JSON that describes an API which makes a file of each task: create, poll, download.",
+    ),
+]
 Rate = Annotated[
     float | None,
     typer.Option("--rate", min=0.001, rich_help_panel=_JOB, help="Requests a second to one host, at most."),
@@ -87,6 +107,8 @@ def job_spec(
     *,
     concurrency: int | None = None,
     handler: str | None = None,
+    download: bool = False,
+    export: Path | None = None,
     rate: float | None = None,
     attempts: int | None = None,
     timeout: float | None = None,
@@ -96,8 +118,16 @@ def job_spec(
     on_invalid: OnInvalid | None = None,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs without its tasks. What was not given stays the server's choice."""
+    kinds = [
+        kind
+        for kind, given in (("python", handler), ("download", download), ("export_download", export is not None))
+        if given
+    ]
+    if len(kinds) > 1:
+        raise BadInput("Give one of --handler, --download and --export.")
     spec = {
-        "kind": "python" if handler else None,
+        "kind": kinds[0] if kinds else None,
+        "export": None if export is None else _described(export),
         "name": name,
         "concurrency": concurrency,
         "handler": handler,
@@ -109,6 +139,13 @@ def job_spec(
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
     }
     return {field: value for field, value in spec.items() if value is not None}
+
+
+def _described(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--export {path} can not be read: {error}") from None
 
 
 def _header(line: str) -> tuple[str, str]:

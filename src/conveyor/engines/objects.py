@@ -59,7 +59,7 @@ class ObjectBlobs:
         path = check_key(key)
         crashpoint("blob.put.before")
         if len(data) <= _MOST_IN_ONE:
-            await _asked(obstore.put_async(self._store, path, data, use_multipart=False))
+            await _written(obstore.put_async(self._store, path, data, use_multipart=False))
         else:
             await self.put_stream(key, _one(bytes(data)))
         crashpoint("blob.put.after")
@@ -71,10 +71,10 @@ class ObjectBlobs:
         async with _writing(self._store, path) as write:
             async for chunk in chunks:
                 if chunk:
-                    await _asked(write(chunk))
+                    await _written(write(chunk))
                     size += len(chunk)
-            crashpoint("blob.put_stream.before")
-        crashpoint("blob.put_stream.after")
+            crashpoint("blob.put.before")
+        crashpoint("blob.put.after")
         return size
 
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
@@ -101,7 +101,8 @@ class ObjectBlobs:
     async def size(self, key: str) -> int | None:
         try:
             return int((await _asked(obstore.head_async(self._store, check_key(key))))["size"])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            _check_bucket(error)
             return None
 
     async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
@@ -153,7 +154,8 @@ class ObjectBlobs:
             if end is None or start < end:
                 got = await obstore.get_async(self._store, path, options=None if whole else options)  # type: ignore[arg-type]  # a dict built in steps
                 return _Block(await got.bytes_async(), got.meta["size"], got.meta["e_tag"])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            _check_bucket(error)
             return None
         except BaseError as error:
             # A range behind the end is an error there, and the same one as any other.
@@ -206,8 +208,11 @@ class ObjectEngine:
         """What was tried, and what to mend if it failed."""
         key = f"checks/{self._clock.new_id('check')}"
         data = key.encode()
+        unwritten = await _tried(self.blobs.put(key, data))
+        if unwritten is not None:
+            return [("write an object", unwritten)]
         found = [
-            ("write an object", await _tried(self.blobs.put(key, data))),
+            ("write an object", None),
             ("read it back", await _tried(self._reads(key, data))),
             ("list it", await _tried(self._lists(key))),
         ]
@@ -240,10 +245,18 @@ class _Block:
 @asynccontextmanager
 async def _writing(store: Store, path: str) -> AsyncIterator[Callable[[bytes], Awaitable[int]]]:
     writer = obstore.open_writer_async(store, path, buffer_size=_PART, max_concurrency=_PARTS_AT_ONCE)
+    inside: BaseException | None = None
     try:
         async with writer as file:
-            yield file.write
-    except BaseError as error:
+            try:
+                yield file.write
+            except BaseException as error:
+                inside = error
+                raise
+    except (BaseError, FileNotFoundError) as error:
+        # What the source of the stream raised is the caller's.
+        if error is inside:
+            raise
         raise _failed(error) from error
 
 
@@ -259,6 +272,20 @@ async def _asked(call: Awaitable[T]) -> T:
         raise _failed(error) from error
 
 
+async def _written(call: Awaitable[object]) -> None:
+    """A write, which needs no object but a bucket."""
+    try:
+        await _asked(call)
+    except FileNotFoundError as error:
+        raise _failed(error) from error
+
+
+def _check_bucket(error: FileNotFoundError) -> None:
+    """That there is no such bucket looks much like no such object, and is a failure."""
+    if "NoSuchBucket" in str(error):
+        raise _failed(error) from error
+
+
 async def _tried(step: Awaitable[object]) -> str | None:
     try:
         await step
@@ -267,7 +294,7 @@ async def _tried(step: Awaitable[object]) -> str | None:
     return None
 
 
-def _failed(error: BaseError) -> EngineFailed:
+def _failed(error: Exception) -> EngineFailed:
     # The first line says what was refused; behind it come the request and a document of the store.
     return EngineFailed(f"The object store failed: {str(error).splitlines()[0][:300]}")
 

@@ -5,19 +5,22 @@ where the store honours that; where it does not, a second PUT can only write the
 type and the name that the object is downloaded under.
 """
 
+import asyncio
 import base64
 import re
+import threading
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from aiobotocore.session import get_session
+from aiobotocore.session import get_session as get_async_session
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import get_session
 from pyreqwest.client import ClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 
@@ -53,6 +56,7 @@ class Signer:
             "Content-Type": "application/octet-stream",
             "If-None-Match": "*",
             "x-amz-checksum-sha256": base64.b64encode(bytes.fromhex(sha256)).decode(),
+            "x-amz-sdk-checksum-algorithm": "SHA256",
         }
         return await self._signed("PUT", self._bucket.url_of(key), headers, seconds)
 
@@ -79,12 +83,12 @@ class Bucket:
     """A bucket, and the prefix under which everything of ours stands."""
 
     def __init__(self, name: str, prefix: str | None, region: str | None, endpoint: str | None, clock: Clock) -> None:
-        self._session = get_session()
         self._clock = clock
         self._found: Any = None
+        self._finding = threading.Lock()
         self.name = _checked_name(name)
         self.prefix = prefix
-        self.region = region or self._session.get_config_variable("region") or ""
+        self.region = region or get_session().get_config_variable("region") or ""
         self.endpoint = None if endpoint is None else _checked_endpoint(endpoint)
         self.signer = Signer(self)
         if not self.region:
@@ -100,18 +104,14 @@ class Bucket:
 
     async def credentials(self) -> Any:
         """Those of the environment, a profile or a role, as they are now."""
-        if self._found is None:
-            self._found = await self._session.get_credentials()
-        if self._found is None:
-            raise EngineFailed("There are no AWS credentials: set AWS_ACCESS_KEY_ID, AWS_PROFILE, or give a role.")
-        try:
-            return await self._found.get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
-            raise EngineFailed(f"The AWS credentials could not be renewed: {error}") from error
+        # To find them, and to renew those of a role, others are asked: not on the loop.
+        if self._found is None or getattr(self._found, "refresh_needed", bool)():
+            return await asyncio.to_thread(self._frozen)
+        return self._found.get_frozen_credentials()
 
-    async def provider(self) -> Any:
-        """The same credentials, for the store."""
-        frozen = await self.credentials()
+    def provider(self) -> Any:
+        """The same credentials, for the store, which asks for them in threads of its own."""
+        frozen = self._frozen()
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         return {
             "access_key_id": frozen.access_key,
@@ -119,6 +119,17 @@ class Bucket:
             "token": frozen.token,
             "expires_at": now + timedelta(seconds=_CREDENTIAL_SECONDS),
         }
+
+    def _frozen(self) -> Any:
+        try:
+            with self._finding:
+                if self._found is None:
+                    self._found = get_session().get_credentials()
+            if self._found is None:
+                raise EngineFailed("There are no AWS credentials: set AWS_ACCESS_KEY_ID, AWS_PROFILE, or give a role.")
+            return self._found.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            raise EngineFailed(f"The AWS credentials could not be had: {error}") from error
 
     async def migrate(self) -> None:
         """Make the bucket, unless it is there, and put our rules beside those that others put."""
@@ -204,7 +215,7 @@ class Bucket:
         # A name with dots, or an endpoint of one's own, is no part of a host's name.
         style = "path" if self.endpoint is not None or "." in self.name else "virtual"
         config = Config(s3={"addressing_style": style}, connect_timeout=5, read_timeout=30)
-        client: AbstractAsyncContextManager[Any] = self._session.create_client(
+        client: AbstractAsyncContextManager[Any] = get_async_session().create_client(
             "s3", region_name=self.region, endpoint_url=self.endpoint, config=config
         )
         return client

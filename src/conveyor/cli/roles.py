@@ -1,0 +1,96 @@
+"""Each role alone, and `migrate`: for engines that several processes share."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conveyor.cli.options import AllowPrivate, App, Data
+from conveyor.errors import InvalidSetting
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.cli.loop import Stop
+
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one. [8080]")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker loops. [1]")]
+Ingesters = Annotated[int | None, typer.Option("--ingesters", min=1, help="Ingest loops. [2]")]
+
+
+def api(data: Data = None, host: Host = None, port: Port = None) -> None:
+    """Serve the API alone; other processes do the work."""
+    _run(Settings.load(data=data, host=host, port=port), "api")
+
+
+def work(
+    data: Data = None, workers: Workers = None, app: App = None, allow_private_targets: AllowPrivate = False
+) -> None:
+    """Run tasks alone: as many of these as there is work for."""
+    allowed = allow_private_targets or None
+    _run(Settings.load(data=data, workers=workers, app=app, allow_private_targets=allowed), "work")
+
+
+def ingest(data: Data = None, ingesters: Ingesters = None) -> None:
+    """Make tasks of staged lists alone."""
+    _run(Settings.load(data=data, ingesters=ingesters), "ingest")
+
+
+def sweep(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:
+    """Repair, clear away, make exports and deliver webhooks alone."""
+    _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "sweep")
+
+
+def schedule(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:
+    """Fire schedules alone."""
+    _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "schedule")
+
+
+def migrate(data: Data = None) -> None:
+    """Make the tables, queues and buckets that the settings name, or bring them up to date."""
+    from conveyor.cli.logs import configure_log
+    from conveyor.cli.loop import run_async
+    from conveyor.clock import SystemClock
+    from conveyor.system import migrate as migrate_engines
+
+    settings = Settings.load(data=data)
+    configure_log(settings.log_level)
+    for done in run_async(migrate_engines(settings, SystemClock())):
+        print(done)
+    if not any(getattr(settings, seam) for seam in _SHARED):
+        print("Nothing to do: the embedded engines make what they need.")
+
+
+_SHARED = ("records", "tasks", "queue", "coordinator")
+
+
+def _run(settings: Settings, role: str) -> None:
+    from conveyor.cli.guard import complain
+    from conveyor.cli.logs import configure_log
+    from conveyor.cli.loop import Stop, run_async
+
+    missing = [f"CONVEYOR_{seam.upper()}" for seam in _SHARED if not getattr(settings, seam)]
+    if missing:
+        raise InvalidSetting(
+            f"A role alone needs engines that processes share: set {', '.join(missing)}, or use `conveyor up`, "
+            "which has all roles in one process."
+        )
+    configure_log(settings.log_level)
+    stop = Stop(lambda: complain("Stopping: giving back what is held."))
+    run_async(_work(settings, role, stop))
+
+
+async def _work(settings: Settings, role: str, stop: "Stop") -> None:
+    from conveyor.api.server import serve
+    from conveyor.embedded import Embedded
+    from conveyor.system import open_system
+
+    stop.listen()
+    async with open_system(settings) as system:
+        if role == "api":
+            await serve(
+                system, settings.host, settings.port, stop.event, lambda url: print(f"Serving at {url}", flush=True)
+            )
+            return
+        async with Embedded(system).running({role}):
+            print(f"Conveyor {role} is at work.", flush=True)
+            await stop.event.wait()

@@ -1,0 +1,169 @@
+"""Keys, idempotent requests and uploads on DynamoDB."""
+
+from collections.abc import Sequence
+
+import msgspec
+from aiodynamo.expressions import HashKey, KeyCondition, RangeKey
+from aiodynamo.operations import Operation
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.items import (
+    api_key_item,
+    api_key_key,
+    api_key_of,
+    request_item,
+    request_key,
+    request_of,
+    upload_item,
+    upload_key,
+    upload_of,
+)
+from conveyor.engines.dynamodb.schema import EXPIRING, LISTED
+from conveyor.engines.dynamodb.spread import spread
+from conveyor.engines.dynamodb.table import Found, Key, Plan, Table
+from conveyor.engines.dynamodb.wire import Refused
+from conveyor.engines.records import Claimed, IdempotencyRow
+from conveyor.model import ApiKey, TenantId, Upload
+
+replace = msgspec.structs.replace
+
+
+class Requested(msgspec.Struct, frozen=True):
+    """A claimed request as it was read together with what it is to make."""
+
+    found: Found | None = None
+    answer: IdempotencyRow | None = None
+    # Set if the claim is not the caller's any more.
+    standing: IdempotencyRow | None = None
+
+    def writes(self, table: Table) -> list[Operation]:
+        if self.found is None or self.answer is None:
+            return []
+        given = request_item(self.answer)
+        return [table.save(self.found, {name: given[name] for name in ("status", "body", "expires_at", "ttl")})]
+
+    @property
+    def answered(self) -> IdempotencyRow | None:
+        """The answer that the request has by now, if it has one."""
+        row = self.standing
+        return row if row is not None and row != self.answer and row.status != 0 else None
+
+
+class DynamoAccess:
+    """AccessRecords. Expired requests are left to TTL: a claim takes no notice of them."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def claim(self, row: IdempotencyRow) -> Claimed:
+        async def plan() -> Plan[Claimed]:
+            (found,) = await self._table.read(request_key(row))
+            standing = None if found.item is None else request_of(found.item)
+            now = self._clock.now()
+            claimed = replace(row, status=0, body=b"")
+            if standing is not None and standing.expires_at > now:
+                lapsed = standing.status == 0 and standing.lease_until <= now
+                if not lapsed or standing.fingerprint != row.fingerprint:
+                    return Plan(Claimed(False, standing))
+                claimed = replace(claimed, subject=standing.subject)
+            return Plan(Claimed(True, claimed), [self._table.save(found, request_item(claimed))])
+
+        return await self._table.change(plan)
+
+    async def unclaim(self, row: IdempotencyRow) -> None:
+        async def plan() -> Plan[None]:
+            (found,) = await self._table.read(request_key(row))
+            if found.item is None:
+                return Plan(None)
+            standing = request_of(found.item)
+            own = (standing.status, standing.subject, standing.lease_until) == (0, row.subject, row.lease_until)
+            return Plan(None, [self._table.drop(found)] if own else [])
+
+        await self._table.change(plan)
+
+    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        async def plan() -> Plan[IdempotencyRow | None]:
+            there, *rest = await self._table.read(upload_key(upload.upload_id), *request_keys(answer))
+            request = read_request(rest, answer)
+            if request.standing is not None or there.item is not None:
+                return Plan(request.standing)
+            return Plan(None, [self._table.save(there, upload_item(upload)), *request.writes(self._table)])
+
+        return await self._table.change(plan)
+
+    async def upload(self, upload_id: str) -> Upload | None:
+        item = await self._table.get(upload_key(upload_id))
+        upload = None if item is None else upload_of(item)
+        return upload if upload is not None and upload.expires_at > self._clock.now() else None
+
+    async def keep_upload(self, upload_id: str, until: float) -> None:
+        async def plan() -> Plan[None]:
+            (found,) = await self._table.read(upload_key(upload_id))
+            if found.item is None or upload_of(found.item).expires_at >= until:
+                return Plan(None)
+            return Plan(None, [self._table.save(found, {"expires_at": until, "es": until})])
+
+        await self._table.change(plan)
+
+    async def mark_stored(self, upload_id: str) -> bool:
+        async def plan() -> Plan[bool]:
+            (found,) = await self._table.read(upload_key(upload_id))
+            upload = None if found.item is None else upload_of(found.item)
+            now = self._clock.now()
+            if upload is None or upload.stored_at is not None or upload.expires_at <= now:
+                return Plan(False)
+            return Plan(True, [self._table.save(found, {"stored_at": now})])
+
+        return await self._table.change(plan)
+
+    async def sweep_expired(self, limit: int) -> list[Upload]:
+        by = RangeKey("es").lte(self._clock.now())
+        swept: list[Upload] = []
+        for item in await spread(self._table, "ep", "Uploads", by, index=EXPIRING, limit=limit):
+            try:
+                await self._table.write([self._table.drop(Found(Key(item["pk"], item["sk"]), item))])
+            except Refused:
+                # Kept longer meanwhile, or swept by another.
+                continue
+            swept.append(upload_of(item))
+        return swept
+
+    async def create_key(self, key: ApiKey) -> None:
+        await self._table.write([self._table.save(Found(api_key_key(key.key_id), None), api_key_item(key))])
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        item = await self._table.get(api_key_key(key_id))
+        return None if item is None else api_key_of(item)
+
+    async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
+        everyone = HashKey("lp", "Keys")
+        where: KeyCondition = everyone if tenant is None else everyone & RangeKey("ls").begins_with(f"{tenant}#")
+        found = await self._table.query(where, index=LISTED)
+        return sorted((api_key_of(item) for item in found), key=lambda key: (key.created_at, key.key_id))
+
+    async def revoke_key(self, key_id: str, at: float) -> bool:
+        async def plan() -> Plan[bool]:
+            (found,) = await self._table.read(api_key_key(key_id))
+            if found.item is None:
+                return Plan(False)
+            return Plan(True, [] if "revoked_at" in found.item else [self._table.save(found, {"revoked_at": at})])
+
+        return await self._table.change(plan)
+
+
+def request_keys(answer: IdempotencyRow | None) -> list[Key]:
+    """What is to be read to answer a request: nothing, if it came without a key."""
+    return [] if answer is None else [request_key(answer)]
+
+
+def read_request(found: Sequence[Found], answer: IdempotencyRow | None) -> Requested:
+    """The request among what was read, which begins with it if there is an answer to give."""
+    if answer is None:
+        return Requested()
+    (request, *_) = found
+    row = answer if request.item is None else request_of(request.item)
+    own = request.item is not None and row.status == 0
+    if own and (row.subject, row.fingerprint) == (answer.subject, answer.fingerprint):
+        return Requested(request, answer)
+    return Requested(request, answer, row)

@@ -1,0 +1,57 @@
+"""Where the tables are: `dynamodb://REGION/TABLE_PREFIX?endpoint=http://...&pitr=true`."""
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from conveyor.errors import InvalidSetting
+
+SCHEME = "dynamodb"
+FORM = "dynamodb://REGION/TABLE_PREFIX, for example dynamodb://eu-central-1/conveyor"
+
+_REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+# Leaves room for the longest suffix within DynamoDB's 255 characters.
+_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_YES_NO = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A place for the two tables of one Conveyor."""
+
+    region: str
+    prefix: str
+    # None: the region's own.
+    endpoint: str | None = None
+    # Whether `migrate` turns point-in-time recovery on.
+    pitr: bool = False
+
+    @property
+    def records(self) -> str:
+        return f"{self.prefix}-records"
+
+    @property
+    def tasks(self) -> str:
+        return f"{self.prefix}-tasks"
+
+
+def parse_address(url: str) -> Address:
+    """Raises InvalidSetting with what to write instead."""
+    parts = urlsplit(url)
+    region, prefix = parts.netloc, parts.path.removeprefix("/")
+    if parts.scheme != SCHEME:
+        raise InvalidSetting(f"The URL of DynamoDB tables is {FORM}.")
+    if not _REGION.fullmatch(region):
+        raise InvalidSetting(f"{region!r} is no AWS region; write {FORM}.")
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidSetting(f"{prefix!r} is no prefix of table names: 1 to 200 of A-Z a-z 0-9 _ . -; write {FORM}.")
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    endpoint = given.pop("endpoint", None)
+    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+        raise InvalidSetting("`endpoint` in the URL of DynamoDB tables is an http or https URL.")
+    pitr = given.pop("pitr", "false")
+    if pitr not in _YES_NO:
+        raise InvalidSetting("`pitr` in the URL of DynamoDB tables is true or false.")
+    if given:
+        raise InvalidSetting(f"The URL of DynamoDB tables has no {', '.join(sorted(given))}: only endpoint and pitr.")
+    return Address(region, prefix, endpoint, _YES_NO[pitr])

@@ -1,0 +1,184 @@
+"""The kept counts of a run: a few items, each added to once for a batch of ended tasks.
+
+An ADD that is sent twice counts twice, so each addition carries the number that its writer gave it, and an item takes
+a number of a writer once. A recount sets all items of a run to the truth, on the condition that none was added to
+since before it began to count, and starts a new epoch. An addition names the epoch that was known before its tasks
+were moved: the recount may or may not have seen them, so one of an earlier epoch is not taken, and its writer recounts
+too. So the counts can lag when a process dies between moving and adding, and never lead.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from zlib import crc32
+
+import msgspec
+from aiodynamo.expressions import Condition, F, HashKey, RangeKey, UpdateExpression
+from aiodynamo.operations import Operation, Put, Update
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.layout import count_key
+from conveyor.engines.dynamodb.table import Item, Table, plain
+from conveyor.engines.dynamodb.wire import Refused
+from conveyor.faults import crashpoint
+from conveyor.model import Counts, RunKey
+
+SLOTS = 8
+
+# Codes that one item keeps apart: an item has an end, and what handlers call their errors need not have one.
+_MOST_CODES = 200
+_LONGEST_CODE = 200
+# A recount by another process is rare, and happens where nobody has ended a task for a while.
+_EPOCH_SECONDS = 2.0
+_MOST_RUNS = 1000
+
+_STATUSES = ("succeeded", "failed", "cancelled")
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Ended tasks by status, and failed ones by code."""
+
+    counts: Counts
+    codes: Counter[str]
+
+
+class _Known:
+    """What this process knows of a run's counts."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.sequence = 0
+        self.epoch = 0
+        self.epoch_until = 0.0
+        self.codes: set[str] = set()
+
+
+class Counters:
+    """For one process: it is one writer, and adds to one item of each run."""
+
+    def __init__(self, table: Table, clock: Clock, writer: str) -> None:
+        self._table = table
+        self._clock = clock
+        self._writer = f"w:{writer}"
+        self._slot = crc32(writer.encode()) % SLOTS
+        self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+
+    async def epoch(self, run: RunKey) -> int:
+        """To be asked before tasks are moved."""
+        known = self._known(run)
+        if known.epoch_until <= self._clock.monotonic():
+            self._learn(known, await self._table.get(count_key(run, self._slot)) or {})
+        return known.epoch
+
+    async def add(self, run: RunKey, epoch: int, tally: Tally) -> bool:
+        """Add what was moved. False if a recount came between: then it is for the caller to recount."""
+        known = self._known(run)
+        async with known.lock:
+            known.sequence += 1
+            update = self._addition(run, known, epoch, tally)
+            payload = {**update.to_request_payload()["Update"], "ReturnValues": "ALL_NEW"}
+            crashpoint("tasks.count.before")
+            try:
+                answer = await self._table.wire.call("UpdateItem", payload)
+            except Refused:
+                item = await self._table.get(count_key(run, self._slot)) or {}
+                self._learn(known, item)
+                # A try before this one went through, and its answer was lost.
+                return bool(item.get(self._writer, 0) >= known.sequence)
+            self._learn(known, plain(answer["Attributes"]))
+        crashpoint("tasks.count.after")
+        return True
+
+    async def read(self, run: RunKey) -> Tally:
+        return _sum(item for item in await self._slots(run) if item is not None)
+
+    async def mend(self, run: RunKey, before: "Standing", truth: Tally) -> bool:
+        """Set the counts to the truth, unless something was added since `before`."""
+        if _sum(item for item in before.items if item is not None) == truth:
+            return True
+        epoch = max((item.get("epoch", 0) for item in before.items if item is not None), default=0) + 1
+        writes = [self._absolute(run, slot, item, epoch, truth) for slot, item in enumerate(before.items)]
+        try:
+            await self._table.write(writes)
+        except Refused:
+            return False
+        finally:
+            self._known(run).epoch_until = 0.0
+        return True
+
+    async def standing(self, run: RunKey) -> "Standing":
+        """All items of a run, to be read before its tasks are counted."""
+        return Standing(await self._slots(run))
+
+    def forget(self, run: RunKey) -> None:
+        self._runs.pop((run.tenant, run.run_id), None)
+
+    async def _slots(self, run: RunKey) -> list[Item | None]:
+        first = count_key(run, 0)
+        where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, count_key(run, SLOTS - 1).sk)
+        found = {item["sk"]: item for item in await self._table.query(where)}
+        return [found.get(count_key(run, slot).sk) for slot in range(SLOTS)]
+
+    def _known(self, run: RunKey) -> _Known:
+        key = (run.tenant, run.run_id)
+        known = self._runs.get(key)
+        if known is None:
+            known = self._runs[key] = _Known()
+            # A number is not used again: the sequence of a run that was forgotten here goes on from the clock.
+            known.sequence = int(self._clock.now() * 1000)
+        self._runs.move_to_end(key)
+        if len(self._runs) > _MOST_RUNS:
+            oldest = next(iter(self._runs))
+            if not self._runs[oldest].lock.locked():
+                del self._runs[oldest]
+        return known
+
+    def _learn(self, known: _Known, item: Item) -> None:
+        known.epoch = item.get("epoch", 0)
+        known.epoch_until = self._clock.monotonic() + _EPOCH_SECONDS
+        known.codes = {name for name in item if name.startswith("e:")}
+
+    def _addition(self, run: RunKey, known: _Known, epoch: int, tally: Tally) -> Update:
+        expression = F(self._writer).set(known.sequence) & F("rev").add(1)
+        for status in _STATUSES:
+            if amount := getattr(tally.counts, status):
+                expression &= F(status).add(amount)
+        for code, amount in tally.codes.most_common():
+            expression &= self._code(known, f"e:{code[:_LONGEST_CODE]}", amount)
+        fresh: Condition = F(self._writer).does_not_exist() | F(self._writer).lt(known.sequence)
+        same = F("epoch").equals(epoch) if epoch else F("epoch").does_not_exist()
+        return Update(self._table.name, count_key(run, self._slot)._asdict(), expression, same & fresh)
+
+    def _code(self, known: _Known, name: str, amount: int) -> UpdateExpression:
+        if name not in known.codes:
+            if len(known.codes) >= _MOST_CODES:
+                return UpdateExpression()
+            known.codes.add(name)
+        return F(name).add(amount)
+
+    def _absolute(self, run: RunKey, slot: int, item: Item | None, epoch: int, truth: Tally) -> Operation:
+        key = count_key(run, slot)._asdict()
+        kept: Item = {**key, "epoch": epoch, "rev": 1 if item is None else item["rev"] + 1}
+        if slot == 0:
+            kept |= {status: getattr(truth.counts, status) for status in _STATUSES}
+            kept |= {f"e:{code[:_LONGEST_CODE]}": count for code, count in truth.codes.most_common(_MOST_CODES)}
+        condition = F("pk").does_not_exist() if item is None else F("rev").equals(item["rev"])
+        return Put(self._table.name, kept, condition)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The items of a run's counts at one moment; None where there is none."""
+
+    items: list[Item | None]
+
+
+def _sum(items: Iterable[Item]) -> Tally:
+    totals: Counter[str] = Counter()
+    codes: Counter[str] = Counter()
+    for item in items:
+        for name, value in item.items():
+            if name in _STATUSES:
+                totals[name] += value
+            elif name.startswith("e:"):
+                codes[name[2:]] += value
+    return Tally(Counts(*(totals[status] for status in _STATUSES)), codes)

@@ -1,0 +1,15 @@
+"""Sequence numbers of events as cursors."""
+
+from conveyor.errors import BadCursor
+
+# As many digits as a number in a sort key has.
+DIGITS = 12
+
+
+def after(cursor: str | None) -> int:
+    """The sequence number in a cursor."""
+    if cursor is None:
+        return 0
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > DIGITS:
+        raise BadCursor
+    return int(cursor)

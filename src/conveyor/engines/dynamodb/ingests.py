@@ -1,0 +1,242 @@
+"""Ranges of lists on DynamoDB.
+
+What does not change of a range stands in the run's plan, many ranges to an item, so that the list of any size is split
+in one transaction; how far a range is stands in an item of its own, from its first checkpoint on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from aiodynamo.expressions import Condition, F, HashKey, RangeKey, UpdateExpression
+from aiodynamo.operations import ConditionCheck, Operation, Update
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.access import read_request, request_keys
+from conveyor.engines.dynamodb.items import FORM, JobRow, job_item, ranges_partition
+from conveyor.engines.dynamodb.jobs import Head, read_head
+from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
+from conveyor.engines.records import IdempotencyRow
+from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source, TenantId
+
+replace = msgspec.structs.replace
+
+_plan = msgspec.json.Decoder(list[Range])
+# Well below the 400 KB of an item.
+_PLAN_BYTES = 250_000
+
+
+class DynamoIngests:
+    """IngestRecords."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
+        async def plan() -> Plan[bool]:
+            head = await read_head(self._table, job_id)
+            row = head.row
+            if row is None or not _takes_more(row, run_id):
+                return Plan(False)
+            run = replace(row.latest.run, sealed=True)
+            changed = row.with_run(replace(row.latest, run=run, ranges=len(ranges)))
+            return Plan(True, [self._table.save(head.job, job_item(changed)), *self._plans(row, ranges)])
+
+        return await self._table.change(plan)
+
+    async def append_range(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        source: Source,
+        lines: int,
+        answer: IdempotencyRow | None,
+        seal: bool,
+    ) -> Range | IdempotencyRow | None:
+        async def plan() -> Plan[Range | IdempotencyRow | None]:
+            head, found = await asyncio.gather(read_head(self._table, job_id), self._table.read(*request_keys(answer)))
+            request = read_request(found, answer)
+            row = head.row
+            if row is None or not _takes_more(row, run_id):
+                # It may be this very request that closed it, carried out by whoever took the claim over.
+                return Plan(request.answered)
+            if request.standing is not None:
+                return Plan(request.standing)
+            latest = row.latest
+            one = Range(
+                number=latest.ranges,
+                source=source,
+                format=ListFormat.JSONL,
+                compression=Compression.NONE,
+                start=0,
+                end=None,
+                first_index=latest.next_index,
+                index=latest.next_index,
+            )
+            run = replace(latest.run, touched_at=self._clock.now(), sealed=seal)
+            changed = row.with_run(
+                replace(latest, run=run, next_index=latest.next_index + lines, ranges=latest.ranges + 1)
+            )
+            writes = [
+                self._table.save(head.job, job_item(changed)),
+                *self._plans(row, [one]),
+                *request.writes(self._table),
+            ]
+            return Plan(one, writes)
+
+        return await self._table.change(plan)
+
+    async def ranges(self, run_id: RunId) -> list[Range]:
+        items = await self._table.under(ranges_partition(run_id))
+        reached = {item["number"]: item for item in items if item["sk"].startswith("range#")}
+        planned = [one for item in items if item["sk"].startswith("plan#") for one in _plan.decode(item["ranges"])]
+        return [_shown(one, reached.get(one.number)) for one in planned]
+
+    async def range(self, run_id: RunId, number: int) -> Range | None:
+        found, (_, planned) = await asyncio.gather(
+            self._table.get(_range_key(run_id, number)), self._planned(run_id, number)
+        )
+        return None if planned is None else _shown(planned, found)
+
+    async def ingested(self, run_id: RunId) -> Ingested:
+        ranges = await self.ranges(run_id)
+        stops = [_stop(one) for one in ranges]
+        read = sum(
+            (one.offset if stop is None else min(one.offset, stop)) - one.start
+            for one, stop in zip(ranges, stops, strict=True)
+        )
+        known = [stop - one.start for one, stop in zip(ranges, stops, strict=True) if stop is not None]
+        return Ingested(
+            ranges=len(ranges),
+            ranges_done=sum(one.done for one in ranges),
+            tasks=sum(one.tasks for one in ranges),
+            invalid=sum(one.invalid for one in ranges),
+            bytes_read=read,
+            bytes_total=sum(known) if len(known) == len(ranges) else None,
+        )
+
+    async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
+        async def plan() -> Plan[bool]:
+            (found,) = await self._table.read(_range_key(run_id, range.number))
+            item = found.item
+            if item is None:
+                item, planned = await self._planned(run_id, range.number)
+                if item is None or planned is None:
+                    return Plan(False)
+            elif item["fence"] > fence:
+                return Plan(False)
+            head = await read_head(self._table, item["job_id"], item["tenant"])
+            row = head.row
+            if row is None or row.latest.run.run_id != run_id or row.latest.run.ended_at is not None:
+                return Plan(False)
+            before = {"tasks": 0, "invalid": 0} if found.item is None else found.item
+            more = (range.tasks - before["tasks"], range.invalid - before["invalid"])
+            reached = {"job_id": row.job.job_id, "tenant": row.job.tenant, **_progress(range), "fence": fence}
+            return Plan(True, [self._table.save(found, reached), self._show(head, row, *more)])
+
+        return await self._table.change(plan)
+
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
+        async def plan() -> Plan[bool]:
+            head = await read_head(self._table, job_id)
+            row = head.row
+            if row is None or not _takes_more(row, run_id):
+                return Plan(False)
+            run = replace(row.latest.run, sealed=True)
+            changed = row.with_run(replace(row.latest, run=run), reason=reason or row.job.reason)
+            return Plan(True, [self._table.save(head.job, job_item(changed))])
+
+        return await self._table.change(plan)
+
+    def _show(self, head: Head, row: JobRow, tasks: int, invalid: int) -> Operation:
+        """The run shows what all its ranges have together, until it is latched. Added to, not set: ranges that are
+        ingested side by side do not get into each other's way."""
+        run = row.latest.run
+        goes_on: Condition = F("run", "run_id").equals(run.run_id) & F("run", "ended_at").does_not_exist()
+        condition = goes_on & F("run", "last_batch").equals(run.last_batch)
+        key = head.job.key._asdict()
+        if run.last_batch or not (tasks or invalid):
+            return ConditionCheck(self._table.name, key, condition)
+        added = F("run", "total").change(tasks) & F("run", "invalid").change(invalid)
+        expression: UpdateExpression = added & F("rev").add(1)
+        return Update(self._table.name, key, expression, condition)
+
+    def _plans(self, row: JobRow, ranges: Sequence[Range]) -> list[Operation]:
+        run_id = row.latest.run.run_id
+        return [
+            self._table.save(
+                Found(Key(ranges_partition(run_id), f"plan#{part[0].number:08d}"), None),
+                _plan_item(row.job.tenant, row.job.job_id, part),
+            )
+            for part in _parts(ranges)
+        ]
+
+    async def _planned(self, run_id: RunId, number: int) -> tuple[Item | None, Range | None]:
+        """The part of the plan that has a range, and the range."""
+        where = HashKey("pk", ranges_partition(run_id)) & RangeKey("sk").between("plan#", f"plan#{number:08d}")
+        for item in await self._table.query(where, most=1, forward=False):
+            for one in _plan.decode(item["ranges"]):
+                if one.number == number:
+                    return item, one
+        return None, None
+
+
+def _takes_more(row: JobRow, run_id: RunId) -> bool:
+    run = row.latest.run
+    return run.run_id == run_id and not run.sealed and run.ended_at is None
+
+
+def _parts(ranges: Sequence[Range]) -> list[list[Range]]:
+    """Ranges that fit into an item together."""
+    parts: list[list[Range]] = []
+    size = 0
+    for one in ranges:
+        size += len(msgspec.json.encode(one)) + 1
+        if not parts or size > _PLAN_BYTES:
+            parts.append([])
+            size = len(msgspec.json.encode(one)) + 1
+        parts[-1].append(one)
+    return parts
+
+
+def _plan_item(tenant: TenantId, job_id: JobId, ranges: Sequence[Range]) -> Item:
+    return {"v": FORM, "tenant": tenant, "job_id": job_id, "ranges": msgspec.json.encode(ranges).decode()}
+
+
+def _range_key(run_id: RunId, number: int) -> Key:
+    return Key(ranges_partition(run_id), f"range#{number:08d}")
+
+
+def _progress(one: Range) -> Item:
+    return {
+        "v": FORM,
+        "number": one.number,
+        "index": one.index,
+        "offset": one.offset,
+        "tasks": one.tasks,
+        "invalid": one.invalid,
+        "done": one.done,
+    }
+
+
+def _shown(one: Range, reached: Item | None) -> Range:
+    if reached is None:
+        return one
+    return replace(
+        one,
+        index=reached["index"],
+        offset=reached["offset"],
+        tasks=reached["tasks"],
+        invalid=reached["invalid"],
+        done=reached["done"],
+    )
+
+
+def _stop(one: Range) -> int | None:
+    """Where a range ends; the end of a compressed list is not known before it is reached."""
+    if one.end is not None:
+        return one.end
+    if one.compression is Compression.NONE:
+        return one.source.size
+    return one.offset if one.done else None

@@ -1,0 +1,301 @@
+"""Records as items: their keys, and how each is written and read.
+
+A field of ours is an attribute of the same name; what is nested is JSON text, but for a run, which is a map of its own
+inside the job. `v` is the version of the form; an item without it, without a shard count or without a revision is from
+before these and is read as version 1, unsharded, never changed.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from conveyor.engines.dynamodb.schema import bucket
+from conveyor.engines.dynamodb.table import Item, Key
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.errors import EngineFailed
+from conveyor.model import (
+    ApiKey,
+    Job,
+    JobId,
+    JobKind,
+    Lineage,
+    Mode,
+    Notice,
+    Options,
+    ResultLayout,
+    Run,
+    RunId,
+    Source,
+    TenantId,
+    Upload,
+)
+from conveyor.states import ENDED, RunState
+
+T = TypeVar("T")
+
+FORM = 1
+
+_options = msgspec.json.Decoder(Options)
+_source = msgspec.json.Decoder(Source)
+_lineage = msgspec.json.Decoder(Lineage)
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """A run and what only the engine knows of it."""
+
+    run: Run
+    swept: bool = False
+    # Of an open job: the index of the next range, and its number.
+    next_index: int = 0
+    ranges: int = 0
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job with its latest run. The runs before it are items of their own."""
+
+    job: Job
+    latest: RunRow
+    deleted: bool = False
+
+    def with_run(self, latest: RunRow, **changes: Any) -> "JobRow":
+        """The job shows the state of its latest run."""
+        job = msgspec.structs.replace(self.job, **{"state": latest.run.state, **changes}, run=latest.run)
+        return msgspec.structs.replace(self, job=job, latest=latest)
+
+
+def job_partition(job_id: JobId) -> str:
+    return f"Job#{job_id}"
+
+
+def job_key(tenant: TenantId, job_id: JobId) -> Key:
+    return Key(job_partition(job_id), f"{tenant}#job")
+
+
+def notices_key(tenant: TenantId, job_id: JobId) -> Key:
+    """How many notices a job has. It stands right behind the job: both are read at once."""
+    return Key(job_partition(job_id), f"{tenant}#job#notices")
+
+
+def notice_key(tenant: TenantId, job_id: JobId, seq: int) -> Key:
+    return Key(job_partition(job_id), f"{tenant}#notice#{seq:012d}")
+
+
+def run_key(tenant: TenantId, job_id: JobId, number: int) -> Key:
+    return Key(job_partition(job_id), f"{tenant}#run#{number:08d}")
+
+
+def ranges_partition(run_id: RunId) -> str:
+    return f"Run#{run_id}"
+
+
+def request_key(row: IdempotencyRow) -> Key:
+    return Key(f"Request#{row.tenant}#{row.route}#{row.key}", "request")
+
+
+def upload_key(upload_id: str) -> Key:
+    return Key(f"Upload#{upload_id}", "upload")
+
+
+def upload_use_key(upload_id: str, job_id: JobId) -> Key:
+    """Says that a job was made of an upload."""
+    return Key(f"Upload#{upload_id}", f"job#{job_id}")
+
+
+def api_key_key(key_id: str) -> Key:
+    return Key(f"Key#{key_id}", "key")
+
+
+def row_key(kind: str, tenant: TenantId, id: str) -> Key:
+    return Key(f"Rows#{kind}#{tenant}", f"row#{id}")
+
+
+def checked(item: Item) -> Item:
+    """Refuse what a later version wrote in a form that is not known here."""
+    if item.get("v", FORM) > FORM:
+        raise EngineFailed("An item in DynamoDB was written by a newer Conveyor: upgrade this one.")
+    return item
+
+
+def job_item(row: JobRow) -> Item:
+    job, run = row.job, row.latest.run
+    where = bucket(job.job_id)
+    due: tuple[str | None, float | None] = (None, None)
+    if job.state not in ENDED:
+        due = (f"Active#{where}", job.created_at)
+    elif run.ended_at is not None and not row.latest.swept:
+        due = (f"Unswept#{where}", run.ended_at)
+    return {
+        "v": FORM,
+        **_fields(job, "options", "source", "run"),
+        "options": _text(job.options),
+        "source": None if job.source is None else _text(job.source),
+        "deleted": row.deleted or None,
+        **_run_attributes(row.latest),
+        "lp": None if row.deleted else f"Jobs#{job.tenant}",
+        "ls": None if row.deleted else job.job_id,
+        "dp": due[0],
+        "ds": due[1],
+        "ep": f"Jobs#{where}",
+        "es": job.expires_at,
+    }
+
+
+def job_row(item: Item) -> JobRow:
+    checked(item)
+    latest = run_row(item)
+    job = Job(
+        tenant=item["tenant"],
+        job_id=item["job_id"],
+        name=item.get("name"),
+        kind=JobKind(item["kind"]),
+        mode=Mode(item["mode"]),
+        options=_options.decode(item["options"]),
+        task_shard_count=item.get("task_shard_count", 1),
+        result_layout=ResultLayout(item["result_layout"]),
+        state=RunState(item["state"]),
+        reason=item.get("reason"),
+        created_at=float(item["created_at"]),
+        expires_at=float(item["expires_at"]),
+        run=latest.run,
+        source=_source.decode(item["source"]) if "source" in item else None,
+        version=item.get("version", 1),
+    )
+    return JobRow(job, latest, item.get("deleted", False))
+
+
+def run_item(tenant: TenantId, job_id: JobId, row: RunRow) -> Item:
+    """A run that is not the latest of its job."""
+    unswept = row.run.ended_at is not None and not row.swept
+    return {
+        "v": FORM,
+        "tenant": tenant,
+        "job_id": job_id,
+        **_run_attributes(row),
+        "dp": f"Unswept#{bucket(job_id)}" if unswept else None,
+        "ds": row.run.ended_at if unswept else None,
+    }
+
+
+def run_row(item: Item) -> RunRow:
+    checked(item)
+    run: Item = item["run"]
+    return RunRow(
+        Run(
+            run_id=run["run_id"],
+            number=run.get("number", 1),
+            state=RunState(run["state"]),
+            total=run["total"],
+            last_batch=run["last_batch"],
+            created_at=float(run["created_at"]),
+            ended_at=_float(run.get("ended_at")),
+            sealed=run.get("sealed", True),
+            invalid=run.get("invalid", 0),
+            touched_at=float(run.get("touched_at", 0.0)),
+            lineage=_lineage.decode(run["lineage"]) if "lineage" in run else None,
+        ),
+        swept=item.get("swept", False),
+        next_index=item.get("next_index", 0),
+        ranges=item.get("ranges", 0),
+    )
+
+
+def notice_item(notice: Notice, seq: int) -> Item:
+    return {
+        "v": FORM,
+        **_fields(notice, "data"),
+        "data": _text(notice.data),
+        "seq": seq,
+        "dp": f"Untold#{bucket(notice.notice_id)}",
+        "ds": notice.at,
+    }
+
+
+def notice_of(item: Item) -> Notice:
+    checked(item)
+    return Notice(
+        notice_id=item["notice_id"],
+        tenant=item["tenant"],
+        job_id=item["job_id"],
+        run_id=item["run_id"],
+        event=item["event"],
+        at=float(item["at"]),
+        data=msgspec.json.decode(item["data"]),
+    )
+
+
+def request_item(row: IdempotencyRow) -> Item:
+    return {"v": FORM, **_fields(row), "ttl": _ttl(row.expires_at)}
+
+
+def request_of(item: Item) -> IdempotencyRow:
+    return _read(checked(item), IdempotencyRow)
+
+
+def upload_item(upload: Upload) -> Item:
+    # No TTL: an expired upload is handed out once more, for its blob.
+    return {
+        "v": FORM,
+        **_fields(upload),
+        "ep": f"Uploads#{bucket(upload.upload_id)}",
+        "es": upload.expires_at,
+    }
+
+
+def upload_of(item: Item) -> Upload:
+    return _read(checked(item), Upload)
+
+
+def api_key_item(key: ApiKey) -> Item:
+    return {"v": FORM, **_fields(key), "lp": "Keys", "ls": f"{key.tenant}#{key.key_id}"}
+
+
+def api_key_of(item: Item) -> ApiKey:
+    return _read({"name": None, **checked(item)}, ApiKey)
+
+
+def row_item(row: Row) -> Item:
+    return {
+        "v": FORM,
+        **_fields(row),
+        "dp": None if row.due_at is None else f"Due#{row.kind}#{bucket(row.id)}",
+        "ds": row.due_at,
+        "lp": None if row.job_id is None else f"JobRows#{row.job_id}",
+        "ls": None if row.job_id is None else f"{row.kind}#{row.tenant}#{row.id}",
+        # One that is due is its owner's to see through, expired or not.
+        "ttl": None if row.expires_at is None or row.due_at is not None else _ttl(row.expires_at),
+    }
+
+
+def row_of(item: Item) -> Row:
+    return _read({"version": 1, **checked(item)}, Row)
+
+
+def _run_attributes(row: RunRow) -> Item:
+    run = {**_fields(row.run, "lineage"), "lineage": None if row.run.lineage is None else _text(row.run.lineage)}
+    return {
+        "run": {name: value for name, value in run.items() if value is not None},
+        "swept": row.swept,
+        "next_index": row.next_index,
+        "ranges": row.ranges,
+    }
+
+
+def _fields(value: msgspec.Struct, *nested: str) -> Item:
+    return {name: getattr(value, name) for name in value.__struct_fields__ if name not in nested}
+
+
+def _read(item: Item, kind: type[T]) -> T:
+    return msgspec.convert(item, kind, builtin_types=(bytes,))
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _ttl(expires_at: float) -> int:
+    # DynamoDB's own clock decides; a minute keeps it from being ahead of ours.
+    return int(expires_at) + 60

@@ -1,0 +1,356 @@
+"""Jobs and runs on DynamoDB."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
+from aiodynamo.operations import Operation
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.access import read_request, request_keys
+from conveyor.engines.dynamodb.items import (
+    JobRow,
+    RunRow,
+    job_item,
+    job_key,
+    job_partition,
+    job_row,
+    notices_key,
+    ranges_partition,
+    row_key,
+    run_item,
+    run_key,
+    run_row,
+    upload_key,
+    upload_of,
+    upload_use_key,
+)
+from conveyor.engines.dynamodb.notices import notice_writes
+from conveyor.engines.dynamodb.rows import row_writes
+from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
+from conveyor.engines.dynamodb.spread import spread
+from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import UPLOADS, Job, JobId, Notice, Options, Page, Run, RunId, TenantId
+from conveyor.states import ENDED, RunState
+
+replace = msgspec.structs.replace
+
+# Longer than any id; a client's cursor may be anything.
+_LONGEST_CURSOR = 100
+
+
+class Head(NamedTuple):
+    """A job and the number of its notices, as they were read together."""
+
+    job: Found
+    notices: Found
+    row: JobRow | None
+
+
+class DynamoJobs:
+    """JobRecords, but for what is told."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def create_job(
+        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
+    ) -> IdempotencyRow | None:
+        keys = [
+            job_key(job.tenant, job.job_id),
+            notices_key(notice.tenant, notice.job_id),
+            *request_keys(answer),
+            *(row_key(row.kind, row.tenant, row.id) for row in rows),
+        ]
+
+        async def plan() -> Plan[IdempotencyRow | None]:
+            there, notices, *rest = await self._table.read(*keys)
+            request = read_request(rest, answer)
+            if request.standing is not None or there.item is not None:
+                return Plan(request.standing)
+            run = replace(job.run, touched_at=job.run.created_at)
+            row = JobRow(replace(job, run=run), RunRow(run))
+            writes = [
+                self._table.save(there, job_item(row)),
+                *notice_writes(self._table, notices, notice),
+                *request.writes(self._table),
+                *self._upload_use(job),
+                *row_writes(self._table, rest[len(request_keys(answer)) :], rows, self._clock.now()),
+            ]
+            return Plan(None, writes)
+
+        return await self._table.change(plan)
+
+    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+        async def plan() -> Plan[bool | IdempotencyRow]:
+            head, found = await asyncio.gather(
+                self._head(job.job_id, job.tenant), self._table.read(*request_keys(answer))
+            )
+            # The claim first: the run that stands in the way may be the one that this very request made.
+            request = read_request(found, answer)
+            if request.standing is not None:
+                return Plan(request.standing)
+            row = head.row
+            if row is None or not self._visible(row) or not _follows(row.latest.run, job.run):
+                return Plan(False)
+            run = replace(job.run, touched_at=job.run.created_at)
+            version = row.job.version + 1
+            changed = row.with_run(
+                RunRow(run), state=job.state, reason=job.reason, options=job.options, version=version
+            )
+            before = run_key(job.tenant, job.job_id, row.latest.run.number)
+            writes = [
+                self._table.save(head.job, job_item(changed)),
+                self._table.save(Found(before, None), run_item(job.tenant, job.job_id, row.latest)),
+                *notice_writes(self._table, head.notices, notice),
+                *request.writes(self._table),
+            ]
+            return Plan(True, writes)
+
+        return await self._table.change(plan)
+
+    async def runs(self, job_id: JobId) -> list[Run]:
+        row = (await self._head(job_id)).row
+        if row is None:
+            return []
+        earlier = [run_row(item).run for item in await self._earlier_runs(row.job.tenant, job_id)]
+        return [*earlier, row.latest.run]
+
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+        async def plan() -> Plan[bool]:
+            head = await self._head(job_id)
+            row = head.row
+            if row is None or not self._visible(row) or row.job.version != version:
+                return Plan(False)
+            changed = replace(row, job=replace(row.job, options=options, version=version + 1))
+            writes = [
+                self._table.save(head.job, job_item(changed)),
+                *notice_writes(self._table, head.notices, notice),
+            ]
+            return Plan(True, writes)
+
+        return await self._table.change(plan)
+
+    async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
+        item = await self._table.get(job_key(tenant, job_id))
+        row = None if item is None else job_row(item)
+        return row.job if row is not None and self._visible(row) else None
+
+    async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
+        where: KeyCondition = HashKey("lp", f"Jobs#{tenant}")
+        if cursor:
+            where = HashKey("lp", f"Jobs#{tenant}") & RangeKey("ls").lt(cursor[:_LONGEST_CURSOR])
+        found = await self._table.query(where, most=limit + 1, index=LISTED, keep=self._unexpired(), forward=False)
+        items = [job_row(item).job for item in found[:limit]]
+        return Page(items, items[-1].job_id if len(found) > limit else None)
+
+    async def active_jobs(self) -> list[Job]:
+        found = await spread(self._table, "dp", "Active", index=DUE, keep=self._unexpired())
+        return sorted((job_row(item).job for item in found), key=lambda job: job.job_id)
+
+    async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
+        row = (await self._head(job_id)).row
+        if row is None or row.latest.run.run_id == run_id:
+            return None if row is None else row.latest.run
+        found = await self._earlier_run(row.job.tenant, job_id, run_id)
+        return None if found is None else run_row(found).run
+
+    async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
+        def change(row: RunRow) -> RunRow:
+            return row if row.run.last_batch else replace(row, run=replace(row.run, total=total, invalid=invalid))
+
+        await self._change_run(job_id, run_id, change)
+
+    async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
+        def change(row: RunRow) -> RunRow:
+            if row.run.last_batch:
+                return row
+            state = RunState.RUNNING if row.run.state is RunState.INGESTING else row.run.state
+            return replace(row, run=replace(row.run, last_batch=True, state=state))
+
+        return await self._change_run(job_id, run_id, change)
+
+    async def move_run(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        sources: Collection[RunState],
+        target: RunState,
+        reason: str | None,
+        notice: Notice | None,
+        keep: bool = False,
+    ) -> bool:
+        async def plan() -> Plan[bool]:
+            head = await self._head(job_id)
+            row = head.row
+            # Only the latest run of a job moves: those before it have ended.
+            if row is None or row.latest.run.run_id != run_id or not _may_move(row.latest.run, sources, target):
+                return Plan(False)
+            ended_at = self._clock.now() if target in ENDED else None
+            shown = row.job.reason if reason is None and target is RunState.COMPLETED else reason
+            run = replace(row.latest.run, state=target, ended_at=ended_at)
+            changed = row.with_run(replace(row.latest, run=run, swept=keep), reason=shown)
+            writes = [
+                self._table.save(head.job, job_item(changed)),
+                *notice_writes(self._table, head.notices, notice),
+            ]
+            return Plan(True, writes)
+
+        return await self._table.change(plan)
+
+    async def ended_unswept(self, limit: int) -> list[Job]:
+        found = await spread(self._table, "dp", "Unswept", index=DUE, limit=limit)
+        earlier = {Key(item["pk"], item["sk"]): item for item in found if "state" not in item}
+        heads = await self._table.read(*(job_key(item["tenant"], item["job_id"]) for item in earlier.values()))
+        jobs = {key: head.item for key, head in zip(earlier, heads, strict=True)}
+        shown: list[Job] = []
+        for item in found:
+            head = jobs.get(Key(item["pk"], item["sk"]), item)
+            if head is not None:
+                shown.append(replace(job_row(head).job, run=run_row(item).run))
+        return shown
+
+    async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
+        def change(row: RunRow) -> RunRow:
+            return row if row.run.ended_at is None else replace(row, swept=True)
+
+        await self._change_run(job_id, run_id, change)
+
+    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+        async def plan() -> Plan[bool]:
+            head = await self._head(job_id, tenant)
+            row = head.row
+            if row is None or not self._visible(row):
+                return Plan(False)
+            now = self._clock.now()
+            latest = row.latest
+            if latest.run.ended_at is None:
+                latest = replace(latest, run=replace(latest.run, state=RunState.CANCELLED, ended_at=now), swept=True)
+            hidden = replace(row.with_run(latest, expires_at=now), deleted=True)
+            return Plan(True, [self._table.save(head.job, job_item(hidden))])
+
+        return await self._table.change(plan)
+
+    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+        found = await spread(self._table, "ep", "Jobs", RangeKey("es").lte(before), index=EXPIRING, limit=limit)
+        return [job_row(item).job for item in found]
+
+    async def forget_job(self, job_id: JobId) -> None:
+        row = (await self._head(job_id)).row
+        if row is None or row.job.expires_at > self._clock.now():
+            return
+        own = await self._table.under(job_partition(job_id), only=F("pk") & F("sk"))
+        of_ranges = [
+            item
+            for run in await self.runs(job_id)
+            for item in await self._table.under(ranges_partition(run.run_id), only=F("pk") & F("sk"))
+        ]
+        where = HashKey("lp", f"JobRows#{job_id}")
+        of_rows = await self._table.query(where, index=LISTED, only=F("pk") & F("sk"))
+        kept = job_key(row.job.tenant, job_id)
+        await self._table.delete(
+            [key for item in (*of_ranges, *of_rows, *own) if (key := Key(item["pk"], item["sk"])) != kept]
+        )
+        await self._release_upload(row.job)
+        # Last: while it is there, the rest is found again.
+        await self._table.delete([kept])
+
+    async def _release_upload(self, job: Job) -> None:
+        upload_id = _upload_of(job)
+        if job.source is None or upload_id is None:
+            return
+        key = job.source.key
+        await self._table.delete([upload_use_key(upload_id, job.job_id)])
+
+        async def plan() -> Plan[None]:
+            (found,) = await self._table.read(upload_key(upload_id))
+            used = await self._table.query(HashKey("pk", found.key.pk) & RangeKey("sk").begins_with("job#"), most=1)
+            now = self._clock.now()
+            if found.item is None or used or upload_of(found.item).key != key or found.item["expires_at"] <= now:
+                return Plan(None)
+            return Plan(None, [self._table.save(found, {"expires_at": now, "es": now})])
+
+        await self._table.change(plan)
+
+    def _upload_use(self, job: Job) -> list[Operation]:
+        upload_id = _upload_of(job)
+        if upload_id is None:
+            return []
+        return [self._table.save(Found(upload_use_key(upload_id, job.job_id), None), {"job_id": job.job_id})]
+
+    async def _change_run(self, job_id: JobId, run_id: RunId, change: Callable[[RunRow], RunRow]) -> Run | None:
+        """Change a run of a job, the latest or one before; returns it as it then is."""
+
+        async def plan() -> Plan[Run | None]:
+            head = await self._head(job_id)
+            row = head.row
+            if row is None:
+                return Plan(None)
+            if row.latest.run.run_id == run_id:
+                changed = change(row.latest)
+                save = self._table.save(head.job, job_item(row.with_run(changed)))
+                return Plan(changed.run, [] if changed == row.latest else [save])
+            item = await self._earlier_run(row.job.tenant, job_id, run_id)
+            if item is None:
+                return Plan(None)
+            before = run_row(item)
+            changed = change(before)
+            found = Found(run_key(row.job.tenant, job_id, before.run.number), item)
+            save = self._table.save(found, run_item(row.job.tenant, job_id, changed))
+            return Plan(changed.run, [] if changed == before else [save])
+
+        return await self._table.change(plan)
+
+    async def _head(self, job_id: JobId, tenant: TenantId | None = None) -> Head:
+        return await read_head(self._table, job_id, tenant)
+
+    async def _earlier_runs(self, tenant: TenantId, job_id: JobId) -> list[Item]:
+        where = HashKey("pk", job_partition(job_id)) & RangeKey("sk").begins_with(f"{tenant}#run#")
+        return await self._table.query(where)
+
+    async def _earlier_run(self, tenant: TenantId, job_id: JobId, run_id: RunId) -> Item | None:
+        runs = await self._earlier_runs(tenant, job_id)
+        return next((item for item in runs if item["run"]["run_id"] == run_id), None)
+
+    def _visible(self, row: JobRow) -> bool:
+        return not row.deleted and row.job.expires_at > self._clock.now()
+
+    def _unexpired(self) -> Condition:
+        return F("expires_at").gt(self._clock.now())
+
+
+async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> Head:
+    """A job and the number of its notices: they are the first two items of its partition."""
+    pk = HashKey("pk", job_partition(job_id))
+    where: KeyCondition = pk if tenant is None else pk & RangeKey("sk").begins_with(f"{tenant}#job")
+    items = {item["sk"]: item for item in await table.query(where, most=2)}
+    job = next((item for sk, item in items.items() if sk.endswith("#job")), None)
+    owner = TenantId("" if job is None else job["tenant"]) if tenant is None else tenant
+    counter = notices_key(owner, job_id)
+    return Head(
+        Found(job_key(owner, job_id), job),
+        Found(counter, items.get(counter.sk)),
+        None if job is None else job_row(job),
+    )
+
+
+def _follows(latest: Run, run: Run) -> bool:
+    return latest.ended_at is not None and run.number == latest.number + 1
+
+
+def _may_move(run: Run, sources: Collection[RunState], target: RunState) -> bool:
+    if run.state not in sources:
+        return False
+    if target is RunState.COMPLETED:
+        return run.last_batch
+    return target is not RunState.INGESTING or not run.last_batch
+
+
+def _upload_of(job: Job) -> str | None:
+    if job.source is None or not job.source.key.startswith(UPLOADS):
+        return None
+    return job.source.key.rpartition("/")[2] or None

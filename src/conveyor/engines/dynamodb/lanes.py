@@ -1,0 +1,121 @@
+"""Many items through calls that take a few each. There is a lane for each partition: lanes go side by side, and one
+that is throttled holds up no other. What does not fill a call of its own lane shares one with the rest of others, once;
+what is left of that goes on in its own lane."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from conveyor.engines.dynamodb.wire import Pauses, Transient, Wire
+
+T = TypeVar("T")
+
+# Sends some items and returns those that are to be sent again. A Transient raised by it means: all of them.
+Send = Callable[[list[T]], Awaitable[Sequence[T]]]
+
+# Calls at once, over all lanes of one request, and in one lane.
+_CALLS = 16
+_FEWEST_IN_A_LANE = 2
+_MOST_IN_A_LANE = 8
+
+
+class Way(NamedTuple):
+    """How items are sent."""
+
+    wire: Wire
+    # Items to a call.
+    size: int
+    # Calls at once in a lane.
+    width: int
+
+
+async def drain(wire: Wire, lanes: Collection[Sequence[T]], size: int, send: Send[T]) -> None:
+    """Send every item of every lane, `size` to a call, until all have gone through."""
+    given = [lane for lane in lanes if lane]
+    if not given:
+        return
+    width = max(_FEWEST_IN_A_LANE, min(_MOST_IN_A_LANE, _CALLS // len(given)))
+    way = Way(wire, size, width)
+    whole, rest = _divide(given, size)
+    steps = [*(_lane(way, lane, send) for lane in whole), *(_shared(way, batch, send) for batch in rest)]
+    done = await _together(steps)
+    assert sum(done) == sum(map(len, given)), "every item that was sent has an answer"
+
+
+def _divide(lanes: Sequence[Sequence[T]], size: int) -> tuple[list[Sequence[T]], list[list[list[T]]]]:
+    """What fills calls of its own lane, and what shares one: for each shared call, the items by lane."""
+    if len(lanes) == 1:
+        return list(lanes), []
+    whole = [lane[: len(lane) - len(lane) % size] for lane in lanes if len(lane) >= size]
+    shared: list[list[list[T]]] = []
+    room = 0
+    for lane in lanes:
+        rest = list(lane[len(lane) - len(lane) % size :])
+        while rest:
+            if room == 0:
+                shared.append([])
+                room = size
+            shared[-1].append(rest[:room])
+            rest, room = rest[room:], room - min(room, len(rest))
+    return whole, shared
+
+
+async def _shared(way: Way, parts: list[list[T]], send: Send[T]) -> int:
+    """One call for the rest of several lanes; what is left of it is each lane's own again."""
+    batch = [item for part in parts for item in part]
+    try:
+        left = await send(batch)
+    except Transient:
+        left = batch
+    if not left:
+        return len(batch)
+    known = {id(item) for item in left}
+    own = [[item for item in part if id(item) in known] for part in parts]
+    if sum(map(len, own)) != len(left):
+        # The call gave back copies.
+        own = [list(left)]
+    done = await _together(_lane(way, lane, send) for lane in own if lane)
+    return len(batch) - len(left) + sum(done)
+
+
+async def _lane(way: Way, items: Sequence[T], send: Send[T]) -> int:
+    waiting = list(reversed(items))
+    calls = min(way.width, -(-len(waiting) // way.size))
+    return sum(await _together(_sender(way.wire.pauses(), waiting, way.size, send) for _ in range(calls)))
+
+
+async def _sender(pauses: Pauses, waiting: list[T], size: int, send: Send[T]) -> int:
+    """Take from the lane until it is empty; returns how many went through. What comes back is this sender's own."""
+    done = 0
+    mine: list[T] = []
+    while batch := mine or _take(waiting, size):
+        try:
+            mine = list(await send(batch))
+        except Transient as failure:
+            mine = batch
+            await pauses.after(failure)
+            continue
+        done += len(batch) - len(mine)
+        if len(mine) < len(batch):
+            pauses.progress()
+        if mine:
+            await pauses.after(Transient(f"{len(mine)} of {len(batch)} items were not taken", unsure=False))
+    return done
+
+
+def _take(waiting: list[T], size: int) -> list[T]:
+    batch = waiting[: -size - 1 : -1]
+    del waiting[len(waiting) - len(batch) :]
+    return batch
+
+
+async def _together(steps: Iterable[Awaitable[int]]) -> list[int]:
+    """All of them; when one fails, the others are ended before its error goes on."""
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,82 @@
+"""Notices on DynamoDB: the outbox, which is also the audit trail of a job. Each has the next number of its job."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+from aiodynamo.expressions import F, HashKey, RangeKey
+from aiodynamo.operations import Operation, Update
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.events import after
+from conveyor.engines.dynamodb.items import job_partition, notice_item, notice_key, notice_of
+from conveyor.engines.dynamodb.schema import DUE
+from conveyor.engines.dynamodb.spread import spread
+from conveyor.engines.dynamodb.table import Found, Key, Table
+from conveyor.engines.dynamodb.wire import Refused
+from conveyor.model import Event, JobId, Notice, Page, TenantId
+
+_MOST_REMEMBERED = 10_000
+_WRITES_AT_ONCE = 20
+
+
+class DynamoNotices:
+    """The part of JobRecords that reads what was told and what is still to be told."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        # Where the notices are that were last handed out to be told; their ids do not say.
+        self._places: OrderedDict[str, Key] = OrderedDict()
+
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+        first, last = notice_key(tenant, job_id, after(cursor) + 1), f"{tenant}#notice#~"
+        where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, last)
+        found = await self._table.query(where, most=limit + 1)
+        items = [_event(item["seq"], notice_of(item)) for item in found[:limit]]
+        return Page(items, str(items[-1].seq) if len(found) > limit else None)
+
+    async def untold(self, limit: int) -> list[Notice]:
+        found = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
+        for item in found:
+            self._places[item["notice_id"]] = Key(item["pk"], item["sk"])
+            self._places.move_to_end(item["notice_id"])
+        while len(self._places) > _MOST_REMEMBERED:
+            self._places.popitem(last=False)
+        return [notice_of(item) for item in found]
+
+    async def mark_told(self, notices: Sequence[Notice]) -> None:
+        told = list({notice.notice_id: notice for notice in notices}.values())
+        for start in range(0, len(told), _WRITES_AT_ONCE):
+            await asyncio.gather(*map(self._mark, told[start : start + _WRITES_AT_ONCE]))
+
+    async def _mark(self, notice: Notice) -> None:
+        key = self._places.get(notice.notice_id) or await self._find(notice)
+        if key is None:
+            return
+        # Only one that is there: telling of it brings nothing back.
+        update = Update(self._table.name, key._asdict(), F("dp").remove() & F("ds").remove(), F("pk").exists())
+        try:
+            await self._table.wire.call("UpdateItem", update.to_request_payload()["Update"])
+        except Refused:
+            return
+
+    async def _find(self, notice: Notice) -> Key | None:
+        where = HashKey("pk", job_partition(notice.job_id)) & RangeKey("sk").begins_with(f"{notice.tenant}#notice#")
+        found = await self._table.query(where, keep=F("notice_id").equals(notice.notice_id))
+        return next((Key(item["pk"], item["sk"]) for item in found), None)
+
+
+def notice_writes(table: Table, counter: Found, notice: Notice | None) -> list[Operation]:
+    """Part of a transaction: the notice under the next number of its job."""
+    if notice is None:
+        return []
+    seq = 1 if counter.item is None else counter.item["count"] + 1
+    there = Found(notice_key(notice.tenant, notice.job_id, seq), None)
+    return [table.save(counter, {"count": seq}), table.save(there, notice_item(notice, seq))]
+
+
+def _event(seq: int, notice: Notice) -> Event:
+    data: dict[str, object] = notice.data
+    return Event(seq, notice.at, notice.event, notice.run_id, None, msgspec.to_builtins(data), notice.notice_id)

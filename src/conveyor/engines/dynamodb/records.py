@@ -1,0 +1,16 @@
+"""Records on DynamoDB: five parts over one table."""
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.access import DynamoAccess
+from conveyor.engines.dynamodb.ingests import DynamoIngests
+from conveyor.engines.dynamodb.jobs import DynamoJobs
+from conveyor.engines.dynamodb.notices import DynamoNotices
+from conveyor.engines.dynamodb.rows import DynamoRows
+from conveyor.engines.dynamodb.table import Table
+
+
+class DynamoRecords(DynamoJobs, DynamoIngests, DynamoAccess, DynamoRows, DynamoNotices):
+    """All of Records; the parts share nothing but the table and the clock."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        DynamoNotices.__init__(self, table, clock)

@@ -1,0 +1,181 @@
+"""The two tables: their keys, their indexes, and how they are made.
+
+Both have the key (pk, sk). The table of tasks has no index. The table of records has three, each sparse: an item is
+in one only while it has its attributes, and what is read across tenants is spread over a few partitions.
+
+| index | key | holds |
+|---|---|---|
+| listed | lp, ls | jobs of a tenant, rows of a job, API keys |
+| due | dp, ds | active jobs, ended runs that were not swept, rows by due time, notices that were not told |
+| expiring | ep, es | jobs and uploads by the time they expire |
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from zlib import crc32
+
+from aiodynamo.errors import AIODynamoError
+
+from conveyor.engines.dynamodb.address import Address
+from conveyor.engines.dynamodb.wire import Wire
+from conveyor.errors import EngineFailed
+
+LISTED, DUE, EXPIRING = "listed", "due", "expiring"
+TTL = "ttl"
+
+# Partitions of an index over all tenants.
+BUCKETS = 4
+
+_INDEXES = {LISTED: ("lp", "ls", "S"), DUE: ("dp", "ds", "N"), EXPIRING: ("ep", "es", "N")}
+_POLL_SECONDS = 0.5
+_POLLS = 600
+
+
+def bucket(name: str) -> int:
+    """Which partition of an index something stands in."""
+    return crc32(name.encode()) % BUCKETS
+
+
+async def migrate(wire: Wire, address: Address) -> None:
+    """Make what is not there yet, and wait until it can be used. Doing it again changes nothing."""
+    for name, indexes in _expected(address):
+        await _ensure_table(wire, name, indexes)
+        await _ensure_ttl(wire, name)
+        if address.pitr:
+            await _ensure_pitr(wire, name)
+
+
+async def describe(wire: Wire, name: str) -> dict[str, Any] | None:
+    """The table as DynamoDB describes it; None if there is none."""
+    try:
+        answer = await wire.call("DescribeTable", {"TableName": name})
+    except EngineFailed as failure:
+        if _is(failure, "TableNotFound"):
+            return None
+        raise
+    table: dict[str, Any] = answer["Table"]
+    return table
+
+
+async def problems(wire: Wire, address: Address) -> dict[str, str | None]:
+    """What is wrong with each table, None if nothing."""
+    return {name: await _problem(wire, name, indexes) for name, indexes in _expected(address)}
+
+
+def _expected(address: Address) -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
+    return [(address.records, _INDEXES), (address.tasks, {})]
+
+
+async def _problem(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str]]) -> str | None:
+    table = await describe(wire, name)
+    if table is None:
+        return "it is not there: run `conveyor migrate`"
+    if not _active(table):
+        return f"it is {table['TableStatus']}: wait until it is ACTIVE"
+    missing = set(indexes) - _index_names(table)
+    if missing:
+        return f"it has no index {', '.join(sorted(missing))}: run `conveyor migrate`"
+    if not await _has_ttl(wire, name):
+        return f"its TTL is not on the attribute `{TTL}`: run `conveyor migrate`"
+    return None
+
+
+async def _ensure_table(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str]]) -> None:
+    table = await describe(wire, name)
+    if table is None:
+        await _tolerate(wire, "CreateTable", _create_payload(name, indexes), "ResourceInUse", "TableInUse")
+    await _until(lambda: _is_active(wire, name), f"table {name} did not become ACTIVE")
+    present = _index_names(await describe(wire, name) or {})
+    for index, (pk, sk, kind) in indexes.items():
+        if index not in present:
+            payload = {
+                "TableName": name,
+                "AttributeDefinitions": _attributes({index: (pk, sk, kind)}, with_key=False),
+                "GlobalSecondaryIndexUpdates": [{"Create": _index_payload(index, pk, sk)}],
+            }
+            await _tolerate(wire, "UpdateTable", payload, "ResourceInUse")
+            await _until(lambda: _is_active(wire, name), f"index {index} of {name} did not become ACTIVE")
+
+
+async def _ensure_ttl(wire: Wire, name: str) -> None:
+    if not await _has_ttl(wire, name):
+        specification = {"AttributeName": TTL, "Enabled": True}
+        payload = {"TableName": name, "TimeToLiveSpecification": specification}
+        await _tolerate(wire, "UpdateTimeToLive", payload, "ValidationException")
+
+
+async def _ensure_pitr(wire: Wire, name: str) -> None:
+    await wire.call(
+        "UpdateContinuousBackups",
+        {"TableName": name, "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True}},
+    )
+
+
+async def _has_ttl(wire: Wire, name: str) -> bool:
+    answer = await wire.call("DescribeTimeToLive", {"TableName": name})
+    ttl = answer["TimeToLiveDescription"]
+    return ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING") and ttl.get("AttributeName") == TTL
+
+
+async def _is_active(wire: Wire, name: str) -> bool:
+    table = await describe(wire, name)
+    return table is not None and _active(table)
+
+
+def _active(table: dict[str, Any]) -> bool:
+    indexes = table.get("GlobalSecondaryIndexes") or []
+    return table["TableStatus"] == "ACTIVE" and all(each.get("IndexStatus", "ACTIVE") == "ACTIVE" for each in indexes)
+
+
+def _index_names(table: dict[str, Any]) -> set[str]:
+    return {each["IndexName"] for each in table.get("GlobalSecondaryIndexes") or []}
+
+
+def _create_payload(name: str, indexes: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
+    payload: dict[str, Any] = {
+        "TableName": name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": _attributes(indexes, with_key=True),
+        "KeySchema": _key_schema("pk", "sk"),
+    }
+    if indexes:
+        payload["GlobalSecondaryIndexes"] = [_index_payload(index, pk, sk) for index, (pk, sk, _) in indexes.items()]
+    return payload
+
+
+def _attributes(indexes: dict[str, tuple[str, str, str]], with_key: bool) -> list[dict[str, str]]:
+    kinds = {"pk": "S", "sk": "S"} if with_key else {}
+    for pk, sk, kind in indexes.values():
+        kinds |= {pk: "S", sk: kind}
+    return [{"AttributeName": name, "AttributeType": kind} for name, kind in kinds.items()]
+
+
+def _index_payload(index: str, pk: str, sk: str) -> dict[str, Any]:
+    return {"IndexName": index, "KeySchema": _key_schema(pk, sk), "Projection": {"ProjectionType": "ALL"}}
+
+
+def _key_schema(pk: str, sk: str) -> list[dict[str, str]]:
+    return [{"AttributeName": pk, "KeyType": "HASH"}, {"AttributeName": sk, "KeyType": "RANGE"}]
+
+
+async def _until(done: Callable[[], Awaitable[bool]], complaint: str) -> None:
+    for _ in range(_POLLS):
+        if await done():
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+    raise EngineFailed(complaint)
+
+
+async def _tolerate(wire: Wire, action: str, payload: dict[str, Any], *names: str) -> None:
+    """Somebody else may be making the same at this moment."""
+    try:
+        await wire.call(action, payload)
+    except EngineFailed as failure:
+        if not _is(failure, *names):
+            raise
+
+
+def _is(failure: EngineFailed, *names: str) -> bool:
+    cause = failure.__cause__
+    return isinstance(cause, AIODynamoError) and type(cause).__name__ in names

@@ -1,0 +1,198 @@
+"""The statements that write tasks: how a task is put, ended and read."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import msgspec
+from aiodynamo.expressions import F
+
+from conveyor.engines.dynamodb.lanes import drain
+from conveyor.engines.dynamodb.layout import key_at, task_in
+from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Key, Table
+from conveyor.engines.dynamodb.wire import PASSING_CODES, Transient
+from conveyor.errors import EngineFailed
+from conveyor.model import ResultDetail, RunKey, Task, TaskEnd, TaskSeed
+from conveyor.states import TaskStatus
+
+FORM = "1"
+
+_detail = msgspec.json.Decoder(ResultDetail)
+
+Raw = dict[str, Any]
+Statement = dict[str, Any]
+
+
+class Insertion(NamedTuple):
+    """A task to be put: its partition and the values of the statement."""
+
+    pk: str
+    parameters: list[Raw]
+
+
+class End(NamedTuple):
+    """A task to be ended."""
+
+    key: Key
+    end: TaskEnd
+
+
+def task_item(run: RunKey, seed: TaskSeed) -> Insertion:
+    key = key_at(run, seed.index)
+    parameters: list[Raw] = [
+        {"S": key.pk},
+        {"S": key.sk},
+        {"N": FORM},
+        {"N": str(seed.index)},
+        {"S": seed.input},
+    ]
+    tag = _tag(seed.input)
+    if tag is not None:
+        parameters.append({"S": tag})
+    return Insertion(key.pk, parameters)
+
+
+def task_of(item: Raw) -> Task:
+    """A task as it was read. One without `ended` is pending; its form is 1 unless it says otherwise."""
+    if item.get("v", {"N": FORM})["N"] != FORM:
+        raise EngineFailed("A task in DynamoDB was written by a newer Conveyor: upgrade this one.")
+    name = task_in(item["sk"]["S"])
+    index, given = int(item["index"]["N"]), msgspec.Raw(item["input"]["S"].encode())
+    if "ended" not in item:
+        return Task(name, index, given, TaskStatus.PENDING)
+    ended = item["ended"]["M"]
+    return Task(
+        task_id=name,
+        index=index,
+        input=given,
+        status=TaskStatus(int(ended["status"]["N"])),
+        attempts=int(ended["attempts"]["N"]),
+        http_status=int(ended["http_status"]["N"]) if "http_status" in ended else None,
+        error_code=ended["error_code"]["S"] if "error_code" in ended else None,
+        detail=_detail.decode(ended["detail"]["S"]),
+        finished_at=float(ended["at"]["N"]),
+    )
+
+
+async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
+    """Put tasks; one that is there already is left as it is."""
+    plain = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?}}"
+    tagged = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?,'tag':?}}"
+
+    async def send(batch: list[Insertion]) -> list[Insertion]:
+        statements = [
+            {"Statement": plain if len(each.parameters) == 5 else tagged, "Parameters": each.parameters}
+            for each in batch
+        ]
+        codes = await _execute(table, statements)
+        return [each for each, code in zip(batch, codes, strict=True) if not _settled(code, "DuplicateItem")]
+
+    await drain(table.wire, lanes, MOST_IN_A_WRITE, send)
+
+
+class Ender:
+    """Ends tasks, each once, and knows its own writes again."""
+
+    def __init__(self, table: Table, writer: str) -> None:
+        self._table = table
+        self._writer = writer
+        self._calls = count(1)
+        where = '"pk"=? AND "sk"=? AND "ended" IS MISSING'
+        self._statement = f'UPDATE "{table.name}" SET "ended"=? WHERE {where}'  # noqa: S608  (the name was checked)
+
+    async def end(self, ends: list[End], moved: list[TaskEnd]) -> None:
+        """Adds to `moved` what this call moved, also if it fails on the way."""
+        by = f"{self._writer}.{next(self._calls)}"
+        # Tasks of tries without an answer, and those of them that turned out to have ended.
+        unsure: set[Key] = set()
+        doubtful: list[End] = []
+
+        async def send(batch: list[End]) -> list[End]:
+            statements = [
+                {
+                    "Statement": self._statement,
+                    "Parameters": [_ended(each.end, by), {"S": each.key.pk}, {"S": each.key.sk}],
+                }
+                for each in batch
+            ]
+            try:
+                codes = await _execute(self._table, statements)
+            except Transient as failure:
+                if failure.unsure:
+                    unsure.update(each.key for each in batch)
+                raise
+            left: list[End] = []
+            for each, code in zip(batch, codes, strict=True):
+                if code is None:
+                    moved.append(each.end)
+                elif not _settled(code, "ConditionalCheckFailed"):
+                    if code == "InternalServerError":
+                        unsure.add(each.key)
+                    left.append(each)
+                elif each.key in unsure:
+                    doubtful.append(each)
+            return left
+
+        lanes: dict[str, list[End]] = {}
+        for each in ends:
+            lanes.setdefault(each.key.pk, []).append(each)
+        try:
+            await drain(self._table.wire, list(lanes.values()), MOST_IN_A_WRITE, send)
+        finally:
+            moved += await self._own(doubtful, by)
+
+    async def _own(self, ends: list[End], by: str) -> list[TaskEnd]:
+        """Which of these were ended by an earlier try of the same call."""
+        found = await self._table.read_raw([each.key for each in ends], F("sk") & F("ended", "by"))
+        own = {item["sk"]["S"] for item in found if item.get("ended", {}).get("M", {}).get("by") == {"S": by}}
+        return [each.end for each in ends if each.key.sk in own]
+
+
+async def _execute(table: Table, statements: list[Statement]) -> list[str | None]:
+    """Run statements; returns the code of each that was refused."""
+    answer = await table.wire.once("BatchExecuteStatement", {"Statements": statements})
+    responses: list[Raw] = answer["Responses"]
+    if len(responses) != len(statements):
+        raise Transient(f"{len(responses)} answers to {len(statements)} statements", unsure=True)
+    return [_code(response) for response in responses]
+
+
+def _code(response: Raw) -> str | None:
+    error = response.get("Error")
+    if error is None:
+        return None
+    code = str(error.get("Code"))
+    if code not in PASSING_CODES and code not in ("DuplicateItem", "ConditionalCheckFailed"):
+        raise EngineFailed(f"DynamoDB refused a statement: {code}: {error.get('Message')}")
+    return code
+
+
+def _settled(code: str | None, refusal: str) -> bool:
+    """Whether a statement has had its say: carried out, or refused for good."""
+    return code is None or code == refusal
+
+
+def _ended(end: TaskEnd, by: str) -> Raw:
+    ended: Raw = {
+        "status": {"N": str(int(end.status))},
+        "attempts": {"N": str(end.attempts)},
+        "detail": {"S": end.detail},
+        "at": {"N": repr(end.at)},
+        "by": {"S": by},
+    }
+    if end.http_status is not None:
+        ended["http_status"] = {"N": str(end.http_status)}
+    if end.error_code is not None:
+        ended["error_code"] = {"S": end.error_code}
+    return {"M": ended}
+
+
+def _tag(given: str) -> str | None:
+    """The user's own, if the input is an object that has one."""
+    if not given.startswith("{") or '"tag"' not in given:
+        return None
+    try:
+        tag = msgspec.json.decode(given).get("tag")
+    except (msgspec.DecodeError, AttributeError):
+        return None
+    return tag if isinstance(tag, str) else None

@@ -1,0 +1,268 @@
+"""One table: reads, queries, and changes that are planned on what was read.
+
+Every item has a revision that each write raises. A change reads the items it depends on, plans the writes, and sends
+them as one transaction on the condition that all revisions still stand; if one does not, it reads and plans again. The
+transaction's token makes a repeated try of the same writes one write.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+from zlib import crc32
+
+import msgspec
+from aiodynamo.expressions import (
+    Condition,
+    F,
+    HashKey,
+    KeyCondition,
+    Parameters,
+    ProjectionExpression,
+    UpdateExpression,
+)
+from aiodynamo.operations import ConditionCheck, Delete, Operation, Put, Update
+from aiodynamo.utils import dy2py, py2dy
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.lanes import drain
+from conveyor.engines.dynamodb.wire import Refused, Wire
+from conveyor.faults import crashpoint
+
+T = TypeVar("T")
+
+Item = dict[str, Any]
+
+MOST_IN_A_READ = 100
+MOST_IN_A_WRITE = 25
+
+
+class Key(NamedTuple):
+    """The primary key of an item."""
+
+    pk: str
+    sk: str
+
+
+class Found(NamedTuple):
+    """An item as it was read; None if there was none."""
+
+    key: Key
+    item: Item | None
+
+
+class Plan(msgspec.Struct, Generic[T], frozen=True):
+    """The writes of one change, none if it has nothing to write, and what it then returns."""
+
+    result: T
+    writes: Sequence[Operation] = ()
+
+
+class Table:
+    """A table under its name. Items are plain dictionaries here; numbers come back as int where they are whole."""
+
+    def __init__(self, wire: Wire, name: str, clock: Clock) -> None:
+        self.wire = wire
+        self.name = name
+        self._clock = clock
+
+    async def read(self, *keys: Key) -> list[Found]:
+        """Items by key, as they are now, in the order of the keys."""
+        read = map(plain, await self.read_raw(list(dict.fromkeys(keys))))
+        items = {Key(item["pk"], item["sk"]): item for item in read}
+        return [Found(key, items.get(key)) for key in keys]
+
+    async def read_raw(self, keys: Sequence[Key], only: ProjectionExpression | None = None) -> list[Item]:
+        """Those of these items that are there, as they are now, in any order and as DynamoDB writes them."""
+        shape: Item = {"ConsistentRead": True}
+        if only is not None:
+            parameters = Parameters()
+            shape |= {"ProjectionExpression": only.encode(parameters), **parameters.to_request_payload()}
+        found: list[Item] = []
+
+        async def send(batch: list[Key]) -> list[Key]:
+            request = {**shape, "Keys": [raw_key(key) for key in batch]}
+            answer = await self.wire.once("BatchGetItem", {"RequestItems": {self.name: request}})
+            found.extend(answer["Responses"].get(self.name, ()))
+            left = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
+            return list(map(_key, left))
+
+        await drain(self.wire, [keys], MOST_IN_A_READ, send)
+        return found
+
+    async def get(self, key: Key) -> Item | None:
+        (found,) = await self.read(key)
+        return found.item
+
+    async def query(
+        self,
+        where: KeyCondition,
+        *,
+        most: int | None = None,
+        index: str | None = None,
+        keep: Condition | None = None,
+        forward: bool = True,
+        only: ProjectionExpression | None = None,
+    ) -> list[Item]:
+        """Items in order of the sort key, all or the first `most` that `keep` lets through. An index lags a little
+        behind the table; the table itself is read as it is now."""
+        found: list[Item] = []
+        start: Item | None = None
+        while True:
+            left = None if most is None else most - len(found)
+            payload = query_payload(
+                self.name, where, index=index, keep=keep, forward=forward, only=only, limit=left, start=start
+            )
+            answer = await self.wire.call("Query", payload)
+            found.extend(map(plain, answer["Items"]))
+            start = answer.get("LastEvaluatedKey")
+            if start is None or (most is not None and len(found) >= most):
+                return found
+
+    async def under(self, pk: str, only: ProjectionExpression | None = None) -> list[Item]:
+        """All of one partition."""
+        return await self.query(HashKey("pk", pk), only=only)
+
+    async def change(self, plan: Callable[[], Awaitable[Plan[T]]]) -> T:
+        """Carry a change out: plan, write, and plan again if what was read has changed meanwhile."""
+        pauses = self.wire.pauses()
+        while True:
+            planned = await plan()
+            if not planned.writes:
+                return planned.result
+            try:
+                await self.write(planned.writes)
+            except Refused as failure:
+                await pauses.after(failure)
+            else:
+                return planned.result
+
+    async def write(self, writes: Sequence[Operation]) -> None:
+        """All of these or none. Raises Refused if a condition did not hold."""
+        payload = {
+            # Also with the table's name: where several have one clock, their tokens differ.
+            "ClientRequestToken": f"{crc32(self.name.encode()):08x}-{self._clock.new_id('t')[-26:]}",
+            "TransactItems": [write.to_request_payload() for write in writes],
+        }
+        crashpoint("dynamodb.write.before")
+        await self.wire.call("TransactWriteItems", payload)
+        crashpoint("dynamodb.write.after")
+
+    async def delete(self, keys: Sequence[Key]) -> None:
+        """Remove items, whatever they are by now."""
+
+        async def send(batch: list[Key]) -> list[Key]:
+            left = await self._batch_write([{"DeleteRequest": {"Key": raw_key(key)}} for key in batch])
+            return [_key(each["DeleteRequest"]["Key"]) for each in left]
+
+        await drain(self.wire, by_partition(keys), MOST_IN_A_WRITE, send)
+
+    async def put_new(self, items: Sequence[Item]) -> None:
+        """Write items that nobody else writes."""
+        lanes: dict[str, list[Item]] = {}
+        for item in items:
+            lanes.setdefault(item["pk"], []).append(item)
+
+        async def send(batch: list[Item]) -> list[Item]:
+            left = await self._batch_write([{"PutRequest": {"Item": py2dy(item)}} for item in batch])
+            return [plain(each["PutRequest"]["Item"]) for each in left]
+
+        await drain(self.wire, list(lanes.values()), MOST_IN_A_WRITE, send)
+
+    async def _batch_write(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        answer = await self.wire.once("BatchWriteItem", {"RequestItems": {self.name: requests}})
+        left: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
+        return left
+
+    def save(self, found: Found, item: Item) -> Operation:
+        """Write an item over what was found. None as a value takes an attribute away; attributes that it does not
+        name stay, since a later version may have written them."""
+        item = _written(item)
+        if found.item is None:
+            kept = {name: value for name, value in item.items() if value is not None}
+            return Put(self.name, {**found.key._asdict(), **kept, "rev": 1}, F("pk").does_not_exist())
+        expression = F("rev").set(found.item.get("rev", 0) + 1)
+        for name, value in item.items():
+            if value is None:
+                expression &= F(name).remove() if name in found.item else UpdateExpression()
+            elif name not in found.item or found.item[name] != value:
+                expression &= F(name).set(value)
+        return Update(self.name, found.key._asdict(), expression, _stands(found.item))
+
+    def drop(self, found: Found) -> Operation:
+        assert found.item is not None
+        return Delete(self.name, found.key._asdict(), _stands(found.item))
+
+    def unchanged(self, found: Found) -> Operation:
+        """Nothing is written, but the others only if this is still as it was found."""
+        condition = F("pk").does_not_exist() if found.item is None else _stands(found.item)
+        return ConditionCheck(self.name, found.key._asdict(), condition)
+
+
+def query_payload(
+    table: str,
+    where: KeyCondition,
+    *,
+    index: str | None = None,
+    keep: Condition | None = None,
+    forward: bool = True,
+    only: ProjectionExpression | None = None,
+    limit: int | None = None,
+    start: Item | None = None,
+) -> dict[str, Any]:
+    """A Query, consistent unless it is of an index."""
+    parameters = Parameters()
+    payload: dict[str, Any] = {
+        "TableName": table,
+        "KeyConditionExpression": where.encode(parameters),
+        "ScanIndexForward": forward,
+        "ConsistentRead": index is None,
+    }
+    if index is not None:
+        payload["IndexName"] = index
+    if keep is not None:
+        payload["FilterExpression"] = keep.encode(parameters)
+    if only is not None:
+        payload["ProjectionExpression"] = only.encode(parameters)
+    if limit is not None:
+        payload["Limit"] = limit
+    if start is not None:
+        payload["ExclusiveStartKey"] = start
+    payload.update(parameters.to_request_payload())
+    return payload
+
+
+def plain(raw: dict[str, Any]) -> Item:
+    """An item as Python values."""
+    return dy2py(raw, _number)
+
+
+def by_partition(keys: Sequence[Key]) -> list[list[Key]]:
+    lanes: dict[str, list[Key]] = {}
+    for key in keys:
+        lanes.setdefault(key.pk, []).append(key)
+    return list(lanes.values())
+
+
+def _written(value: Any) -> Any:
+    """Numbers as DynamoDB itself writes them: 5.0 is 5 there. A transaction that is sent again then looks the same."""
+    if isinstance(value, dict):
+        return {name: _written(each) for name, each in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _key(raw: Item) -> Key:
+    return Key(raw["pk"]["S"], raw["sk"]["S"])
+
+
+def raw_key(key: Key) -> dict[str, dict[str, str]]:
+    return {"pk": {"S": key.pk}, "sk": {"S": key.sk}}
+
+
+def _stands(item: Item) -> Condition:
+    # Items from before revisions have none.
+    revision = item.get("rev")
+    exists = F("pk").exists()
+    return exists & (F("rev").does_not_exist() if revision is None else F("rev").equals(revision))

@@ -1,0 +1,291 @@
+"""Tasks on DynamoDB.
+
+A task is one item: the seed, which never changes, and from its end on the attribute `ended`, a map. Both are written
+by PartiQL statements, 25 to a BatchExecuteStatement, each with a condition of its own: INSERT is refused if the task
+is there, UPDATE if it is not there or has ended. Measured against the other ways to the same, for one task:
+
+| | calls | write units | |
+|---|---|---|---|
+| statements | 2/25 | 2 | what is done here |
+| BatchWriteItem | 1/25 | 1 | has no conditions: a second put of a task would undo its end |
+| seed and end as two items | 2/25 | 3 | a put may then repeat, but reads, and removal, pay for two |
+| TransactWriteItems | 2/100 | 4 | one refused condition undoes a hundred writes |
+| PutItem, UpdateItem | 2 | 2 | a call for each task |
+
+The end carries the name of the call that wrote it: one that is sent again because its answer was lost finds its own
+writes, and counts them. Counts are kept apart (counters.py).
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from aiodynamo.expressions import Condition, F, HashKey, ProjectionExpression, RangeKey
+from aiodynamo.operations import Put
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.counters import Counters, Tally
+from conveyor.engines.dynamodb.layout import (
+    first_key,
+    home,
+    key_at,
+    partition,
+    prefix,
+    shards,
+    task_in,
+    task_key,
+    task_prefix,
+)
+from conveyor.engines.dynamodb.statements import End, Ender, Insertion, insert, task_item, task_of
+from conveyor.engines.dynamodb.table import Key, Table, query_payload
+from conveyor.engines.dynamodb.trail import Trail
+from conveyor.engines.dynamodb.wire import Refused
+from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter
+from conveyor.faults import crashpoint
+from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, shard_of
+from conveyor.states import TaskStatus
+
+_TASK_ID = re.compile(r"[0-9a-f]{64}")
+_MOST_KNOWN_RUNS = 10_000
+# Items that a query looks at in one page, if a filter lets only some of them through.
+_FILTERED_PAGE = 1000
+# A page ends at a megabyte anyway.
+_LARGEST_PAGE = 20_000
+_RECOUNTS = 5
+
+Raw = dict[str, Any]
+
+
+class DynamoTasks:
+    """Rows of tasks, the counts kept with them, and their events."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        writer = clock.new_id("w")[-12:]
+        self._counters = Counters(table, clock, writer)
+        self._ender = Ender(table, writer)
+        self._trail = Trail(table)
+        # Runs whose first item is there.
+        self._begun: set[tuple[str, str]] = set()
+        # How far each shard was looked through for pending tasks.
+        self._looked: dict[tuple[str, str, int], str] = {}
+
+    async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        if not seeds:
+            return
+        crashpoint("tasks.put.before")
+        await self._begin(run)
+        lanes: dict[str, dict[int, Insertion]] = {}
+        for seed in seeds:
+            item = task_item(run, seed)
+            lanes.setdefault(item.pk, {}).setdefault(seed.index, item)
+        await insert(self._table, [list(lane.values()) for lane in lanes.values()])
+        crashpoint("tasks.put.after")
+
+    async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
+        found = await self._at(run, indexes, F("index") & F("ended", "status"))
+        return frozenset(int(item["index"]["N"]) for item in found if "ended" not in item)
+
+    async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
+        if not ends:
+            return Finished(frozenset(), await self.counts(run))
+        # The first of several ends of one task in a batch counts.
+        first = {end.index: End(key_at(run, end.index), end) for end in reversed(ends)}
+        crashpoint("tasks.finish.before")
+        moved = await self._move(run, list(first.values()))
+        crashpoint("tasks.finish.after")
+        return Finished(frozenset(end.index for end in moved), await self.counts(run))
+
+    async def cancel_pending(self, run: RunKey, limit: int, at: float) -> int:
+        while True:
+            pending = await self._pending(run, limit)
+            ends = [TaskEnd(index, TaskStatus.CANCELLED, 0, None, None, "{}", at) for index in pending]
+            moved = await self._move(run, [End(key_at(run, end.index), end) for end in ends])
+            # Others may have ended all of these meanwhile; there may be more.
+            if moved or not pending:
+                return len(moved)
+
+    async def counts(self, run: RunKey) -> Counts:
+        return (await self._counters.read(run)).counts
+
+    async def recount(self, run: RunKey) -> Counts:
+        for _ in range(_RECOUNTS):
+            before = await self._counters.standing(run)
+            truth = await self._truth(run)
+            if await self._counters.mend(run, before, truth):
+                break
+        return truth.counts
+
+    async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
+        codes = (await self._counters.read(run)).codes
+        return sorted(codes.items(), key=lambda entry: (-entry[1], entry[0]))[:limit]
+
+    async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
+        if not _TASK_ID.fullmatch(task_id):
+            return None
+        found = await self._table.read_raw([task_key(run, task_id)])
+        return task_of(found[0]) if found else None
+
+    async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
+        found = await self._at(run, indexes)
+        return sorted(map(task_of, found), key=lambda task: task.index)
+
+    async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
+        found: list[Raw] = []
+        if shard in shards(run):
+            await self._walk(run, shard, after or "", _matching(where), found.extend, lambda: limit - len(found))
+        return [task_of(item) for item in found[:limit]]
+
+    async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
+        await self._trail.note(run, events)
+
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+        if task_id is None:
+            return await self._trail.page(run, shards(run), None, cursor, limit)
+        task = await self.task(run, task_id)
+        index = -1 if task is None else task.index
+        return await self._trail.page(run, [shard_of(task_id, run.shard_count)], index, cursor, limit)
+
+    async def delete(self, run: RunKey, limit: int) -> int:
+        partitions = list(dict.fromkeys([*(partition(run, shard) for shard in shards(run)), home(run)]))
+        share = -(-limit // len(partitions))
+        parts = await asyncio.gather(*(self._keys(run, pk, share) for pk in partitions))
+        keys = [key for part in parts for key in part][:limit]
+        if not keys:
+            self._counters.forget(run)
+            self._begun.discard((run.tenant, run.run_id))
+        await self._table.delete(keys)
+        return len(keys)
+
+    async def _begin(self, run: RunKey) -> None:
+        """The first item of a run: without it nothing is noted of the run."""
+        known = (run.tenant, run.run_id)
+        if known in self._begun:
+            return
+        item = {**first_key(run)._asdict(), "v": 1, "events": 0}
+        put = Put(self._table.name, item, F("pk").does_not_exist())
+        with suppress(Refused):
+            await self._table.wire.call("PutItem", put.to_request_payload()["Put"])
+        if len(self._begun) >= _MOST_KNOWN_RUNS:
+            self._begun.clear()
+        self._begun.add(known)
+
+    async def _move(self, run: RunKey, ends: list[End]) -> list[TaskEnd]:
+        """End tasks and count those that moved. What moved is counted even if not all could be tried."""
+        if not ends:
+            return []
+        epoch = await self._counters.epoch(run)
+        moved: list[TaskEnd] = []
+        try:
+            await self._ender.end(ends, moved)
+        finally:
+            if moved and not await self._counters.add(run, epoch, _tally(moved)):
+                await self.recount(run)
+        return moved
+
+    async def _pending(self, run: RunKey, limit: int) -> list[int]:
+        """Up to `limit` pending tasks. Each call goes on where the last one ended; nothing is said to be left only
+        after a look through all of a shard."""
+        share = -(-limit // len(shards(run)))
+
+        async def of(shard: int) -> list[int]:
+            place = (run.tenant, run.run_id, shard)
+            found: list[Raw] = []
+            for start in dict.fromkeys([self._looked.pop(place, ""), ""]):
+                await self._walk(
+                    run, shard, start, F("ended").does_not_exist(), found.extend, lambda: share - len(found)
+                )
+                if found:
+                    self._looked[place] = task_in(found[:share][-1]["sk"]["S"])
+                    break
+            return [int(item["index"]["N"]) for item in found[:share]]
+
+        found = await asyncio.gather(*map(of, shards(run)))
+        return [index for part in found for index in part][:limit]
+
+    async def _truth(self, run: RunKey) -> Tally:
+        """What the rows say."""
+        statuses: Counter[TaskStatus] = Counter()
+        codes: Counter[str] = Counter()
+
+        def count(items: list[Raw]) -> None:
+            for item in items:
+                ended = item["ended"]["M"]
+                status = TaskStatus(int(ended["status"]["N"]))
+                statuses[status] += 1
+                if status is TaskStatus.FAILED and "error_code" in ended:
+                    codes[ended["error_code"]["S"]] += 1
+
+        everything = F("ended").exists()
+        walks = [self._walk(run, shard, "", everything, count, lambda: _LARGEST_PAGE) for shard in shards(run)]
+        await asyncio.gather(*walks)
+        return Tally(_counts(statuses), codes)
+
+    async def _walk(
+        self,
+        run: RunKey,
+        shard: int,
+        after: str,
+        keep: Condition | None,
+        take: Callable[[list[Raw]], None],
+        wanted: Callable[[], int],
+    ) -> None:
+        """Hand on the tasks of a shard that match, in order of task_id, while any are wanted."""
+        first = task_prefix(run)
+        low, high = f"{first}{after}\0" if after else first, f"{first}~"
+        if low > high:
+            return
+        where = HashKey("pk", partition(run, shard)) & RangeKey("sk").between(low, high)
+        start: Raw | None = None
+        while (more := wanted()) > 0:
+            limit = min(_LARGEST_PAGE, more if keep is None else max(more, _FILTERED_PAGE))
+            payload = query_payload(self._table.name, where, keep=keep, limit=limit, start=start)
+            answer = await self._table.wire.call("Query", payload)
+            take(answer["Items"])
+            start = answer.get("LastEvaluatedKey")
+            if start is None:
+                return
+
+    async def _at(self, run: RunKey, indexes: Sequence[int], only: ProjectionExpression | None = None) -> list[Raw]:
+        return await self._table.read_raw([key_at(run, index) for index in dict.fromkeys(indexes)], only)
+
+    async def _keys(self, run: RunKey, pk: str, most: int) -> list[Key]:
+        where = HashKey("pk", pk) & RangeKey("sk").begins_with(prefix(run))
+        found = await self._table.query(where, most=most, only=F("pk") & F("sk"))
+        return [Key(item["pk"], item["sk"]) for item in found]
+
+
+def _matching(where: TaskFilter) -> Condition | None:
+    conditions: list[Condition] = []
+    if where.status is TaskStatus.PENDING:
+        conditions.append(F("ended").does_not_exist())
+    elif where.status is not None:
+        conditions.append(F("ended", "status").equals(int(where.status)))
+    if where.error_code is not None:
+        conditions.append(F("ended", "error_code").equals(where.error_code))
+    if where.http_status is not None:
+        conditions.append(F("ended", "http_status").equals(where.http_status))
+    if where.tag is not None:
+        conditions.append(F("tag").equals(where.tag))
+    matching: Condition | None = None
+    for condition in conditions:
+        matching = condition if matching is None else matching & condition
+    return matching
+
+
+def _tally(moved: Iterable[TaskEnd]) -> Tally:
+    statuses: Counter[TaskStatus] = Counter()
+    codes: Counter[str] = Counter()
+    for end in moved:
+        statuses[end.status] += 1
+        if end.status == TaskStatus.FAILED and end.error_code:
+            codes[end.error_code] += 1
+    return Tally(_counts(statuses), codes)
+
+
+def _counts(statuses: Counter[TaskStatus]) -> Counts:
+    return Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])

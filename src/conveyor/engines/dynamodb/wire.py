@@ -1,0 +1,209 @@
+"""Calls to DynamoDB through aiodynamo: what may be tried again is, everything else becomes an error of ours.
+
+A try that ended in a 500 or a lost connection may have been applied. `Transient.unsure` says so, to callers whose
+write is not idempotent by itself.
+"""
+
+import asyncio
+import io
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiodynamo import errors
+from aiodynamo.client import Client
+from aiodynamo.credentials import Credentials
+from aiodynamo.http.types import Request, RequestFailed, Response
+from aiodynamo.models import StaticDelayRetry
+from yarl import URL
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.address import Address
+from conveyor.errors import EngineFailed
+
+T = TypeVar("T")
+
+# Nothing was applied; the next try may go through.
+_REFUSED_FOR_NOW = (
+    errors.Throttled,
+    errors.ProvisionedThroughputExceeded,
+    errors.RequestLimitExceeded,
+    errors.TransactionConflict,
+    errors.TransactionInProgress,
+    errors.ExpiredToken,
+)
+# It may have been applied.
+_UNKNOWN_OUTCOME = (
+    errors.InternalDynamoError,
+    errors.ServiceUnavailable,
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+    # A body that is no JSON.
+    ValueError,
+)
+# Codes of one part of a transaction or a batch that say no more than: not now.
+PASSING_CODES = frozenset(
+    {
+        "TransactionConflict",
+        "ThrottlingError",
+        "ProvisionedThroughputExceeded",
+        "RequestLimitExceeded",
+        "InternalServerError",
+    }
+)
+
+_LARGE_BODY = 512 * 1024
+_SECONDS_FOR_A_CALL = 20.0
+_SECONDS_TO_CONNECT = 5.0
+
+
+class Refused(Exception):
+    """A condition did not hold; nothing was written by this try."""
+
+    def __init__(self) -> None:
+        super().__init__("others kept changing what it depends on")
+
+
+class Transient(Exception):
+    """Not now. If `unsure`, it may have been applied all the same."""
+
+    def __init__(self, why: str, unsure: bool) -> None:
+        super().__init__(why)
+        self.unsure = unsure
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long and how often a call is tried again: full jitter up to base * 2**n, never more than cap."""
+
+    base: float = 0.025
+    cap: float = 3.0
+    # Seconds without any progress after which it is given up.
+    limit: float = 45.0
+
+
+class Pauses:
+    """The pauses between tries that make no progress."""
+
+    def __init__(self, clock: Clock, patience: Patience) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self.progress()
+
+    def progress(self) -> None:
+        """Something went through: begin with short pauses again."""
+        self._failures = 0
+        self._deadline = self._loop.time() + self._patience.limit
+
+    async def after(self, failure: Exception) -> None:
+        """Wait before the next try; raises EngineFailed when it has lasted too long."""
+        if self._loop.time() >= self._deadline:
+            raise EngineFailed(f"DynamoDB did not carry out a request in {self._patience.limit:g} s: {failure}")
+        most = min(self._patience.cap, self._patience.base * 2 ** min(self._failures, 30))
+        self._failures += 1
+        # The network's time, not the product's: a test that stops the clock does not stop the server.
+        await asyncio.sleep(most * self._clock.jitter())
+
+
+class Wire:
+    """One client for both tables."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: Address, clock: Clock, patience: Patience) -> None:
+        self._session = session
+        self._endpoint = address.endpoint or f"https://dynamodb.{address.region}.amazonaws.com/"
+        self._client = Client(
+            http=self._exchange,
+            credentials=Credentials.auto(),
+            region=address.region,
+            endpoint=URL(self._endpoint),
+            # One try: which call may be made again, and how, is decided here.
+            throttle_config=StaticDelayRetry(time_limit_secs=-1),
+        )
+        self._clock = clock
+        self._patience = patience
+
+    def pauses(self) -> Pauses:
+        return Pauses(self._clock, self._patience)
+
+    async def once(self, action: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """One try. Raises Refused, Transient or EngineFailed."""
+        try:
+            return await self._client.send_request(action=action, payload=payload)
+        except errors.ConditionalCheckFailed as error:
+            raise Refused() from error
+        except errors.TransactionCanceled as error:
+            raise _cancelled(error) from error
+        except _REFUSED_FOR_NOW as error:
+            raise Transient(_text(error), unsure=False) from error
+        except _UNKNOWN_OUTCOME as error:
+            raise Transient(_text(error), unsure=True) from error
+        except errors.UnknownError as error:
+            if error.status >= 500:
+                raise Transient(_text(error), unsure=True) from error
+            raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
+        except errors.TableNotFound as error:
+            raise EngineFailed("A DynamoDB table is not there: `conveyor migrate` makes them.") from error
+        except errors.NoCredentialsFound as error:
+            raise EngineFailed(
+                "No AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role."
+            ) from error
+        except (errors.AIODynamoError, RuntimeError) as error:
+            raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
+
+    async def call(self, action: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Try until it goes through. For reads, and for writes that do no harm twice."""
+        return await self.again(lambda: self.once(action, payload))
+
+    async def again(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt while it says Transient."""
+        pauses = self.pauses()
+        while True:
+            try:
+                return await attempt()
+            except Transient as failure:
+                await pauses.after(failure)
+
+    async def _exchange(self, request: Request) -> Response:
+        """What aiodynamo calls to send a request."""
+        # aiohttp wants a large body as a file, to write it in pieces.
+        body = request.body
+        data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
+        try:
+            async with self._session.request(request.method, request.url, headers=request.headers, data=data) as answer:
+                return Response(answer.status, await answer.read())
+        except aiohttp.ClientError as error:
+            raise RequestFailed(error) from error
+
+    async def server_date(self) -> str | None:
+        """What the server says the date is; no signature is needed to ask."""
+        try:
+            async with self._session.get(self._endpoint) as response:
+                return response.headers.get("Date")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineFailed(f"{self._endpoint} does not answer: {_text(error)}") from error
+
+
+def make_session() -> aiohttp.ClientSession:
+    """Connections to one endpoint, kept open."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=_SECONDS_FOR_A_CALL, sock_connect=_SECONDS_TO_CONNECT),
+        connector=aiohttp.TCPConnector(limit=128, keepalive_timeout=60),
+    )
+
+
+def _cancelled(error: errors.TransactionCanceled) -> Exception:
+    codes = {str(reason.get("Code")) for reason in error.body["CancellationReasons"]} - {"None"}
+    if "ConditionalCheckFailed" in codes:
+        return Refused()
+    if codes <= PASSING_CODES:
+        return Transient(f"transaction cancelled: {', '.join(sorted(codes))}", unsure=False)
+    return EngineFailed(f"DynamoDB cancelled a transaction: {error.body.get('message') or ', '.join(sorted(codes))}")
+
+
+def _text(error: BaseException) -> str:
+    details = error.args[0] if error.args else None
+    if isinstance(details, dict):
+        return str(details.get("message") or details.get("Message") or type(error).__name__)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,84 @@
+"""The Postgres engine: Records, Tasks and Queue in one schema, for as many processes as there are."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.checks import Finding, run_checks
+from conveyor.engines.postgres.database import Database, Session, open_database
+from conveyor.engines.postgres.jobs import insert_job
+from conveyor.engines.postgres.notices import insert_notice, is_own
+from conveyor.engines.postgres.queue import PostgresQueue, insert_messages
+from conveyor.engines.postgres.records import PostgresRecords
+from conveyor.engines.postgres.schema import check_version, migrate
+from conveyor.engines.postgres.seeds import copy_tasks
+from conveyor.engines.postgres.tables import OWN_FROM
+from conveyor.engines.postgres.tasks import PostgresTasks
+from conveyor.engines.postgres.url import Place, parse_url
+from conveyor.engines.postgres.wakes import Wake, listening
+from conveyor.engines.queue import Outgoing, QueueName
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import Job, Notice, TaskSeed
+
+__all__ = ["PostgresEngine", "migrate"]
+
+
+class PostgresEngine:
+    """Three seams on one database, and so the capability to accept a job whole."""
+
+    def __init__(self, place: Place, database: Database, clock: Clock, own_from: int) -> None:
+        self._place = place
+        self._database = database
+        self._clock = clock
+        self.records = PostgresRecords(database, clock)
+        self.tasks = PostgresTasks(database, own_from)
+        self.queue = PostgresQueue(database, clock, place.channel)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, clock: Clock, own_from: int = OWN_FROM) -> AsyncIterator[Self]:
+        """Connect. Raises InvalidSetting for a URL that is none, and EngineFailed if the server is not there or its
+        schema is not of the version that this Conveyor knows. `own_from` is for tests (tables.py)."""
+        place = parse_url(url)
+        async with open_database(place, clock) as database:
+            await check_version(database)
+            yield cls(place, database, clock, own_from)
+
+    async def accept_whole(
+        self,
+        job: Job,
+        notice: Notice,
+        answer: IdempotencyRow | None,
+        seeds: Sequence[TaskSeed],
+        queue: QueueName,
+        messages: Sequence[Outgoing],
+        rows: Sequence[Row] = (),
+    ) -> IdempotencyRow | None:
+        now = self._clock.now()
+
+        async def work(db: Session) -> IdempotencyRow | None:
+            if await is_own(db, notice):
+                return None
+            standing = await insert_job(db, job, answer, rows, now)
+            if standing is not None:
+                return standing
+            if seeds:
+                await copy_tasks(db, job.key, await self.tasks.number(db, job.key, seeds), seeds)
+            if messages:
+                await insert_messages(db, now, queue, messages)
+            await insert_notice(db, notice)
+            return None
+
+        standing = await self._database.write(work)
+        if messages and standing is None:
+            await self.queue.wake(queue)
+        return standing
+
+    def wakes(self, wake: Wake) -> AbstractAsyncContextManager[None]:
+        """Call `wake` with the name of each queue that any process sends to, while the block lasts."""
+        return listening(self._place, self._clock, wake)
+
+    async def checks(self) -> list[Finding]:
+        """What was checked, and None if it is fine, else what to do."""
+        return await run_checks(self._database, self._clock, self._place.connections)

@@ -1,0 +1,123 @@
+"""Keys, idempotent requests and uploads on Postgres."""
+
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.records import Claimed, IdempotencyRow
+from conveyor.model import ApiKey, TenantId, Upload
+
+SQL = named_queries("access.sql")
+
+
+class PostgresAccess:
+    """AccessRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def claim(self, row: IdempotencyRow) -> Claimed:
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+
+        async def work(db: Session) -> Claimed:
+            granted = await db.change(SQL["claim"], values) > 0
+            standing = await _standing(db, row)
+            # A claim of this very moment is the one whose commit went unanswered.
+            own = db.again and standing.status == 0 and standing.lease_until == row.lease_until
+            return Claimed(granted or own, standing)
+
+        return await self._database.write(work)
+
+    async def unclaim(self, row: IdempotencyRow) -> None:
+        await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
+
+    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+        values = msgspec.structs.asdict(upload)
+
+        async def work(db: Session) -> IdempotencyRow | None:
+            if db.again and await db.value(SQL["upload_there"], values):
+                return None
+            standing = await answer_claim(db, answer)
+            if standing is None:
+                await db.change(SQL["insert_upload"], values)
+            return standing
+
+        return await self._database.write(work)
+
+    async def upload(self, upload_id: str) -> Upload | None:
+        row = await self._database.row(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
+        return Upload(*row) if row else None
+
+    async def keep_upload(self, upload_id: str, until: float) -> None:
+        await self._database.change(SQL["keep_upload"], {"upload_id": upload_id, "until": until})
+
+    async def mark_stored(self, upload_id: str) -> bool:
+        values = {"upload_id": upload_id, "now": self._clock.now()}
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["mark_stored"], values) > 0:
+                return True
+            return db.again and bool(await db.value(SQL["stored_at"], values) == values["now"])
+
+        return await self._database.write(work)
+
+    async def sweep_expired(self, limit: int) -> list[Upload]:
+        values: dict[str, Any] = {"now": self._clock.now(), "limit": limit}
+        gone: dict[str, Upload] = {}
+
+        async def work(db: Session) -> list[Upload]:
+            for query in ("forget_idempotency", "forget_rows"):
+                await db.change(SQL[query], values)
+            # Those of a try whose commit went unanswered are named too, if they went with it.
+            there = [upload_id for (upload_id,) in await db.rows(SQL["uploads_there"], {"upload_ids": list(gone)})]
+            for upload_id in there:
+                del gone[upload_id]
+            if not gone:
+                for row in await db.rows(SQL["forget_uploads"], values):
+                    gone[row["upload_id"]] = Upload(*row)
+            return list(gone.values())
+
+        return await self._database.write(work)
+
+    async def create_key(self, key: ApiKey) -> None:
+        values = msgspec.structs.asdict(key)
+
+        async def work(db: Session) -> None:
+            if not (db.again and await db.row(SQL["key"], values)):
+                await db.change(SQL["insert_key"], values)
+
+        await self._database.write(work)
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        row = await self._database.row(SQL["key"], {"key_id": key_id})
+        return ApiKey(*row) if row else None
+
+    async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
+        return [ApiKey(*row) for row in await self._database.rows(SQL["keys"], {"tenant": tenant})]
+
+    async def revoke_key(self, key_id: str, at: float) -> bool:
+        return await self._database.change(SQL["revoke_key"], {"key_id": key_id, "at": at}) > 0
+
+
+async def answer_claim(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
+    if answer is None or await db.change(SQL["answer"], msgspec.structs.asdict(answer)):
+        return None
+    return await _standing(db, answer)
+
+
+async def answered(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    """The answer that the request has by now, if it has one."""
+    if answer is None:
+        return None
+    row = await _standing(db, answer)
+    return row if row != answer and row.status != 0 else None
+
+
+async def _standing(db: Session, row: IdempotencyRow) -> IdempotencyRow:
+    found = await db.row(SQL["idempotency"], {"tenant": row.tenant, "route": row.route, "key": row.key})
+    return IdempotencyRow(*found) if found else row

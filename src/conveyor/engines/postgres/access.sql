@@ -1,0 +1,80 @@
+-- name: claim
+INSERT INTO idempotency (tenant, route, key, fingerprint, subject, lease_until, status, body, expires_at)
+VALUES (:tenant, :route, :key, :fingerprint, :subject, :lease_until, 0, '', :expires_at)
+ON CONFLICT (tenant, route, key) DO UPDATE SET
+    fingerprint = excluded.fingerprint,
+    subject = CASE WHEN idempotency.expires_at <= :now THEN excluded.subject ELSE idempotency.subject END,
+    lease_until = excluded.lease_until, status = 0, body = '', expires_at = excluded.expires_at
+WHERE idempotency.expires_at <= :now OR (
+    idempotency.status = 0 AND idempotency.lease_until <= :now AND idempotency.fingerprint = excluded.fingerprint
+);
+
+-- name: idempotency
+SELECT tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body FROM idempotency
+WHERE tenant = :tenant AND route = :route AND key = :key;
+
+-- name: answer
+UPDATE idempotency SET status = :status, body = :body, expires_at = :expires_at
+WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0
+    AND subject = :subject AND fingerprint = :fingerprint;
+
+-- name: unclaim
+DELETE FROM idempotency
+WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0 AND subject = :subject
+    AND lease_until = :lease_until;
+
+-- name: insert_upload
+INSERT INTO uploads (upload_id, tenant, key, size, sha256, created_at, expires_at, stored_at)
+VALUES (:upload_id, :tenant, :key, :size, :sha256, :created_at, :expires_at, :stored_at);
+
+-- name: upload
+SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
+WHERE upload_id = :upload_id AND expires_at > :now;
+
+-- name: upload_there
+SELECT 1 FROM uploads WHERE upload_id = :upload_id;
+
+-- name: keep_upload
+UPDATE uploads SET expires_at = greatest(expires_at, :until) WHERE upload_id = :upload_id;
+
+-- name: mark_stored
+UPDATE uploads SET stored_at = :now WHERE upload_id = :upload_id AND stored_at IS NULL AND expires_at > :now;
+
+-- name: stored_at
+SELECT stored_at FROM uploads WHERE upload_id = :upload_id;
+
+-- name: uploads_there
+SELECT upload_id FROM uploads WHERE upload_id = ANY(:upload_ids::text[]);
+
+-- name: forget_uploads
+DELETE FROM uploads WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM uploads WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at;
+
+-- name: forget_idempotency
+DELETE FROM idempotency WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM idempotency WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
+));
+
+-- name: forget_rows
+-- One that is still due is its owner's to see through.
+DELETE FROM rows WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM rows WHERE expires_at <= :now AND due_at IS NULL
+    ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
+));
+
+-- name: insert_key
+INSERT INTO keys (key_id, tenant, name, secret_sha256, created_at, revoked_at, expires_at, admin)
+VALUES (:key_id, :tenant, :name, :secret_sha256, :created_at, :revoked_at, :expires_at, :admin);
+
+-- name: key
+SELECT key_id, tenant, name, secret_sha256, created_at, revoked_at, expires_at, admin FROM keys
+WHERE key_id = :key_id;
+
+-- name: keys
+SELECT key_id, tenant, name, secret_sha256, created_at, revoked_at, expires_at, admin FROM keys
+WHERE :tenant::text IS NULL OR tenant = :tenant ORDER BY created_at, key_id COLLATE "C";
+
+-- name: revoke_key
+UPDATE keys SET revoked_at = coalesce(revoked_at, :at) WHERE key_id = :key_id;

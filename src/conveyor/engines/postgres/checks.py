@@ -1,0 +1,164 @@
+"""What `conveyor doctor` asks of a Postgres engine: each check with None if it is fine, or what to do."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.access import SQL as ACCESS
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.queries import parse
+from conveyor.engines.postgres.schema import check_version
+from conveyor.errors import EngineFailed
+
+Finding = tuple[str, str | None]
+
+_OLDEST = 140_000
+_MOST_SKEW = 1.0
+_LONGEST_TRANSACTION = 600.0
+_MOST_DEAD = 100_000
+
+_VERSION = parse("SELECT current_setting('server_version_num')::integer, current_setting('server_version')")
+_ENCODING = parse("SELECT current_setting('server_encoding')")
+_SETTINGS = parse(
+    "SELECT current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on' "
+    "AND current_setting('synchronous_commit') <> 'off', current_setting('autovacuum') = 'on'"
+)
+_MAY_CREATE = parse("SELECT has_schema_privilege(current_schema(), 'CREATE')")
+_NOW = parse("SELECT extract(epoch FROM clock_timestamp())::double precision")
+_OLD_SNAPSHOTS = parse(
+    "SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::double precision FROM pg_stat_activity "
+    "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()"
+)
+_DEAD = parse("SELECT coalesce(pg_stat_get_dead_tuples(to_regclass('messages')), 0)")
+_CONNECTIONS = parse(
+    "SELECT count(*), current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')"
+    "::integer FROM pg_stat_activity WHERE backend_type = 'client backend'"
+)
+
+
+class _Undo(Exception):
+    """Nothing of a probe is to stay."""
+
+
+async def run_checks(database: Database, clock: Clock, connections: int) -> list[Finding]:
+    """In order; one that can not be made says so."""
+
+    async def connected() -> str | None:
+        used, most = await database.row(_CONNECTIONS, {})
+        if most - used < connections:
+            return (
+                f"{used} of {most} connections are in use and this process may open {connections}: raise "
+                "max_connections, or lower connections= in the URL."
+            )
+        return None
+
+    checks: list[tuple[str, Callable[[], Awaitable[str | None]]]] = [
+        ("reachable", lambda: _reachable(database)),
+        ("server version", lambda: _server_version(database)),
+        ("schema version", lambda: _schema_version(database)),
+        ("encoding", lambda: _encoding(database)),
+        ("write and conditional write", lambda: _writes(database)),
+        ("tables can be made", lambda: _may_create(database)),
+        ("durable commits", lambda: _durable(database)),
+        ("autovacuum", lambda: _autovacuum(database)),
+        ("clock", lambda: _skew(database, clock)),
+        ("connections", connected),
+        ("old transactions", lambda: _old_transactions(database)),
+        ("dead messages", lambda: _dead(database)),
+    ]
+    return [(name, await _tried(check)) for name, check in checks]
+
+
+async def _tried(check: Callable[[], Awaitable[str | None]]) -> str | None:
+    try:
+        return await check()
+    except EngineFailed as error:
+        return error.message
+
+
+async def _reachable(database: Database) -> str | None:
+    await database.value(_NOW, {})
+    return None
+
+
+async def _server_version(database: Database) -> str | None:
+    number, shown = await database.row(_VERSION, {})
+    return None if number >= _OLDEST else f"Postgres {shown} is too old: use 14 or newer."
+
+
+async def _schema_version(database: Database) -> str | None:
+    await check_version(database)
+    return None
+
+
+async def _encoding(database: Database) -> str | None:
+    found = await database.value(_ENCODING, {})
+    return None if found == "UTF8" else f"The database is encoded in {found}: make one with ENCODING 'UTF8'."
+
+
+async def _writes(database: Database) -> str | None:
+    """A row, an update that its condition lets through, and one that it does not."""
+    values = {
+        "tenant": "",
+        "route": "doctor",
+        "key": "doctor",
+        "fingerprint": "",
+        "subject": "",
+        "lease_until": 0.0,
+        "expires_at": 0.0,
+        "now": -1.0,
+        "status": 200,
+        "body": b"",
+    }
+    changed: list[int] = []
+
+    async def work(db: Session) -> None:
+        changed[:] = [await db.change(ACCESS[query], values) for query in ("claim", "answer", "answer")]
+        raise _Undo
+
+    with suppress(_Undo):
+        await database.write(work)
+    return None if changed == [1, 1, 0] else f"A conditional write went wrong: {changed} rows instead of [1, 1, 0]."
+
+
+async def _may_create(database: Database) -> str | None:
+    if await database.value(_MAY_CREATE, {}):
+        return None
+    return "Large runs get tables of their own: GRANT CREATE ON SCHEMA … to the user of the URL."
+
+
+async def _durable(database: Database) -> str | None:
+    durable, _ = await database.row(_SETTINGS, {})
+    return None if durable else "What was committed may be lost: set fsync, full_page_writes and synchronous_commit on."
+
+
+async def _autovacuum(database: Database) -> str | None:
+    _, on = await database.row(_SETTINGS, {})
+    return None if on else "Dead rows are never cleared away: set autovacuum on."
+
+
+async def _skew(database: Database, clock: Clock) -> str | None:
+    before = clock.now()
+    there = await database.value(_NOW, {})
+    after = clock.now()
+    skew = max(before - there, there - after, 0.0)
+    if skew <= _MOST_SKEW:
+        return None
+    return f"The server's clock and this machine's are {skew:.1f} s apart: have both follow NTP."
+
+
+async def _old_transactions(database: Database) -> str | None:
+    seconds = await database.value(_OLD_SNAPSHOTS, {})
+    if seconds <= _LONGEST_TRANSACTION:
+        return None
+    return (
+        f"A transaction is open for {seconds / 60:.0f} min, and no dead row since can be cleared away: end it, and set "
+        "idle_in_transaction_session_timeout."
+    )
+
+
+async def _dead(database: Database) -> str | None:
+    dead = await database.value(_DEAD, {})
+    if dead <= _MOST_DEAD:
+        return None
+    return f"{dead} dead rows in the table of messages: look for old transactions, and whether autovacuum keeps up."

@@ -1,0 +1,314 @@
+"""The pool of connections: transactions that are tried again, and the driver's errors made ours.
+
+A transaction that fails for a passing reason, as a deadlock or a server that restarts, is done again from its start.
+If the connection is lost while it commits, nobody can say whether it did: the next try is told so by `again`, and takes
+what it finds done, and can tell for its own, for its own.
+
+Every statement here looks things up by an index. Plans are made once and kept, some of them while a table is still
+empty, so the sessions have the other ways to look switched off: a plan that reads a whole table never gets better.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NoReturn, TypeVar
+
+import asyncpg
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.queries import Query
+from conveyor.engines.postgres.url import Place
+from conveyor.errors import EngineFailed
+from conveyor.faults import crashpoint
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+# How long a server may be away before callers are told.
+_PATIENCE = 30.0
+_MOST_COLLISIONS = 50
+
+_SESSION = {
+    "application_name": "conveyor",
+    "default_transaction_isolation": "read committed",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "enable_sort": "off",
+    "idle_in_transaction_session_timeout": "60s",
+    "jit": "off",
+    "standard_conforming_strings": "on",
+}
+
+# Two transactions got in each other's way, or a table was made anew: neither has changed anything.
+_COLLISIONS = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.OutdatedSchemaCacheError,
+)
+# The server goes, comes, is another one now, or does not answer. TimeoutError is an OSError.
+_AWAY = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+
+
+class TableGone(EngineFailed):
+    """A table that was there a moment ago was dropped."""
+
+
+class AlreadyThere(EngineFailed):
+    """A row with this key is there already."""
+
+
+class TableBusy(EngineFailed):
+    """A table is held by somebody else."""
+
+
+class _Away(Exception):
+    """The server was lost; `unsure` if the transaction may have been committed all the same."""
+
+    def __init__(self, cause: Exception, unsure: bool) -> None:
+        self.cause = cause
+        self.unsure = unsure
+
+
+class Session:
+    """A connection, inside a transaction unless said otherwise."""
+
+    def __init__(self, connection: Any, again: bool) -> None:
+        self._connection = connection
+        # An earlier try may have been committed.
+        self.again = again
+
+    async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+        found: list[Any] = await self._connection.fetch(query.text, *query.arguments(values))
+        return found
+
+    async def row(self, query: Query, values: Mapping[str, Any]) -> Any:
+        return await self._connection.fetchrow(query.text, *query.arguments(values))
+
+    async def value(self, query: Query, values: Mapping[str, Any]) -> Any:
+        return await self._connection.fetchval(query.text, *query.arguments(values))
+
+    async def change(self, query: Query, values: Mapping[str, Any]) -> int:
+        """Returns how many rows it changed."""
+        return _changed(await self._connection.execute(query.text, *query.arguments(values)))
+
+    async def run(self, script: str) -> None:
+        """Statements without parameters."""
+        await self._connection.execute(script)
+
+    async def copy(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+        """The quickest way in; an error leaves nothing."""
+        await self._connection.copy_records_to_table(table, columns=columns, records=records)
+
+
+Work = Callable[[Session], Awaitable[T]]
+
+
+class Database:
+    """Made by `open_database`."""
+
+    def __init__(self, pool: Any, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+
+    async def write(self, work: Work[T]) -> T:
+        """Do `work` in a transaction; returns once it is committed."""
+        return await self._tried(lambda again: self._transaction(work, again))
+
+    async def step(self, work: Work[T]) -> T:
+        """Do `work`, which is one statement, or several that each stand for themselves. Saves the round trips of a
+        transaction; whenever the connection is lost, the statement may have been committed."""
+        return await self._tried(lambda again: self._alone(work, again))
+
+    async def change(self, query: Query, values: Mapping[str, Any]) -> int:
+        """One statement that may be done twice without harm; returns how many rows it changed."""
+        return _changed(await self._single("execute", query, values))
+
+    async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
+        found: list[Any] = await self._single("fetch", query, values)
+        return found
+
+    async def row(self, query: Query, values: Mapping[str, Any]) -> Any:
+        return await self._single("fetchrow", query, values)
+
+    async def value(self, query: Query, values: Mapping[str, Any]) -> Any:
+        return await self._single("fetchval", query, values)
+
+    async def _single(self, how: str, query: Query, values: Mapping[str, Any]) -> Any:
+        arguments = query.arguments(values)
+
+        async def once(_: bool) -> Any:
+            async with self._connection() as connection:
+                try:
+                    return await getattr(connection, how)(query.text, *arguments)
+                except Exception as error:
+                    _raise(error, connection, False)
+
+        return await self._tried(once)
+
+    async def _alone(self, work: Work[T], again: bool) -> T:
+        async with self._connection() as connection:
+            try:
+                crashpoint("postgres.commit.before")
+                result = await work(Session(connection, again))
+                crashpoint("postgres.commit.after")
+            except Exception as error:
+                _raise(error, connection, True)
+            return result
+
+    async def _transaction(self, work: Work[T], again: bool) -> T:
+        async with self._connection() as connection:
+            committing = False
+            try:
+                transaction = connection.transaction()
+                await transaction.start()
+                try:
+                    result = await work(Session(connection, again))
+                except BaseException:
+                    with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                        await transaction.rollback()
+                    raise
+                crashpoint("postgres.commit.before")
+                committing = True
+                await transaction.commit()
+                crashpoint("postgres.commit.after")
+            except Exception as error:
+                _raise(error, connection, committing)
+            return result
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        try:
+            connection = await self._pool.acquire(timeout=_CONNECT_SECONDS + _COMMAND_SECONDS)
+        except Exception as error:
+            _raise(error, None, False)
+        try:
+            yield connection
+        finally:
+            # A connection that broke is thrown away; that must not hide what broke it.
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._pool.release(connection)
+
+    async def _tried(self, once: Callable[[bool], Awaitable[T]]) -> T:
+        again = False
+        collisions = 0
+        pause = _FIRST_PAUSE
+        since: float | None = None
+        while True:
+            try:
+                return await once(again)
+            except _COLLISIONS as error:
+                collisions += 1
+                if collisions > _MOST_COLLISIONS:
+                    raise _failed(error) from error
+                await asyncio.sleep(0)
+            except _Away as away:
+                again = again or away.unsure
+                now = self._clock.monotonic()
+                since = now if since is None else since
+                if now - since > _PATIENCE:
+                    raise EngineFailed(f"Postgres does not answer: {_said(away.cause)}") from away.cause
+                log.warning("Postgres was lost; trying again", error=_said(away.cause), pause=pause)
+                await self._clock.sleep(pause * (0.5 + self._clock.jitter() / 2))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _raise(error: Exception, connection: Any, committing: bool) -> NoReturn:
+    if isinstance(error, _COLLISIONS):
+        raise error
+    told = _told(error, connection, committing)
+    if told is error:
+        raise error
+    raise told from error
+
+
+def _told(error: Exception, connection: Any, committing: bool) -> Exception:
+    """What the driver says, as what `_tried` and the callers of every engine know."""
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and connection is not None:
+        # A server that others took over from stays connected.
+        connection.terminate()
+    lost = isinstance(error, asyncpg.InterfaceError) and connection is not None and connection.is_closed()
+    if isinstance(error, _AWAY) or (lost and not isinstance(error, asyncpg.DataError)):
+        return _Away(error, committing)
+    if isinstance(error, asyncpg.UndefinedTableError):
+        return TableGone(_said(error))
+    if isinstance(error, asyncpg.UniqueViolationError):
+        return AlreadyThere(_said(error))
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return TableBusy(_said(error))
+    if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
+        return _failed(error)
+    return error
+
+
+def _failed(error: Exception) -> EngineFailed:
+    return EngineFailed(f"Postgres failed: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _changed(status: str) -> int:
+    """The count at the end of a status like UPDATE 3."""
+    return int(status.rpartition(" ")[2])
+
+
+async def connect(place: Place) -> Any:
+    """A connection outside the pool. Raises EngineFailed."""
+    try:
+        return await asyncpg.connect(
+            place.dsn,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=None,
+            server_settings={**_SESSION, "search_path": place.schema},
+        )
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
+
+
+@asynccontextmanager
+async def open_database(place: Place, clock: Clock) -> AsyncIterator[Database]:
+    """A pool of connections, closed at the end."""
+    pool = asyncpg.create_pool(
+        place.dsn,
+        min_size=1,
+        max_size=place.connections,
+        timeout=_CONNECT_SECONDS,
+        command_timeout=_COMMAND_SECONDS,
+        server_settings={**_SESSION, "search_path": place.schema},
+        reset=_reset,
+    )
+    try:
+        await pool
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
+    try:
+        yield Database(pool, clock)
+    finally:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await pool.close()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            pool.terminate()
+
+
+async def _reset(connection: Any) -> None:
+    """Nothing here leaves a session other than it was, so that giving a connection back costs no round trip."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")

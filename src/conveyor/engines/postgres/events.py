@@ -1,0 +1,28 @@
+"""Events on Postgres: sequence numbers as cursors, rows as pages."""
+
+from typing import Any
+
+import msgspec
+
+from conveyor.errors import BadCursor
+from conveyor.model import Event, Page
+
+_LONGEST = 18
+
+
+def after(cursor: str | None) -> int:
+    """The sequence number in a cursor."""
+    if cursor is None:
+        return 0
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > _LONGEST:
+        raise BadCursor
+    return int(cursor)
+
+
+def events_page(rows: list[Any], limit: int) -> Page[Event]:
+    """From rows of which there is one more than `limit` when there is a next page."""
+    items = [
+        Event(seq, at, event, run_id, index, msgspec.json.decode(data), *notice_id)
+        for seq, at, event, run_id, index, data, *notice_id in rows[:limit]
+    ]
+    return Page(items, str(items[-1].seq) if len(rows) > limit else None)

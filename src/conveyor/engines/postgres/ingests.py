@@ -1,0 +1,149 @@
+"""Ranges of lists on Postgres."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.access import answer_claim, answered
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.records import IdempotencyRow
+from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
+
+SQL = named_queries("ingests.sql")
+
+_range = msgspec.json.Decoder(Range)
+
+
+class PostgresIngests:
+    """IngestRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
+        values = {"job_id": job_id, "run_id": run_id}
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["seal_run"], values) == 0:
+                return db.again and await _ranges(db, run_id) == list(ranges)
+            await _insert(db, run_id, ranges)
+            return True
+
+        return await self._database.write(work)
+
+    async def append_range(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        source: Source,
+        lines: int,
+        answer: IdempotencyRow | None,
+        seal: bool,
+    ) -> Range | IdempotencyRow | None:
+        values = {"job_id": job_id, "run_id": run_id, "lines": lines, "seal": seal, "now": self._clock.now()}
+
+        async def work(db: Session) -> Range | IdempotencyRow | None:
+            if db.again:
+                # Every batch is staged under a name of its own.
+                own = [one for one in await _ranges(db, run_id) if one.source == source]
+                if own:
+                    return own[-1]
+            if await db.row(SQL["lock_open_run"], values) is None:
+                # It may be this very request that closed it, carried out by whoever took the claim over.
+                return await answered(db, answer)
+            standing = await answer_claim(db, answer)
+            if standing is not None:
+                return standing
+            first = await db.value(SQL["allocate"], values)
+            one = Range(
+                number=await db.value(SQL["next_number"], values),
+                source=source,
+                format=ListFormat.JSONL,
+                compression=Compression.NONE,
+                start=0,
+                end=None,
+                first_index=first,
+                index=first,
+            )
+            await _insert(db, run_id, [one])
+            return one
+
+        return await self._database.write(work)
+
+    async def ranges(self, run_id: RunId) -> list[Range]:
+        rows = await self._database.rows(SQL["ranges"], {"run_id": run_id})
+        return [_shown(row) for row in rows]
+
+    async def range(self, run_id: RunId, number: int) -> Range | None:
+        row = await self._database.row(SQL["range"], {"run_id": run_id, "number": number})
+        return _shown(row) if row else None
+
+    async def ingested(self, run_id: RunId) -> Ingested:
+        return Ingested(*await self._database.row(SQL["ingested"], {"run_id": run_id}))
+
+    async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
+        values = {
+            "run_id": run_id,
+            "fence": fence,
+            "number": range.number,
+            "index": range.index,
+            "offset": range.offset,
+            "tasks": range.tasks,
+            "invalid": range.invalid,
+            "done": range.done,
+        }
+
+        async def work(db: Session) -> bool:
+            if await db.row(SQL["lock_run"], values) is None:
+                return False
+            if await db.change(SQL["checkpoint"], values) == 0:
+                return False
+            await db.change(SQL["show_progress"], values)
+            return True
+
+        return await self._database.write(work)
+
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason}
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["seal_run"], values) == 0:
+                return db.again and await db.value(SQL["sealed_so"], values) is not None
+            await db.change(SQL["seal_job"], values)
+            return True
+
+        return await self._database.write(work)
+
+
+async def _ranges(db: Session, run_id: RunId) -> list[Range]:
+    return [_shown(row) for row in await db.rows(SQL["ranges"], {"run_id": run_id})]
+
+
+async def _insert(db: Session, run_id: RunId, ranges: Sequence[Range]) -> None:
+    values = {
+        "run_id": run_id,
+        "numbers": [one.number for one in ranges],
+        "plans": [msgspec.json.encode(one).decode() for one in ranges],
+        "firsts": [one.start for one in ranges],
+        "ends": [_known_end(one) for one in ranges],
+        "indexes": [one.index for one in ranges],
+        "offsets": [one.offset for one in ranges],
+    }
+    await db.change(SQL["insert_ranges"], values)
+
+
+def _known_end(one: Range) -> int | None:
+    if one.end is not None:
+        return one.end
+    return one.source.size if one.compression is Compression.NONE else None
+
+
+def _shown(row: Any) -> Range:
+    _, plan, index, offset, tasks, invalid, done = row
+    return msgspec.structs.replace(
+        _range.decode(plan), index=index, offset=offset, tasks=tasks, invalid=invalid, done=done
+    )

@@ -1,0 +1,273 @@
+"""Jobs and runs on Postgres."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.access import answer_claim
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.notices import insert_notice, is_own
+from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.postgres.rows import insert_rows
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import (
+    Job,
+    JobId,
+    JobKind,
+    Lineage,
+    Mode,
+    Notice,
+    Options,
+    Page,
+    ResultLayout,
+    Run,
+    RunId,
+    Source,
+    TenantId,
+)
+from conveyor.states import ENDED, RunState
+
+SQL = named_queries("jobs.sql")
+
+_options = msgspec.json.Decoder(Options)
+_source = msgspec.json.Decoder(Source)
+_lineage = msgspec.json.Decoder(Lineage)
+# Sorts after every id.
+_NEWEST = "~"
+
+
+class _Busy(Exception):
+    """The latest run has not ended, or is not the one before."""
+
+
+class PostgresJobs:
+    """JobRecords: every change is one transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create_job(
+        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
+    ) -> IdempotencyRow | None:
+        now = self._clock.now()
+
+        async def work(db: Session) -> IdempotencyRow | None:
+            if await is_own(db, notice):
+                return None
+            standing = await insert_job(db, job, answer, rows, now)
+            if standing is None:
+                await insert_notice(db, notice)
+            return standing
+
+        return await self._database.write(work)
+
+    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+        values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
+
+        async def work(db: Session) -> bool | IdempotencyRow:
+            if await is_own(db, notice):
+                return True
+            # The claim first: the run that stands in the way may be the one that this very request made.
+            standing = await answer_claim(db, answer)
+            if standing is not None:
+                return standing
+            if await db.change(SQL["show_new_run"], values) == 0:
+                raise _Busy
+            await _insert_run(db, job)
+            await insert_notice(db, notice)
+            return True
+
+        try:
+            return await self._database.write(work)
+        except _Busy:
+            return False
+
+    async def runs(self, job_id: JobId) -> list[Run]:
+        return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
+
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+        values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["change_options"], values) == 0:
+                return await is_own(db, notice)
+            await insert_notice(db, notice)
+            return True
+
+        return await self._database.write(work)
+
+    async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
+        values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
+        row = await self._database.row(SQL["job"], values)
+        return _job(row) if row else None
+
+    async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
+        values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
+        rows = await self._database.rows(SQL["jobs"], values)
+        items = [_job(row) for row in rows[:limit]]
+        return Page(items, items[-1].job_id if len(rows) > limit else None)
+
+    async def active_jobs(self) -> list[Job]:
+        rows = await self._database.rows(SQL["active_jobs"], {"now": self._clock.now()})
+        return [_job(row) for row in rows]
+
+    async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
+        row = await self._database.row(SQL["run"], {"job_id": job_id, "run_id": run_id})
+        return _run(row) if row else None
+
+    async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
+        values = {"job_id": job_id, "run_id": run_id, "total": total, "invalid": invalid}
+        await self._database.change(SQL["set_total"], values)
+
+    async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
+        values = {"job_id": job_id, "run_id": run_id}
+
+        async def work(db: Session) -> Run | None:
+            if await db.change(SQL["latch"], values):
+                await db.change(SQL["show_run_state"], values)
+            row = await db.row(SQL["run"], values)
+            return _run(row) if row else None
+
+        return await self._database.write(work)
+
+    async def move_run(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        sources: Collection[RunState],
+        target: RunState,
+        reason: str | None,
+        notice: Notice | None,
+        keep: bool = False,
+    ) -> bool:
+        values = {
+            "keep": keep,
+            "job_id": job_id,
+            "run_id": run_id,
+            "sources": sorted(sources),
+            "target": target,
+            "reason": reason,
+            "ended_at": self._clock.now() if target in ENDED else None,
+        }
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["move_run"], values) == 0:
+                if notice is None:
+                    return db.again and await db.value(SQL["moved_so"], values) is not None
+                return await is_own(db, notice)
+            await db.change(SQL["move_job"], values)
+            if notice is not None:
+                await insert_notice(db, notice)
+            return True
+
+        return await self._database.write(work)
+
+    async def ended_unswept(self, limit: int) -> list[Job]:
+        return [_job(row) for row in await self._database.rows(SQL["ended_unswept"], {"limit": limit})]
+
+    async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
+        await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
+
+    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+        values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
+
+        async def work(db: Session) -> bool:
+            await db.rows(SQL["lock_runs"], values)
+            if await db.change(SQL["hide_job"], values) == 0:
+                return db.again and await db.value(SQL["hidden_so"], values) is not None
+            await db.change(SQL["end_runs"], values)
+            return True
+
+        return await self._database.write(work)
+
+    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+        rows = await self._database.rows(SQL["hidden_jobs"], {"before": before, "limit": limit})
+        return [_job(row) for row in rows]
+
+    async def forget_job(self, job_id: JobId) -> None:
+        values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}
+
+        async def work(db: Session) -> None:
+            await db.rows(SQL["lock_runs"], values)
+            row = await db.row(SQL["forget_job"], values)
+            if row is None:
+                return
+            values.update(row)
+            values["upload_id"] = (row["source_key"] or "").rpartition("/")[2]
+            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs", "release_upload"):
+                await db.change(SQL[query], values)
+
+        await self._database.write(work)
+
+
+async def insert_job(
+    db: Session, job: Job, answer: IdempotencyRow | None, rows: Sequence[Row], now: float
+) -> IdempotencyRow | None:
+    """Part of a transaction: the job with its run and rows, unless the claimed request is no longer the caller's. Its
+    notice is left to the caller, for the end."""
+    standing = await answer_claim(db, answer)
+    if standing is not None:
+        return standing
+    await db.change(SQL["insert_job"], _job_values(job))
+    await _insert_run(db, job)
+    await insert_rows(db, rows, now)
+    return None
+
+
+async def _insert_run(db: Session, job: Job) -> None:
+    run = job.run
+    values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
+    await db.change(SQL["insert_run"], values)
+
+
+def _job_values(job: Job) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(job),
+        "options": _text(job.options),
+        "run_id": job.run.run_id,
+        "source": job.source and _text(job.source),
+        "source_key": job.source and job.source.key,
+    }
+
+
+def _text(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _run(row: Any) -> Run:
+    return Run(
+        run_id=row["run_id"],
+        number=row["number"],
+        state=RunState(row["run_state"]),
+        total=row["total"],
+        last_batch=row["last_batch"],
+        created_at=row["run_created_at"],
+        ended_at=row["ended_at"],
+        sealed=row["sealed"],
+        invalid=row["invalid"],
+        touched_at=row["touched_at"],
+        lineage=row["lineage"] and _lineage.decode(row["lineage"]),
+    )
+
+
+def _job(row: Any) -> Job:
+    return Job(
+        tenant=row["tenant"],
+        job_id=row["job_id"],
+        name=row["name"],
+        kind=JobKind(row["kind"]),
+        mode=Mode(row["mode"]),
+        options=_options.decode(row["options"]),
+        task_shard_count=row["task_shard_count"],
+        result_layout=ResultLayout(row["result_layout"]),
+        state=RunState(row["state"]),
+        reason=row["reason"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        run=_run(row),
+        source=row["source"] and _source.decode(row["source"]),
+        version=row["version"],
+    )

@@ -1,0 +1,127 @@
+-- Whoever locks a run and its job locks the run first.
+
+-- name: insert_job
+INSERT INTO jobs (
+    job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
+    run_id, source, source_key, version
+) VALUES (
+    :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
+    :expires_at, :run_id, :source, :source_key, :version
+);
+
+-- name: insert_run
+INSERT INTO runs (
+    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage
+) VALUES (
+    :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at,
+    :lineage
+);
+
+-- name: show_new_run
+UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1
+WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND NOT deleted
+    AND EXISTS (
+        SELECT FROM runs AS r
+        WHERE r.run_id = jobs.run_id AND r.ended_at IS NOT NULL AND r.number = :number - 1
+    );
+
+-- name: change_options
+UPDATE jobs SET options = :options, version = version + 1
+WHERE job_id = :job_id AND version = :version AND expires_at > :now AND NOT deleted;
+
+-- name: job
+SELECT * FROM jobs_shown
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
+
+-- name: jobs
+SELECT * FROM jobs_shown
+WHERE tenant = :tenant AND job_id < :before AND expires_at > :now AND NOT deleted
+ORDER BY job_id DESC LIMIT :limit;
+
+-- name: active_jobs
+SELECT * FROM jobs_shown
+WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
+ORDER BY job_id;
+
+-- name: ended_unswept
+-- All runs, not only the latest: one that ended just before another was added left something behind too.
+SELECT * FROM runs_shown
+WHERE ended_at IS NOT NULL AND NOT swept ORDER BY ended_at LIMIT :limit;
+
+-- name: hidden_jobs
+SELECT * FROM jobs_shown
+WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
+
+-- name: mark_swept
+UPDATE runs SET swept = true WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
+
+-- name: run
+SELECT run_id, number, state AS run_state, total, last_batch, created_at AS run_created_at, ended_at, sealed, invalid,
+    touched_at, lineage
+FROM runs WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: runs
+SELECT run_id, number, state AS run_state, total, last_batch, created_at AS run_created_at, ended_at, sealed, invalid,
+    touched_at, lineage
+FROM runs WHERE job_id = :job_id ORDER BY number;
+
+-- name: set_total
+UPDATE runs SET total = :total, invalid = :invalid
+WHERE job_id = :job_id AND run_id = :run_id AND NOT last_batch;
+
+-- name: latch
+UPDATE runs SET last_batch = true, state = CASE WHEN state = 'ingesting' THEN 'running' ELSE state END
+WHERE job_id = :job_id AND run_id = :run_id AND NOT last_batch;
+
+-- name: show_run_state
+UPDATE jobs SET state = (SELECT state FROM runs WHERE run_id = :run_id)
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: move_run
+UPDATE runs SET state = :target::text, ended_at = :ended_at, swept = :keep
+WHERE job_id = :job_id AND run_id = :run_id
+    AND state = ANY(:sources::text[])
+    AND (:target <> 'completed' OR last_batch)
+    AND (:target <> 'ingesting' OR NOT last_batch);
+
+-- name: moved_so
+SELECT 1 FROM runs WHERE job_id = :job_id AND run_id = :run_id AND state = :target AND ended_at = :ended_at;
+
+-- name: move_job
+UPDATE jobs
+SET state = :target::text, reason = CASE WHEN :target = 'completed' THEN coalesce(:reason, reason) ELSE :reason END
+WHERE job_id = :job_id AND run_id = :run_id;
+
+-- name: lock_runs
+SELECT 1 FROM runs WHERE job_id = :job_id ORDER BY number FOR NO KEY UPDATE;
+
+-- name: hide_job
+UPDATE jobs SET deleted = true, expires_at = :now,
+    state = CASE WHEN state IN ('ingesting', 'running', 'paused') THEN 'cancelled' ELSE state END
+WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
+
+-- name: hidden_so
+SELECT 1 FROM jobs WHERE tenant = :tenant AND job_id = :job_id AND expires_at = :now AND deleted;
+
+-- name: end_runs
+UPDATE runs SET state = 'cancelled', ended_at = :now, swept = true WHERE job_id = :job_id AND ended_at IS NULL;
+
+-- name: forget_job
+DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source_key;
+
+-- name: forget_ranges
+DELETE FROM ranges WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job_id);
+
+-- name: forget_notices
+DELETE FROM notices WHERE tenant = :tenant AND job_id = :job_id;
+
+-- name: forget_rows
+DELETE FROM rows WHERE job_id = :job_id;
+
+-- name: forget_runs
+DELETE FROM runs WHERE job_id = :job_id;
+
+-- name: release_upload
+UPDATE uploads SET expires_at = least(expires_at, :now)
+WHERE upload_id = :upload_id AND key = :source_key
+    AND NOT EXISTS (SELECT FROM jobs WHERE tenant = :tenant AND source_key = :source_key);

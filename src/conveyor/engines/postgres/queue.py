@@ -1,0 +1,219 @@
+"""Queue on Postgres. A receipt is "<id>.<delivery>", the delivery being a name that no other has.
+
+Messages of all queues are one table, taken by SKIP LOCKED in the order of (visible_at, id). What was taken or
+acknowledged leaves dead entries in that index, and while anybody in the database holds an old snapshot, nothing can
+clear them away: a receiver that began at the start of the index would read all of them, each time. So each process
+remembers, for each queue, up to where it has found nothing left to take, and begins there: however many messages have
+passed, a receive reads those of the last moments. What may still come to stand below that mark, from a send that is
+slow to commit, a clock that is behind, a receiver that died while it took, is allowed for by keeping the mark a few
+seconds in the past, and by looking at everything every few seconds.
+
+(Tables by turns, emptied by TRUNCATE, would give the space back too; they would also have to be locked against every
+receiver, move what is left of each, and wait for whoever reads one. A body larger than 2 KB stands outside the row, so
+that what piles up under an old snapshot is small.)
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.events import after as after_seq
+from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
+from conveyor.faults import crashpoint
+from conveyor.model import Page
+
+SQL = named_queries("queue.sql")
+
+_LONGEST_ID = 18
+_LAST_ID = 1 << 62
+# Seconds that a message may come late to its place in the order.
+_SLACK = 3.0
+# Seconds after which a receiver looks at everything again; sooner where there was nothing to take.
+_LOOK_AT_ALL = 10.0
+_LOOK_IF_EMPTY = 1.0
+_MOST_KNOWN = 10_000
+_DROP_AT_ONCE = 5000
+# Receivers are woken for the first of many messages, not for each: a commit that wakes somebody waits for all others
+# that do.
+_WAKE_EVERY = 0.1
+
+
+class _Floor(NamedTuple):
+    """Nothing is left to take at or before (visible_at, id); asked again, from the start, from `until` on."""
+
+    visible_at: float
+    id: int
+    until: float
+
+
+_BOTTOM = _Floor(0.0, 0, 0.0)
+
+
+class PostgresQueue:
+    """Messages of all queues in one table."""
+
+    def __init__(self, database: Database, clock: Clock, channel: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._channel = channel
+        self._floors: dict[QueueName, _Floor] = {}
+        self._woken: dict[QueueName, float] = {}
+
+    async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        if not messages:
+            return []
+        now = self._clock.now()
+        crashpoint("queue.send.before")
+        await self._database.step(lambda db: insert_messages(db, now, queue, messages))
+        crashpoint("queue.send.after")
+        await self.wake(queue)
+        return []
+
+    async def wake(self, queue: QueueName) -> None:
+        """Have those who listen know that there is something on a queue."""
+        now = self._clock.monotonic()
+        if now - self._woken.get(queue, -_WAKE_EVERY) < _WAKE_EVERY:
+            return
+        if len(self._woken) >= _MOST_KNOWN:
+            self._woken.clear()
+        self._woken[queue] = now
+        await self._database.value(SQL["wake"], {"channel": self._channel, "queue": queue})
+
+    async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
+        if limit <= 0:
+            return []
+        now = self._clock.now()
+        floor = self._floors.get(queue, _BOTTOM)
+        if not now < floor.until <= now + _LOOK_AT_ALL:
+            floor = _Floor(0.0, 0, now + _LOOK_AT_ALL)
+        values = {
+            "queue": queue,
+            "now": now,
+            "until": now + visibility,
+            "limit": limit,
+            "delivery": self._clock.new_id("d"),
+            "floor": floor.visible_at,
+            "floor_id": floor.id,
+        }
+        rows = await self._database.step(lambda db: _take(db, values))
+        crashpoint("queue.receive.after")
+        edge = max((row[4], row[0]) for row in rows) if len(rows) == limit else (now, _LAST_ID)
+        if len(self._floors) >= _MOST_KNOWN:
+            self._floors.clear()
+        visible_at, last = min(edge, (now - _SLACK, _LAST_ID))
+        until = floor.until if rows else min(floor.until, now + _LOOK_IF_EMPTY)
+        self._floors[queue] = _Floor(visible_at, last, until)
+        return [Delivery(str(row[0]), f"{row[0]}.{values['delivery']}", row[1], row[2], row[3]) for row in rows]
+
+    async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
+        return await self._each("extend", queue, receipts, {"until": self._clock.now() + visibility})
+
+    async def mark_started(self, queue: QueueName, receipts: Sequence[str]) -> None:
+        await self._each("mark_started", queue, receipts, {})
+
+    async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
+        crashpoint("queue.ack.before")
+        stale = await self._each("ack", queue, receipts, {})
+        crashpoint("queue.ack.after")
+        return stale
+
+    async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
+        await self._each("release", queue, receipts, {"until": self._clock.now() + delay})
+
+    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+        crashpoint("queue.bury.before")
+        await self._each("bury", queue, receipts, {"reason": reason, "now": self._clock.now()})
+        crashpoint("queue.bury.after")
+
+    async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
+        values = {"after": after_seq(cursor), "limit": limit + 1}
+        rows = await self._database.rows(SQL["dead_letters"], values)
+        items = [_letter(row) for row in rows[:limit]]
+        return Page(items, items[-1].message_id if len(rows) > limit else None)
+
+    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+        rows = await self._database.rows(SQL["letters"], {"ids": _ids(message_ids)})
+        return [_letter(row) for row in rows]
+
+    async def discard(self, message_ids: Collection[str]) -> int:
+        return await self._end_letters("discard", message_ids)
+
+    async def redrive(self, message_ids: Collection[str]) -> int:
+        return await self._end_letters("redrive", message_ids)
+
+    async def _end_letters(self, query: str, message_ids: Collection[str]) -> int:
+        values = {"ids": _ids(message_ids), "now": self._clock.now()}
+        ended: set[int] = set()
+
+        async def work(db: Session) -> int:
+            there = {row[0] for row in await db.rows(SQL["lock_letters"], values)}
+            if there:
+                await db.change(SQL[query], values)
+            # Those of a try whose commit went unanswered, if they went with it.
+            ended.update(there)
+            return len(ended)
+
+        return await self._database.write(work) if values["ids"] else 0
+
+    async def depth(self, queue: QueueName) -> Depth:
+        return Depth(*await self._database.row(SQL["depth"], {"queue": queue, "now": self._clock.now()}))
+
+    async def drop(self, queue: QueueName) -> None:
+        self._floors.pop(queue, None)
+        while await self._database.change(SQL["drop"], {"queue": queue, "limit": _DROP_AT_ONCE}):
+            pass
+
+    async def _each(
+        self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
+    ) -> frozenset[str]:
+        known = sorted(set(filter(None, map(_parsed, receipts))))
+        if not known:
+            return frozenset(receipts)
+        values |= {"queue": queue, "ids": [each[0] for each in known], "deliveries": [each[1] for each in known]}
+        done = await self._database.step(lambda db: _apply(db, query, values))
+        return frozenset(receipts) - {f"{message}.{delivery}" for message, delivery in done}
+
+
+async def insert_messages(db: Session, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
+    """Part of a transaction, or a step."""
+    values = {
+        "queue": queue,
+        "times": [now + one.delay for one in messages],
+        "bodies": [one.body for one in messages],
+    }
+    await db.change(SQL["send"], values)
+
+
+async def _take(db: Session, values: dict[str, Any]) -> list[Any]:
+    if db.again:
+        # A try that went unanswered may have taken some: nobody else has its delivery's name.
+        taken = await db.rows(SQL["taken"], values)
+        if taken:
+            return [(*row, values["now"]) for row in taken]
+    return await db.rows(SQL["take"], values)
+
+
+async def _apply(db: Session, query: str, values: dict[str, Any]) -> set[tuple[int, str]]:
+    """Which of the receipts counted, as (id, delivery)."""
+    done = {(row[0], row[1]) for row in await db.rows(SQL[query], values)}
+    if db.again and query == "ack":
+        there = {row[0] for row in await db.rows(SQL["there"], values)}
+        # Gone by a try that went unanswered.
+        done |= {each for each in zip(values["ids"], values["deliveries"], strict=True) if each[0] not in there}
+    return done
+
+
+def _parsed(receipt: str) -> tuple[int, str] | None:
+    message, _, delivery = receipt.partition(".")
+    return next(((number, delivery) for number in _ids([message])), None)
+
+
+def _ids(message_ids: Collection[str]) -> list[int]:
+    """What is no id of ours names no message."""
+    return [int(text) for text in message_ids if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID]
+
+
+def _letter(row: Any) -> DeadLetter:
+    return DeadLetter(str(row[0]), QueueName(row[1]), row[2], row[3], row[4])

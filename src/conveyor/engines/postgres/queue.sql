@@ -1,0 +1,104 @@
+-- name: send
+INSERT INTO messages (queue, visible_at, body)
+SELECT :queue::text, m.visible_at, m.body
+FROM unnest(:times::double precision[], :bodies::bytea[]) AS m (visible_at, body);
+
+-- name: wake
+SELECT pg_notify(:channel, :queue);
+
+-- name: take
+WITH due AS MATERIALIZED (
+    SELECT id, visible_at FROM messages
+    WHERE queue = :queue AND visible_at <= :now AND (visible_at, id) > (:floor, :floor_id)
+    ORDER BY visible_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+UPDATE messages AS m
+SET visible_at = :until, receives = m.receives + 1, delivery = :delivery, started = false
+FROM due WHERE m.id = due.id
+RETURNING m.id, m.receives, m.body, m.starts, due.visible_at;
+
+-- name: taken
+SELECT id, receives, body, starts FROM messages WHERE queue = :queue AND delivery = :delivery ORDER BY id;
+
+-- The statements on receipts lock one message after the other, and are given them in order of id: who extends and who
+-- acknowledges the same messages do not wait for each other in a ring.
+
+-- name: extend
+WITH mine AS MATERIALIZED (
+    SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
+    CROSS JOIN LATERAL (
+        SELECT id FROM messages WHERE id = r.id AND delivery = r.delivery AND queue = :queue FOR UPDATE
+    ) AS m
+)
+UPDATE messages AS m SET visible_at = :until FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
+
+-- name: mark_started
+WITH mine AS MATERIALIZED (
+    SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
+    CROSS JOIN LATERAL (
+        SELECT id FROM messages WHERE id = r.id AND delivery = r.delivery AND queue = :queue AND NOT started FOR UPDATE
+    ) AS m
+)
+UPDATE messages AS m SET starts = m.starts + 1, started = true FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
+
+-- name: ack
+WITH mine AS MATERIALIZED (
+    SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
+    CROSS JOIN LATERAL (
+        SELECT id FROM messages WHERE id = r.id AND delivery = r.delivery AND queue = :queue FOR UPDATE
+    ) AS m
+)
+DELETE FROM messages AS m USING mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
+
+-- name: there
+SELECT id FROM messages WHERE id = ANY(:ids::bigint[]);
+
+-- name: release
+WITH mine AS MATERIALIZED (
+    SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
+    CROSS JOIN LATERAL (
+        SELECT id FROM messages WHERE id = r.id AND delivery = r.delivery AND queue = :queue FOR UPDATE
+    ) AS m
+)
+UPDATE messages AS m
+SET visible_at = :until, receives = m.receives - 1, starts = m.starts - m.started::integer, started = false,
+    delivery = NULL
+FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
+
+-- name: bury
+WITH mine AS MATERIALIZED (
+    SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
+    CROSS JOIN LATERAL (
+        SELECT id FROM messages WHERE id = r.id AND delivery = r.delivery AND queue = :queue FOR UPDATE
+    ) AS m
+), gone AS (
+    DELETE FROM messages AS m USING mine WHERE m.id = mine.id RETURNING m.queue, m.body
+)
+INSERT INTO dead_letters (queue, body, reason, at) SELECT queue, body, :reason, :now FROM gone;
+
+-- name: dead_letters
+SELECT id, queue, body, reason, at FROM dead_letters WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: letters
+SELECT id, queue, body, reason, at FROM dead_letters WHERE id = ANY(:ids::bigint[]) ORDER BY id;
+
+-- name: lock_letters
+SELECT id FROM dead_letters WHERE id = ANY(:ids::bigint[]) ORDER BY id FOR UPDATE;
+
+-- name: redrive
+WITH gone AS (
+    DELETE FROM dead_letters WHERE id = ANY(:ids::bigint[]) RETURNING queue, body
+)
+INSERT INTO messages (queue, visible_at, body) SELECT queue, :now, body FROM gone;
+
+-- name: discard
+DELETE FROM dead_letters WHERE id = ANY(:ids::bigint[]);
+
+-- name: depth
+SELECT count(*) FILTER (WHERE visible_at <= :now),
+    count(*) FILTER (WHERE visible_at > :now AND delivery IS NOT NULL),
+    count(*) FILTER (WHERE visible_at > :now AND delivery IS NULL)
+FROM messages WHERE queue = :queue;
+
+-- name: drop
+DELETE FROM messages WHERE ctid = ANY(ARRAY(SELECT ctid FROM messages WHERE queue = :queue LIMIT :limit));

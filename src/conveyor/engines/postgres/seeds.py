@@ -1,0 +1,94 @@
+"""Tasks on their way in: seeds become rows, rows go into the tables by COPY.
+
+A million of them pass through here, so each costs one hash and one tuple.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from hashlib import sha256
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+
+from conveyor.engines.postgres.database import Session
+from conveyor.engines.postgres.queries import made_for, named_texts
+from conveyor.engines.postgres.tables import Numbered
+from conveyor.model import RunKey, TaskId, TaskSeed, shard_of
+
+SQL = named_texts("tasks.sql")
+
+_COLUMNS = ("run_no", "idx", "shard", "sort_key", "tag", "input")
+SeedRow = tuple[int, int, int, int, str | None, str]
+
+# 60 bits, or 15 hexadecimal digits, are the most of a hash that a signed 64-bit integer holds whole.
+_SORT_DIGITS = 15
+
+_index = attrgetter("index")
+
+
+class _Tagged(msgspec.Struct):
+    tag: Any = None
+
+
+_tagged = msgspec.json.Decoder(_Tagged)
+
+
+def sort_key(task: TaskId) -> int:
+    """The first 60 bits of a task_id."""
+    return int(task[:_SORT_DIGITS], 16)
+
+
+async def copy_tasks(db: Session, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+    """Part of a transaction, or steps: tasks that are not there yet. Raises AlreadyThere."""
+    for suffix, rows in _parts(run, one, seeds):
+        await db.copy(f"tasks{suffix}", _COLUMNS, rows)
+
+
+async def insert_tasks(db: Session, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+    """Part of a transaction: tasks of which some may be there."""
+    for suffix, rows in _parts(run, one, seeds):
+        _, indexes, shards, sort_keys, tags, inputs = map(list, zip(*rows, strict=True))
+        values = {
+            "run_no": one.number,
+            "indexes": indexes,
+            "shards": shards,
+            "sort_keys": sort_keys,
+            "tags": tags,
+            "inputs": inputs,
+        }
+        await db.change(made_for(SQL["put"], suffix), values)
+
+
+def highest(seeds: Sequence[TaskSeed]) -> int:
+    """The highest index, -1 of none."""
+    return max(map(_index, seeds), default=-1)
+
+
+def _parts(run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> list[tuple[str, list[SeedRow]]]:
+    """Rows in order of index, by the table that they are in: two who write the same ones do not wait for each other."""
+    rows = _rows(run, one.number, seeds)
+    rows.sort(key=itemgetter(1))
+    cut = bisect_left(rows, one.own_from, key=itemgetter(1)) if one.own else len(rows)
+    return [(suffix, part) for suffix, part in (("", rows[:cut]), (one.suffix, rows[cut:])) if part]
+
+
+def _rows(run: RunKey, number: int, seeds: Sequence[TaskSeed]) -> list[SeedRow]:
+    prefix, shards = f"{run.run_id}:", run.shard_count
+    rows: list[SeedRow] = []
+    for seed in seeds:
+        index, text = seed.index, seed.input
+        # As model.task_id.
+        name = sha256(f"{prefix}{index}".encode()).hexdigest()
+        shard = shard_of(TaskId(name), shards) if shards > 1 else 0
+        tag = _tag(text) if text[:1] == "{" else None
+        rows.append((number, index, shard, int(name[:_SORT_DIGITS], 16), tag, text))
+    return rows
+
+
+def _tag(text: str) -> str | None:
+    """The tag of an input that is an object; one that has none is not decoded."""
+    if '"tag"' not in text:
+        return None
+    tag = _tagged.decode(text).tag
+    return tag.replace("\0", "\ufffd") if isinstance(tag, str) else None

@@ -1,0 +1,134 @@
+"""The Queue seam on SQS, through aiobotocore. What SQS can not keep (dead letters, marked starts) is in the records."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, Self
+
+from aiobotocore.session import get_session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import CONTROL, Outgoing, QueueName
+from conveyor.engines.records import RowRecords
+from conveyor.engines.sqs.address import Address, parse
+from conveyor.engines.sqs.calls import Calls
+from conveyor.engines.sqs.queue import SqsQueue
+from conveyor.engines.sqs.queues import KEEP_SECONDS
+from conveyor.errors import ConveyorError, EngineFailed
+
+RUN_QUEUE_LIMIT = 500
+
+_CONNECTIONS = 100
+# Most messages of a queue that may be out at once.
+_IN_FLIGHT = 120_000
+_HOLD = 60.0
+_TRIES = 20
+_MOST_SKEW = 60.0
+
+
+class SqsEngine:
+    """All queues under one prefix."""
+
+    def __init__(self, calls: Calls, address: Address, clock: Clock, rows: RowRecords, run_queue_limit: int) -> None:
+        self._calls = calls
+        self._address = address
+        self._clock = clock
+        self.queue = SqsQueue(calls, address, clock, rows, run_queue_limit)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, url: str, clock: Clock, rows: RowRecords, run_queue_limit: int = RUN_QUEUE_LIMIT
+    ) -> AsyncIterator[Self]:
+        """Check the URL and connect; queues are made as they are needed."""
+        address = parse(url)
+        # Retries are ours (calls.py): the library's own would hide a try that broke off.
+        config = Config(
+            connect_timeout=5,
+            read_timeout=address.wait + 15,
+            max_pool_connections=_CONNECTIONS,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+        )
+        client: Any = get_session().create_client(
+            "sqs", region_name=address.region, endpoint_url=address.endpoint, config=config
+        )
+        try:
+            opened = await client.__aenter__()
+        except BotoCoreError as error:
+            raise EngineFailed(f"The client of SQS could not be made: {error}") from error
+        try:
+            engine = cls(Calls(opened, clock), address, clock, rows, run_queue_limit)
+            try:
+                yield engine
+            finally:
+                await engine.queue.close()
+        finally:
+            await client.__aexit__(None, None, None)
+
+    async def migrate(self) -> None:
+        """Make the control queue and the one for dead letters. May be done again."""
+        await self.queue.queues.to_send(CONTROL)
+
+    async def checks(self) -> list[tuple[str, str | None]]:
+        """A message through a queue of its own, and the settings of the control queue."""
+        found = [("send, receive and delete a message", await self._round_trip())]
+        try:
+            url = await self.queue.queues.own(CONTROL)
+            if url is None:
+                return [*found, ("control queue", "run `conveyor migrate`: it is not there")]
+            answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
+        except ConveyorError as error:
+            return [*found, ("control queue", error.message)]
+        attributes = answer["Attributes"]
+        return [
+            *found,
+            ("redrive policy", None if attributes.get("RedrivePolicy") else "the control queue has no RedrivePolicy"),
+            ("retention", _retention(int(attributes.get("MessageRetentionPeriod", 0)))),
+            ("clock", _skew(answer, self._clock.now())),
+            ("messages in flight", _in_flight(int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)))),
+        ]
+
+    async def _round_trip(self) -> str | None:
+        name = QueueName(self._clock.new_id("check"))
+        try:
+            if await self.queue.send(name, [Outgoing(b"check")]):
+                return "a message was not taken"
+            for _ in range(_TRIES):
+                got = await self.queue.receive(name, 1, _HOLD)
+                if got:
+                    await self.queue.ack(name, [each.receipt for each in got])
+                    return None
+                await self._clock.sleep(0.5)
+            return "a message that was sent did not come"
+        except ConveyorError as error:
+            return error.message
+        finally:
+            await self._dropped(name)
+
+    async def _dropped(self, name: QueueName) -> None:
+        try:
+            await self.queue.drop(name)
+        except ConveyorError:
+            return
+
+
+def _retention(seconds: int) -> str | None:
+    if seconds >= KEEP_SECONDS:
+        return None
+    return f"the control queue keeps messages for {seconds} s only; set MessageRetentionPeriod to {KEEP_SECONDS}"
+
+
+def _skew(answer: dict[str, Any], now: float) -> str | None:
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    if date is None:
+        return None
+    skew = abs(parsedate_to_datetime(date).timestamp() - now)
+    return None if skew <= _MOST_SKEW else f"this clock and that of SQS are {skew:.0f} s apart: set the time"
+
+
+def _in_flight(count: int) -> str | None:
+    if count < _IN_FLIGHT // 2:
+        return None
+    return f"{count} messages are held, and none is handed out at {_IN_FLIGHT}: look for workers that hang"

@@ -1,0 +1,121 @@
+"""Dead letters: rows in the records, because SQS can neither list a queue nor find a message in it.
+
+A letter's id is made of the time at which its message was first sent and of the message's id: burying it again after a
+crash writes the same row, and letters come in the order in which their messages were sent. Redrive claims a letter by
+its version, sends the message, and removes the letter last: a crash between leaves it there, and after a minute it can
+be redriven again.
+"""
+
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import DeadLetter, QueueName
+from conveyor.engines.records import Row, RowRecords
+from conveyor.errors import BadCursor
+from conveyor.faults import crashpoint
+from conveyor.model import Page, TenantId
+
+KIND = "queue.letter"
+
+_CURSOR = "letter:"
+_CLAIM_SECONDS = 60.0
+_ROWS_AT_ONCE = 25
+_LONGEST_REASON = 2000
+
+# Sends a body to a queue; False if it was not taken.
+Send = Callable[[QueueName, bytes], Awaitable[bool]]
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """A letter as its row holds it."""
+
+    queue: QueueName
+    deflated: bytes
+    reason: str
+    at: float
+    # Somebody redrives it since then.
+    claimed_at: float = 0.0
+
+
+class Buried(msgspec.Struct, frozen=True):
+    """A message that is given up."""
+
+    queue: QueueName
+    sent_at: float
+    message_id: str
+    body: bytes
+    reason: str
+
+
+class Letters:
+    """Those of one installation: no tenant has such a name."""
+
+    def __init__(self, rows: RowRecords, tenant: TenantId, clock: Clock) -> None:
+        self._rows = rows
+        self._tenant = tenant
+        self._clock = clock
+
+    async def bury(self, given: Sequence[Buried]) -> None:
+        """Keep letters; one that is there already stays as it is."""
+        now = self._clock.now()
+        rows = [
+            Row(
+                KIND,
+                self._tenant,
+                f"{int(one.sent_at * 1000):014d}-{one.message_id}",
+                msgspec.msgpack.encode(Kept(one.queue, zlib.compress(one.body, 1), one.reason[:_LONGEST_REASON], now)),
+            )
+            for one in given
+        ]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            await self._rows.create_rows(rows[start : start + _ROWS_AT_ONCE])
+
+    async def page(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
+        if cursor is not None and not cursor.startswith(_CURSOR):
+            raise BadCursor
+        after = None if cursor is None else cursor.removeprefix(_CURSOR)
+        found = await self._rows.rows(KIND, self._tenant, after, limit)
+        following = None if found.next_cursor is None else f"{_CURSOR}{found.next_cursor}"
+        return Page([_letter(row) for row in found.items], following)
+
+    async def some(self, ids: Collection[str]) -> list[DeadLetter]:
+        return [_letter(row) for row in await self._found(ids)]
+
+    async def discard(self, ids: Collection[str]) -> int:
+        return sum([await self._rows.remove_row(row) for row in await self._found(ids)])
+
+    async def redrive(self, ids: Collection[str], send: Send) -> int:
+        count = 0
+        for row in await self._found(ids):
+            claimed = await self._claimed(row)
+            if claimed is None:
+                continue
+            kept = _kept(claimed)
+            crashpoint("sqs.redrive.before")
+            if await send(kept.queue, zlib.decompress(kept.deflated)):
+                crashpoint("sqs.redrive.between")
+                count += await self._rows.remove_row(claimed)
+        return count
+
+    async def _claimed(self, row: Row) -> Row | None:
+        kept, now = _kept(row), self._clock.now()
+        if kept.claimed_at + _CLAIM_SECONDS > now:
+            return None
+        body = msgspec.msgpack.encode(msgspec.structs.replace(kept, claimed_at=now))
+        return await self._rows.replace_row(msgspec.structs.replace(row, body=body))
+
+    async def _found(self, ids: Collection[str]) -> list[Row]:
+        rows = [await self._rows.row(KIND, self._tenant, one) for one in sorted(set(ids)) if one]
+        return [row for row in rows if row is not None]
+
+
+def _kept(row: Row) -> Kept:
+    return msgspec.msgpack.decode(row.body, type=Kept)
+
+
+def _letter(row: Row) -> DeadLetter:
+    kept = _kept(row)
+    return DeadLetter(row.id, kept.queue, zlib.decompress(kept.deflated), kept.reason, kept.at)

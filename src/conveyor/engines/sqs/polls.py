@@ -1,0 +1,161 @@
+"""Polls: how messages are asked for. A queue that has some is asked at once, ten to a call and several calls together.
+
+One that turned out empty is waited on: a poll stays open behind the caller's back for as long as SQS allows, and until
+it ends, asking again costs nothing and finds nothing. The one message that ends it is handed to whoever asks next.
+"""
+
+import asyncio
+import math
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.sqs.calls import MISSING, OVER_LIMIT, Calls, Refused
+
+LONGEST_HOLD = 43_200
+
+_AT_ONCE = 10
+_PER_CALL = 10
+_MOST_WAITING = 64
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message as SQS handed it out, and when it will do so again at the earliest, by the monotonic clock."""
+
+    url: str
+    handle: str
+    sqs_id: str
+    count: int
+    text: str
+    taken: float
+    until: float
+
+
+def whole(visibility: float) -> int:
+    """In the seconds that SQS counts: never shorter than asked for."""
+    return max(0, min(LONGEST_HOLD, math.ceil(visibility)))
+
+
+class Polls:
+    """For each queue at most one poll that waits."""
+
+    def __init__(self, calls: Calls, clock: Clock, wait: int) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._wait = wait
+        self._waiting: dict[str, asyncio.Task[list[Message]]] = {}
+
+    async def take(self, url: str, limit: int, visibility: float) -> list[Message]:
+        """Up to `limit` messages, those that are there now. Raises Refused if there is no such queue."""
+        waiting = self._waiting.get(url)
+        if waiting is not None and not waiting.done():
+            return []
+        kept: list[Message] = []
+        if waiting is not None:
+            del self._waiting[url]
+            kept = await self.hold(waiting.result(), visibility)
+        taken = await self.now(url, limit - len(kept), visibility)
+        if not kept and not taken and self._wait:
+            self._wait_on(url, visibility)
+        return kept + taken
+
+    async def hold(self, messages: list[Message], visibility: float) -> list[Message]:
+        """Those that are still ours, held for `visibility` from now."""
+        kept: list[Message] = []
+        for url in {message.url for message in messages}:
+            asked = [message for message in messages if message.url == url]
+            now = self._clock.monotonic()
+            try:
+                verdicts = await self._calls.each("change_message_visibility_batch", url, held(asked, visibility))
+            except Refused:
+                continue
+            kept += [
+                msgspec.structs.replace(message, until=now + visibility)
+                for message, verdict in zip(asked, verdicts, strict=True)
+                if verdict.value == "done"
+            ]
+        return kept
+
+    def leave(self, url: str) -> None:
+        """Stop waiting on a queue."""
+        waiting = self._waiting.pop(url, None)
+        if waiting is not None:
+            waiting.cancel()
+
+    async def close(self) -> None:
+        """End all polls. What one was just handed comes again when its hold lapses."""
+        tasks = list(self._waiting.values())
+        self._waiting.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wait_on(self, url: str, visibility: float) -> None:
+        if url in self._waiting:
+            # Another caller found it empty at the same time: a second poll in its place would lose what the first gets.
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            # Those of runs that nobody here asks for any more.
+            self._waiting = {each: task for each, task in self._waiting.items() if not task.done()}
+        if len(self._waiting) < _MOST_WAITING:
+            task = asyncio.create_task(self._receive(url, 1, visibility, self._wait))
+            # Looked at, so that asyncio does not report a failure that nobody came for.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._waiting[url] = task
+
+    async def now(self, url: str, limit: int, visibility: float) -> list[Message]:
+        taken: list[Message] = []
+        while len(taken) < limit:
+            left = limit - len(taken)
+            sizes = [min(_PER_CALL, left - start) for start in range(0, left, _PER_CALL)][:_AT_ONCE]
+            answers = await asyncio.gather(
+                *(self._receive(url, size, visibility, 0) for size in sizes), return_exceptions=True
+            )
+            errors = [answer for answer in answers if isinstance(answer, BaseException)]
+            got = [message for answer in answers if not isinstance(answer, BaseException) for message in answer]
+            taken += got
+            # What some calls were handed is not lost over one that failed.
+            if errors and not taken:
+                raise errors[0]
+            # A call that gives less than it was asked for has seen the end, or SQS has not looked everywhere.
+            if len(got) < sum(sizes):
+                break
+        return taken
+
+    async def _receive(self, url: str, count: int, visibility: float, wait: int) -> list[Message]:
+        start = self._clock.monotonic()
+        try:
+            answer = await self._calls.ask(
+                "receive_message",
+                OVER_LIMIT,
+                MISSING,
+                QueueUrl=url,
+                MaxNumberOfMessages=count,
+                VisibilityTimeout=whole(visibility),
+                WaitTimeSeconds=wait,
+                MessageSystemAttributeNames=["ApproximateReceiveCount"],
+            )
+        except Refused as refused:
+            if refused.code == OVER_LIMIT:
+                # As many are out as SQS allows: none until some are acknowledged.
+                return []
+            raise
+        return [_message(url, each, start, visibility) for each in answer.get("Messages", ())]
+
+
+def held(messages: list[Message], visibility: float) -> list[dict[str, Any]]:
+    """The entries that hold these."""
+    return [{"ReceiptHandle": message.handle, "VisibilityTimeout": whole(visibility)} for message in messages]
+
+
+def _message(url: str, given: dict[str, Any], start: float, visibility: float) -> Message:
+    return Message(
+        url=url,
+        handle=given["ReceiptHandle"],
+        sqs_id=given["MessageId"],
+        count=int(given["Attributes"]["ApproximateReceiveCount"]),
+        text=given["Body"],
+        taken=start,
+        until=start + visibility,
+    )

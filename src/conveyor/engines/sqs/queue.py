@@ -1,0 +1,394 @@
+"""Queue on SQS. A receipt is SQS's own handle, and counts only in the process that received it: what a handle stands
+for (the body, the receives so far) is kept there for as long as it is held.
+
+What SQS does not have is made of what it has:
+
+- *Give back without counting.* A copy that says how often it counts is sent, then the old message deleted.
+- *Hold for longer than 12 hours.* Not to be had: the receipt is then stale, and the message comes again.
+- *Delay for longer than 15 minutes.* The message says when it is due; who receives it earlier sends a copy on.
+- *Stale receipts.* SQS takes a delete with an old handle and does nothing. So a receipt whose hold has lapsed by our
+  own clock is first held again; if SQS refuses that, it is stale. One that has not lapsed can not be.
+- *Depth.* What SQS counts, with the shared queue's in full for a run: too much, never too little, because somebody who
+  reads 0 sends everything again. For the same reason 0 is only said when it was counted for a while.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
+from conveyor.engines.records import RowRecords
+from conveyor.engines.sqs.address import Address, plain
+from conveyor.engines.sqs.calls import Calls, Refused, Verdict
+from conveyor.engines.sqs.envelope import VERSION, Envelope, from_text, to_text, wrap
+from conveyor.engines.sqs.letters import Buried, Letters
+from conveyor.engines.sqs.polls import LONGEST_HOLD, Message, Polls, whole
+from conveyor.engines.sqs.queues import MOST_RECEIVES, Place, Queues, is_run
+from conveyor.engines.sqs.shared import Shared, depth_of
+from conveyor.engines.sqs.starts import Starts
+from conveyor.errors import EngineFailed
+from conveyor.faults import crashpoint
+from conveyor.model import Page, TenantId
+
+log = structlog.get_logger()
+
+_LONGEST_DELAY = 900
+_DELETE = "delete_message_batch"
+_SEND = "send_message_batch"
+_HOLD = "change_message_visibility_batch"
+# How long a receipt that may have lapsed is held while something is done with it.
+_CHECK_SECONDS = 30.0
+# The clocks of this machine and of SQS do not run quite alike.
+_HOLD_MARGIN = 10.0
+_MOST_HELD = 10_000
+_FORGET_SECONDS = 3600.0
+_POLICY_LETTERS = 10
+
+
+class Held(msgspec.Struct):
+    """A message that was handed out and not yet ended."""
+
+    queue: QueueName
+    message: Message
+    envelope: Envelope
+    lost: int
+    until: float
+
+    @property
+    def message_id(self) -> str:
+        return self.envelope.id or self.message.sqs_id
+
+    @property
+    def receives(self) -> int:
+        return self.envelope.before + self.message.count
+
+    def copy(self) -> Envelope:
+        """What stands for it when it was given back."""
+        return msgspec.structs.replace(
+            self.envelope, id=self.message_id, before=self.receives - 1, lost=self.lost, due=0.0
+        )
+
+
+class SqsQueue:
+    """The seam. What it keeps beside SQS is in rows: dead letters, marked starts, tombstones of dropped queues."""
+
+    def __init__(self, calls: Calls, address: Address, clock: Clock, rows: RowRecords, run_queue_limit: int) -> None:
+        tenant = TenantId(f"~{address.prefix}")
+        self._calls = calls
+        self._clock = clock
+        self._settle = address.settle
+        self.queues = Queues(calls, address, clock, run_queue_limit)
+        self._polls = Polls(calls, clock, address.wait)
+        self._letters = Letters(rows, tenant, clock)
+        self._starts = Starts(rows, tenant, clock)
+        self._shared = Shared(calls, self.queues, self._polls, rows, tenant, clock)
+        self._held: dict[str, Held] = {}
+        self._empty_since: dict[QueueName, float] = {}
+
+    async def close(self) -> None:
+        await self._polls.close()
+
+    async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
+        now = self._clock.now()
+        envelopes = [(wrap(queue, one.body, now), one.delay) for one in messages]
+        crashpoint("queue.send.before")
+        verdicts = await self._send(queue, envelopes)
+        crashpoint("queue.send.after")
+        return [number for number, verdict in enumerate(verdicts) if verdict is not Verdict.DONE]
+
+    async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
+        if limit <= 0:
+            return []
+        taken = await self._from_own(queue, limit, visibility)
+        if is_run(queue) and len(taken) < limit:
+            taken += await self._shared.take(queue, limit - len(taken), visibility)
+        crashpoint("queue.receive.after")
+        return await self._handed_out(queue, taken)
+
+    async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
+        known = [held for held in map(self._held.get, receipts) if held is not None and held.queue == queue]
+        kept = await self._hold(known, visibility)
+        return frozenset(receipts) - kept.keys()
+
+    async def mark_started(self, queue: QueueName, receipts: Sequence[str]) -> None:
+        for held in (await self._live(queue, receipts)).values():
+            await self._starts.mark(held.message.sqs_id, held.message.count)
+
+    async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
+        live = await self._live(queue, receipts)
+        crashpoint("queue.ack.before")
+        gone = await self._delete(list(live.values()))
+        crashpoint("queue.ack.after")
+        return frozenset(receipts) - gone
+
+    async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
+        await self._replace(list((await self._live(queue, receipts)).values()), delay)
+
+    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+        live = list((await self._live(queue, receipts)).values())
+        crashpoint("queue.bury.before")
+        await self._letters.bury(
+            [Buried(queue, held.envelope.at, held.message_id, held.envelope.body, reason) for held in live]
+        )
+        crashpoint("sqs.bury.between")
+        await self._delete(live)
+        crashpoint("queue.bury.after")
+
+    async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
+        if cursor is None:
+            await self._bury_what_the_policy_moved()
+        return await self._letters.page(cursor, limit)
+
+    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+        return await self._letters.some(message_ids)
+
+    async def discard(self, message_ids: Collection[str]) -> int:
+        return await self._letters.discard(message_ids)
+
+    async def redrive(self, message_ids: Collection[str]) -> int:
+        async def send(queue: QueueName, body: bytes) -> bool:
+            return await self.send(queue, [Outgoing(body)]) == []
+
+        return await self._letters.redrive(message_ids, send)
+
+    async def depth(self, queue: QueueName) -> Depth:
+        url = await self.queues.own(queue)
+        depth = Depth(0, 0, 0)
+        if url is not None:
+            try:
+                depth = await depth_of(self._calls, url)
+            except Refused:
+                self.queues.forget(queue)
+                url = None
+        if is_run(queue):
+            url = url or await self.queues.shared()
+            shared = await self._shared.depth()
+            depth = Depth(depth.ready + shared.ready, depth.held + shared.held, depth.delayed + shared.delayed)
+        # Where there is no queue there is nothing in it.
+        return depth if url is None else self._settled(queue, depth)
+
+    async def drop(self, queue: QueueName) -> None:
+        url = await self.queues.own(queue)
+        if url is not None:
+            self._polls.leave(url)
+        self._held = {handle: held for handle, held in self._held.items() if held.queue != queue}
+        self._empty_since.pop(queue, None)
+        crashpoint("sqs.drop.before")
+        await self.queues.drop(queue)
+        if is_run(queue):
+            await self._shared.drop(queue)
+        crashpoint("sqs.drop.after")
+
+    async def _send(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+        """To wherever the queue is now. Raises EngineFailed for what SQS will never take."""
+        if not envelopes:
+            return []
+        place = await self.queues.to_send(queue)
+        try:
+            verdicts = await self._send_to(place, envelopes)
+        except Refused:
+            # Dropped, by another process perhaps.
+            self.queues.forget(queue)
+            verdicts = await self._send_again(queue, envelopes)
+        if Verdict.REFUSED in verdicts:
+            size = len(to_text(envelopes[verdicts.index(Verdict.REFUSED)][0]))
+            raise EngineFailed(f"SQS does not take a message of {size} bytes.")
+        self._empty_since.pop(queue, None)
+        if place.shared:
+            self._shared.sent()
+        return verdicts
+
+    async def _send_again(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+        try:
+            return await self._send_to(await self.queues.to_send(queue), envelopes)
+        except Refused:
+            # Not there yet, or gone again: the caller tries later.
+            self.queues.forget(queue)
+            return [Verdict.OPEN] * len(envelopes)
+
+    async def _send_to(self, place: Place, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+        now = self._clock.now()
+        entries = [_entry(place, envelope, delay, now) for envelope, delay in envelopes]
+        return await self._calls.each(_SEND, place.url, entries, once=True)
+
+    async def _from_own(self, queue: QueueName, limit: int, visibility: float) -> list[Message]:
+        url = await self.queues.own(queue)
+        if url is None:
+            return []
+        try:
+            return await self._polls.take(url, limit, visibility)
+        except Refused:
+            self.queues.forget(queue)
+            return []
+
+    async def _handed_out(self, queue: QueueName, taken: list[Message]) -> list[Delivery]:
+        now = self._clock.now()
+        ready: list[Held] = []
+        early: list[Held] = []
+        foreign: list[Message] = []
+        for message in taken:
+            envelope = from_text(message.text)
+            if envelope is None:
+                foreign.append(message)
+            elif envelope.v > VERSION:
+                # Of a newer release: it lapses here, and one of those takes it.
+                log.warning("message of a newer version left alone", queue=queue, version=envelope.v)
+            else:
+                # The text is in the envelope by now: it is held once.
+                kept = msgspec.structs.replace(message, text="")
+                held = Held(queue, kept, envelope, envelope.lost, message.until)
+                (early if envelope.due > now else ready).append(held)
+        if foreign:
+            await self._bury_foreign(queue, foreign)
+        for held in early:
+            await self._replace([held], held.envelope.due - now)
+        return await self._deliveries(ready)
+
+    async def _deliveries(self, ready: list[Held]) -> list[Delivery]:
+        lost = await self._starts.lost([(held.message.sqs_id, held.message.count) for held in ready])
+        self._forget_old()
+        deliveries = []
+        for held, more in zip(ready, lost, strict=True):
+            held.lost += more
+            self._held[held.message.handle] = held
+            deliveries.append(
+                Delivery(held.message_id, held.message.handle, held.receives, held.envelope.body, held.lost)
+            )
+        return deliveries
+
+    async def _replace(self, old: list[Held], delay: float) -> None:
+        """A copy of each in the same queue, which does not count this receive, and then the old one goes. One whose
+        copy is not taken is shown again, and counts."""
+        for url in {held.message.url for held in old}:
+            some = [held for held in old if held.message.url == url]
+            place = Place(url, shared=url == await self.queues.shared())
+            crashpoint("sqs.replace.before")
+            try:
+                verdicts = await self._send_to(place, [(held.copy(), delay) for held in some])
+            except Refused:
+                # Dropped meanwhile, and all in it with it.
+                verdicts = [Verdict.REFUSED] * len(some)
+            crashpoint("sqs.replace.between")
+            sent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is Verdict.DONE]
+            unsent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is not Verdict.DONE]
+            await self._delete(sent)
+            await self._hold(unsent, delay)
+            for held in unsent:
+                self._held.pop(held.message.handle, None)
+            crashpoint("sqs.replace.after")
+
+    async def _live(self, queue: QueueName, receipts: Sequence[str]) -> dict[str, Held]:
+        """Those that are still ours."""
+        now = self._clock.monotonic()
+        known = {receipt: self._held[receipt] for receipt in receipts if receipt in self._held}
+        ours = {receipt: held for receipt, held in known.items() if held.queue == queue}
+        lapsed = [held for held in ours.values() if held.until <= now]
+        kept = await self._hold(lapsed, _CHECK_SECONDS) if lapsed else {}
+        return {receipt: held for receipt, held in ours.items() if held.until > now or receipt in kept}
+
+    async def _hold(self, given: list[Held], visibility: float) -> dict[str, Held]:
+        """Hold for longer; returns those of which that was possible."""
+        now = self._clock.monotonic()
+        able: list[tuple[Held, float]] = []
+        for held in given:
+            left = held.message.taken + LONGEST_HOLD - _HOLD_MARGIN - now
+            if left > 0:
+                able.append((held, min(visibility, left)))
+        kept: dict[str, Held] = {}
+        for url in {held.message.url for held, _ in able}:
+            some = [(held, seconds) for held, seconds in able if held.message.url == url]
+            entries = [
+                {"ReceiptHandle": held.message.handle, "VisibilityTimeout": whole(seconds)} for held, seconds in some
+            ]
+            verdicts = await self._each(_HOLD, url, entries)
+            for (held, seconds), verdict in zip(some, verdicts, strict=True):
+                if verdict is Verdict.DONE:
+                    held.until = now + seconds
+                    kept[held.message.handle] = held
+        return kept
+
+    async def _delete(self, given: list[Held]) -> set[str]:
+        """Delete messages that are ours; returns the receipts of those that were."""
+        gone: set[str] = set()
+        for url in {held.message.url for held in given}:
+            handles = [held.message.handle for held in given if held.message.url == url]
+            verdicts = await self._each(_DELETE, url, [{"ReceiptHandle": handle} for handle in handles])
+            for handle, verdict in zip(handles, verdicts, strict=True):
+                if verdict is Verdict.OPEN:
+                    raise EngineFailed("SQS did not say whether it deleted a message.")
+                self._held.pop(handle, None)
+                if verdict is Verdict.DONE:
+                    gone.add(handle)
+        return gone
+
+    async def _each(self, operation: str, url: str, entries: list[dict[str, Any]]) -> list[Verdict]:
+        """A queue that is gone has nothing in it that could be ours."""
+        try:
+            return await self._calls.each(operation, url, entries, gone_is_done=operation == _DELETE)
+        except Refused:
+            return [Verdict.REFUSED] * len(entries)
+
+    async def _bury_foreign(self, queue: QueueName, foreign: list[Message]) -> None:
+        """What somebody else put into the queue would otherwise come for ever."""
+        log.error("message is not one of Conveyor's", queue=queue, count=len(foreign))
+        await self._bury_texts(queue, foreign, "The message is not one of Conveyor's.")
+
+    async def _bury_what_the_policy_moved(self) -> None:
+        url = await self.queues.dead()
+        if url is None:
+            return
+        try:
+            moved = await self._polls.now(url, _POLICY_LETTERS, _CHECK_SECONDS)
+        except Refused:
+            return
+        await self._bury_texts(
+            QueueName("unknown"), moved, f"The message was received {MOST_RECEIVES} times and never ended."
+        )
+
+    async def _bury_texts(self, queue: QueueName, messages: list[Message], reason: str) -> None:
+        if not messages:
+            return
+        now = self._clock.now()
+        letters = []
+        for message in messages:
+            envelope = from_text(message.text)
+            if envelope is None:
+                letters.append(Buried(queue, now, message.sqs_id, message.text.encode(), reason))
+            else:
+                known = envelope.id or message.sqs_id
+                letters.append(Buried(envelope.queue, envelope.at, known, envelope.body, reason))
+        await self._letters.bury(letters)
+        entries = [{"ReceiptHandle": message.handle} for message in messages]
+        await self._each(_DELETE, messages[0].url, entries)
+
+    def _settled(self, queue: QueueName, depth: Depth) -> Depth:
+        if depth != Depth(0, 0, 0):
+            self._empty_since.pop(queue, None)
+            return depth
+        now = self._clock.monotonic()
+        if now - self._empty_since.setdefault(queue, now) < self._settle:
+            return Depth(0, 0, 1)
+        return depth
+
+    def _forget_old(self) -> None:
+        """Those that were never ended by anybody lapsed long ago."""
+        if len(self._held) >= _MOST_HELD:
+            since = self._clock.monotonic() - _FORGET_SECONDS
+            self._held = {handle: held for handle, held in self._held.items() if held.until > since}
+
+
+def _entry(place: Place, envelope: Envelope, delay: float, now: float) -> dict[str, Any]:
+    seconds = max(0, math.ceil(delay))
+    if seconds > _LONGEST_DELAY:
+        envelope = msgspec.structs.replace(envelope, due=now + delay)
+        seconds = _LONGEST_DELAY
+    entry: dict[str, Any] = {"MessageBody": to_text(envelope)}
+    if seconds:
+        entry["DelaySeconds"] = seconds
+    if place.shared:
+        entry["MessageGroupId"] = plain(envelope.queue)
+    return entry

@@ -1,0 +1,181 @@
+"""The queues themselves: found by name, made when something is first sent to them, dropped when their run is done.
+
+Each has a redrive policy. What the code gives up it buries itself, with a reason; the policy catches only what came a
+thousand times without that. A run beyond the limit has no queue of its own and goes to the shared one, and so does one
+whose queue was deleted less than a minute ago: SQS does not make it again so soon. A receiver looks into both.
+"""
+
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import QueueName
+from conveyor.engines.sqs.address import Address
+from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, Refused
+
+# Dead letters outlive what they came from: their age counts from the first sending.
+KEEP_SECONDS = 10 * 86_400
+KEEP_DEAD_SECONDS = 14 * 86_400
+MOST_RECEIVES = 1000
+
+_RUN = "run:"
+# How long a queue that was not there counts as absent without asking again, and a count of queues as right.
+_ABSENT_SECONDS = 1.0
+_COUNT_SECONDS = 10.0
+_MOST_KNOWN = 10_000
+_PAGE = 1000
+
+
+def is_run(queue: QueueName) -> bool:
+    """Whether it is one of many: only those may share."""
+    return queue.startswith(_RUN)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a queue's messages go."""
+
+    url: str
+    shared: bool
+
+
+class Queues:
+    """What this process knows of the queues in SQS."""
+
+    def __init__(self, calls: Calls, address: Address, clock: Clock, limit: int) -> None:
+        self._calls = calls
+        self._address = address
+        self._clock = clock
+        self._limit = limit
+        self._places: dict[QueueName, Place] = {}
+        self._urls: dict[str, str] = {}
+        self._absent: dict[str, float] = {}
+        self._counted: tuple[float, int] | None = None
+        self._policy: str | None = None
+
+    async def own(self, queue: QueueName) -> str | None:
+        """The URL of the queue's own queue in SQS, if there is one."""
+        return await self._find(self._address.name_of(queue))
+
+    async def shared(self) -> str | None:
+        """That of the shared queue, if anybody ever needed it."""
+        return await self._find(self._address.shared)
+
+    async def dead(self) -> str | None:
+        """That of the queue to which the redrive policy moves."""
+        return await self._find(self._address.dead)
+
+    async def to_send(self, queue: QueueName) -> Place:
+        """Where to send, which is there then. The first choice stands for as long as this process knows the queue."""
+        place = self._places.get(queue)
+        if place is None:
+            place = await self._chosen(queue)
+            if len(self._places) >= _MOST_KNOWN:
+                self._places.clear()
+            self._places[queue] = place
+        return place
+
+    async def drop(self, queue: QueueName) -> None:
+        """Delete the queue's own queue."""
+        url = await self.own(queue)
+        self.forget(queue)
+        if url is not None:
+            try:
+                await self._calls.ask("delete_queue", MISSING, QueueUrl=url)
+            except Refused:
+                return
+
+    def forget(self, queue: QueueName) -> None:
+        """What was known of it no longer holds."""
+        self._places.pop(queue, None)
+        self._urls.pop(self._address.name_of(queue), None)
+        self._absent.pop(self._address.name_of(queue), None)
+
+    async def make(self, name: str, kind: str, policy: bool = True) -> str:
+        """Make a queue, unless it is there. Raises Refused if it was deleted less than a minute ago."""
+        attributes = {"MessageRetentionPeriod": str(KEEP_SECONDS if policy else KEEP_DEAD_SECONDS)}
+        if policy:
+            attributes["RedrivePolicy"] = await self._redrive_policy()
+        try:
+            answer = await self._calls.ask(
+                "create_queue",
+                EXISTS,
+                DELETED_RECENTLY,
+                QueueName=name,
+                Attributes=attributes,
+                tags={"conveyor": self._address.prefix, "conveyor-queue": kind},
+            )
+        except Refused as refused:
+            if refused.code == DELETED_RECENTLY:
+                raise
+            # Made by another version or by hand, with other attributes.
+            answer = await self._calls.ask("get_queue_url", QueueName=name)
+        return self._known(name, answer["QueueUrl"])
+
+    async def _chosen(self, queue: QueueName) -> Place:
+        url = await self.own(queue)
+        if url is not None:
+            return Place(url, shared=False)
+        if is_run(queue):
+            if await self._run_queues() >= self._limit:
+                return await self._to_shared()
+            try:
+                return Place(await self.make(self._address.name_of(queue), "run"), shared=False)
+            except Refused:
+                return await self._to_shared()
+        return Place(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
+
+    async def _to_shared(self) -> Place:
+        # No policy: whoever looks for another run's messages receives these too, without end.
+        url = await self.shared() or await self.make(self._address.shared, "shared", policy=False)
+        return Place(url, shared=True)
+
+    async def _redrive_policy(self) -> str:
+        if self._policy is None:
+            url = await self.dead() or await self.make(self._address.dead, "dead letters", policy=False)
+            answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["QueueArn"])
+            rule = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": MOST_RECEIVES}
+            self._policy = msgspec.json.encode(rule).decode()
+        return self._policy
+
+    async def _find(self, name: str) -> str | None:
+        now = self._clock.monotonic()
+        if name in self._urls or self._absent.get(name, 0.0) > now:
+            return self._urls.get(name)
+        try:
+            answer = await self._calls.ask("get_queue_url", MISSING, QueueName=name)
+        except Refused:
+            if len(self._absent) >= _MOST_KNOWN:
+                self._absent.clear()
+            self._absent[name] = now + _ABSENT_SECONDS
+            return None
+        return self._known(name, answer["QueueUrl"])
+
+    def _known(self, name: str, url: str) -> str:
+        if len(self._urls) >= _MOST_KNOWN:
+            self._urls.clear()
+        self._absent.pop(name, None)
+        self._urls[name] = url
+        return url
+
+    async def _run_queues(self) -> int:
+        """How many runs have a queue of their own, about."""
+        now = self._clock.monotonic()
+        if self._counted is None or self._counted[0] + _COUNT_SECONDS < now:
+            self._counted = (now, await self._count())
+        at, count = self._counted
+        # One more is about to be made.
+        self._counted = (at, count + 1)
+        return count
+
+    async def _count(self) -> int:
+        """Up to the limit: more does not matter."""
+        count = 0
+        asked: dict[str, Any] = {"QueueNamePrefix": self._address.runs, "MaxResults": _PAGE}
+        while count < self._limit:
+            answer = await self._calls.ask("list_queues", **asked)
+            count += len(answer.get("QueueUrls", ()))
+            if not answer.get("NextToken"):
+                break
+            asked["NextToken"] = answer["NextToken"]
+        return count

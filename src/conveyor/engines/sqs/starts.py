@@ -1,0 +1,57 @@
+"""Starts: which deliveries of a message began to be worked on. Asked for only of messages that came before.
+
+SQS has no place for it, so it is a row for each such message: the counts of those deliveries whose start was marked.
+When the message comes again, each of them was lost. The row expires after its message does; nobody has to remove it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.records import Row, RowRecords
+from conveyor.engines.sqs.queues import KEEP_SECONDS
+from conveyor.model import TenantId
+
+KIND = "queue.start"
+
+
+class Starts:
+    """By the id that SQS gave the message: a copy of it begins anew, and brings along what was lost before."""
+
+    def __init__(self, rows: RowRecords, tenant: TenantId, clock: Clock) -> None:
+        self._rows = rows
+        self._tenant = tenant
+        self._clock = clock
+
+    async def lost(self, messages: Sequence[tuple[str, int]]) -> list[int]:
+        """For each (id, count of this delivery): how many marked ones came before it."""
+        return list(await asyncio.gather(*(self._lost(sqs_id, count) for sqs_id, count in messages)))
+
+    async def mark(self, sqs_id: str, count: int) -> None:
+        """Doing it again changes nothing."""
+        while True:
+            row = await self._rows.row(KIND, self._tenant, sqs_id)
+            if row is None:
+                until = self._clock.now() + KEEP_SECONDS
+                fresh = Row(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
+                # If another row is there by now, this changes nothing: look again.
+                await self._rows.create_rows([fresh])
+                continue
+            marked = _marked(row)
+            if count in marked:
+                return
+            body = msgspec.json.encode([*marked, count])
+            if await self._rows.replace_row(msgspec.structs.replace(row, body=body)) is not None:
+                return
+
+    async def _lost(self, sqs_id: str, count: int) -> int:
+        if count <= 1:
+            return 0
+        row = await self._rows.row(KIND, self._tenant, sqs_id)
+        return 0 if row is None else sum(each < count for each in _marked(row))
+
+
+def _marked(row: Row) -> list[int]:
+    return msgspec.json.decode(row.body, type=list[int])

@@ -1,0 +1,213 @@
+"""What a user does, on every stack: the same requests, the same answers."""
+
+import asyncio
+import io
+import json
+import zipfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from conveyor.engines.queue import run_queue
+from conveyor.model import JobId, TenantId
+from conveyor.system import System
+from tests.api import Api, client
+from tests.site import Site
+
+ENDED = {"completed", "failed", "cancelled"}
+MANY = 20_000
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def ended(api: Api, job_id: str) -> Any:
+    while (job := (await api.get(f"/v1/jobs/{job_id}")).json)["state"] not in ENDED:  # noqa: ASYNC110  (a client polls)
+        await asyncio.sleep(0.05)
+    return job
+
+
+async def results(api: Api, job_id: str, query: str = "") -> list[Any]:
+    items: list[Any] = []
+    cursor = ""
+    while True:
+        page = await api.get(f"/v1/jobs/{job_id}/results?limit=1000{query}{cursor}")
+        assert page.status == 200, page.body
+        items += page.json["items"]
+        if page.json["next_cursor"] is None:
+            return items
+        cursor = f"&cursor={page.json['next_cursor']}"
+
+
+async def staged(api: Api, data: bytes) -> str:
+    """Upload a list as the answer says: to the API itself, or to the store."""
+    promised = await api.post("/v1/uploads", {"size": len(data), "sha256": sha256(data).hexdigest()})
+    assert promised.status == 201, promised.body
+    async with client() as http:
+        request = http.request(promised.json["method"], promised.json["url"]).headers(promised.json["headers"])
+        stored = await request.body_bytes(data).build().send()
+        assert stored.status in {200, 204}, (stored.status, await stored.text())
+    upload_id: str = promised.json["upload_id"]
+    return upload_id
+
+
+async def check_counted(system: System, job_id: str, total: int) -> None:
+    """The kept counts are the rows', and nothing waits any more."""
+    job = await system.records.job(TenantId("acme"), JobId(job_id))
+    assert job is not None
+    kept, truth = await system.tasks.counts(job.key), await system.tasks.recount(job.key)
+    assert kept == truth
+    assert truth.ended == total
+    assert (await system.queue.depth(run_queue(job.run.run_id))).ready == 0
+
+
+async def test_a_small_job_is_there_at_once_and_ends(api: Api, site: Site, system: System) -> None:
+    tasks = [site.url(f"/ok?size={10 + n}") for n in range(30)] + [site.url("/status/404"), site.url("/flaky/1/x")]
+    made = await api.submit({"tasks": tasks, "name": "small", "attempts": 3, "backoff": {"base": 0.01}})
+    assert made.status == 201, made.body
+    job_id = made.json["id"]
+    assert made.json["task_shard_count"] == 1
+    assert len(await results(api, job_id)) == 32
+    job = await ended(api, job_id)
+    assert job["state"] == "completed"
+    assert job["run"]["counts"]["succeeded"] == 31
+    assert job["run"]["counts"]["failed"] == 1
+    assert Counter(item["status"] for item in await results(api, job_id)) == {"succeeded": 31, "failed": 1}
+    (failed,) = await results(api, job_id, "&status=failed")
+    assert failed["error"]["code"] == "http_404"
+    body = await api.get(f"/v1/jobs/{job_id}/tasks/{(await by_index(api, job_id))[5]['task_id']}/body")
+    if body.status in {302, 303, 307}:
+        async with client() as http:
+            answer = await http.get(body.headers["location"]).build().send()
+            assert (answer.status, bytes(await answer.bytes())) == (200, (b"ok" * 8)[:15])
+    else:
+        assert (body.status, len(body.body)) == (200, 15)
+    await check_counted(system, job_id, 32)
+
+
+async def by_index(api: Api, job_id: str) -> dict[int, Any]:
+    return {item["index"]: item for item in await results(api, job_id)}
+
+
+async def test_a_staged_list_is_ingested_run_and_listed(api: Api, system: System, stack: str) -> None:
+    upload_id = await staged(api, b"".join(b'{"n": %d}\n' % n for n in range(MANY)))
+    spec = {
+        "kind": "python",
+        "handler": "tests.echo",
+        "source": {"upload_id": upload_id, "format": "jsonl"},
+        "concurrency": 8,
+    }
+    made = await api.submit(spec)
+    assert made.status == 202, made.body
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["total"]) == ("completed", MANY), job
+    assert job["task_shard_count"] == (8 if stack == "aws" else 1)
+    items = await results(api, job["id"])
+    assert [item["task_id"] for item in items] == sorted(item["task_id"] for item in items)
+    assert sorted(item["index"] for item in items) == list(range(MANY))
+    assert {item["status"] for item in items} == {"succeeded"}
+    await check_counted(system, job["id"], MANY)
+
+
+async def test_an_open_job(api: Api, site: Site, system: System) -> None:
+    made = await api.submit({"mode": "open"})
+    assert made.status == 202, made.body
+    job_id = made.json["id"]
+    for batch in range(3):
+        tasks = [site.url(f"/ok?n={batch}-{n}") for n in range(50)]
+        for _ in range(2):
+            added = await api.post(
+                f"/v1/jobs/{job_id}/tasks", {"tasks": tasks}, headers={"idempotency-key": f"batch-{batch}"}
+            )
+            assert added.status == 202, added.body
+    closed = await api.post(f"/v1/jobs/{job_id}/close")
+    assert closed.status in {200, 202}, closed.body
+    job = await ended(api, job_id)
+    assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 150)
+    await check_counted(system, job_id, 150)
+
+
+async def test_a_request_is_answered_once(api: Api, site: Site) -> None:
+    spec = {"tasks": [site.url("/ok")]}
+    first = await api.submit(spec, headers={"idempotency-key": "k"})
+    again = await api.submit(spec, headers={"idempotency-key": "k"})
+    assert (first.status, first.body) == (again.status, again.body)
+    other = await api.submit({"tasks": [site.url("/status/404")]}, headers={"idempotency-key": "k"})
+    assert other.status == 409
+    assert len((await api.get("/v1/jobs")).json["items"]) == 1
+
+
+async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
+    """The list goes away, the ingest is given up; the list comes back, and it goes on."""
+    data = b'{"n": 1}\n{"n": 2}\n'
+    upload_id = await staged(api, data)
+    upload = await system.records.upload(upload_id)
+    assert upload is not None
+    await system.blobs.delete([upload.key])
+    spec = {"kind": "python", "handler": "tests.echo", "source": {"upload_id": upload_id, "format": "jsonl"}}
+    refused = await api.submit(spec)
+    if refused.status >= 400:
+        # Where the store takes uploads itself, the list is looked for at once.
+        assert refused.status in {404, 409, 422}, refused.body
+        return
+    job = await ended(api, refused.json["id"])
+    assert job["state"] == "failed"
+    letters = (await api.get("/v1/dead-letters")).json["items"]
+    assert len(letters) == 1
+    await system.blobs.put(upload.key, data)
+    back = await api.post("/v1/dead-letters/redrive", {"ids": [letters[0]["id"]]})
+    assert back.status == 200, back.body
+    job = await ended(api, job["id"])
+    while job["state"] == "failed":
+        job = await ended(api, job["id"])
+    assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 2)
+
+
+async def test_an_export(api: Api, site: Site) -> None:
+    made = await api.submit({"tasks": [site.url(f"/ok?size={n}") for n in range(1, 101)]})
+    job = await ended(api, made.json["id"])
+    begun = await api.post(f"/v1/jobs/{job['id']}/exports", {"format": "zip"})
+    assert begun.status == 202, begun.body
+    export = begun.json
+    while export["state"] not in {"ready", "failed"}:
+        await asyncio.sleep(0.05)
+        export = (await api.get(f"/v1/exports/{begun.json['id']}")).json
+    assert export["state"] == "ready", export
+    (part,) = export["parts"]
+    async with client() as http:
+        url = part["url"] if part["url"].startswith("http") else api.url + part["url"]
+        request = http.get(url)
+        if url.startswith(api.url):
+            request = request.headers({"authorization": f"Bearer {api.key}"})
+        answer = await request.build().send()
+        data = bytes(await answer.bytes())
+    assert sha256(data).hexdigest() == part["sha256"]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+        manifest = [json.loads(line) for line in archive.read("manifest.jsonl").splitlines()]
+        assert len(manifest) == 100
+        for line in manifest:
+            assert sha256(archive.read(line["file"])).hexdigest() == line["sha256"]
+
+
+async def test_a_job_that_is_deleted_leaves_nothing(api: Api, system: System, site: Site) -> None:
+    made = await api.submit({"tasks": [site.url(f"/ok?size={n}") for n in range(1, 21)]})
+    job = await ended(api, made.json["id"])
+    found = await system.records.job(TenantId("acme"), JobId(job["id"]))
+    assert found is not None
+    gone = await api.request("DELETE", f"/v1/jobs/{job['id']}")
+    assert gone.status in {202, 204}
+    assert (await api.get(f"/v1/jobs/{job['id']}")).status == 404
+
+    async def keys() -> AsyncIterator[str]:
+        async for blob in system.blobs.listing("results/"):
+            yield blob.key
+
+    async def left() -> bool:
+        blobs = [key async for key in keys() if job["id"] in key]
+        return bool(blobs) or (await system.tasks.recount(found.key)).ended > 0
+
+    while await left():  # noqa: ASYNC110  (retention works in its own time)
+        await asyncio.sleep(0.1)
