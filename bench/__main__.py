@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench import archive, fetch, ingest, machine, nginx, noop
+from bench import archive, aws, fetch, ingest, machine, nginx, noop, postgres
 from bench.child import ROOT, MeasurementFailed, Setup
 from bench.figures import Figure, table
 
-BENCHES: dict[str, ModuleType] = {"noop": noop, "fetch": fetch, "ingest": ingest, "archive": archive}
+BENCHES: dict[str, ModuleType] = {
+    "noop": noop,
+    "fetch": fetch,
+    "ingest": ingest,
+    "archive": archive,
+    "postgres": postgres,
+    "aws": aws,
+}
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # On the disk that the code is on: what is in memory (/tmp, often) has no fsync to pay for.
 SCRATCH = ROOT / ".cache" / "bench"

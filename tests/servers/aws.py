@@ -98,6 +98,10 @@ class _Server:
                 log.seek(0)
                 raise AssertionError(f"ministack did not start:\n{log.read()}") from None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -128,6 +132,11 @@ def _server() -> _Server:
 def aws() -> str:
     """The endpoint of the emulator, as a URL. The environment of this process then has credentials for it."""
     return _server().endpoint
+
+
+def server_pid() -> int:
+    """The emulator's process."""
+    return _server().pid
 
 
 def server_time() -> ServerTime:

@@ -55,7 +55,7 @@ def server() -> Iterator[Server]:
             self.end_headers()
             self.wfile.write(said.body)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
         def log_message(self, format: str, *args: object) -> None: ...
 
@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
     with Client(server.url, "cv_key") as made:
-        made._transport._pause = lambda _: None
+        made._transport.pause = lambda _: None
         yield made
 
 
@@ -230,14 +230,30 @@ def test_a_file_that_shrinks_while_it_is_sent(server: Server, client: Client, ur
 
 
 def test_what_can_be_done_with_jobs_and_letters(server: Server, client: Client) -> None:
-    server.answers = [page([{"line": 2}], None), Said(202), Said(204, b""), page([{"id": "1"}], None)]
+    moves = [Said(202), Said(202), Said(), Said(), Said(), Said()]
+    server.answers = [page([{"line": 2}], None), *moves, Said(204, b""), page([{"id": "1"}], None)]
     assert list(client.invalid("job_1")) == [{"line": 2}]
     client.rerun("job_1")
+    client.rerun("job_1", {"tag": "x"}, {"attempts": 2}, "once")
+    client.cancel("job_1")
+    client.pause("job_1")
+    client.resume("job_1")
+    client.change("job_1", {"rate_per_host": None})
     client.delete("job_1")
     assert list(client.dead_letters()) == [{"id": "1"}]
+    assert [json.loads(body) for method, _, _, body in server.asked if body and method != "GET"] == [
+        {"select": "failed", "options": {}},
+        {"select": {"tag": "x"}, "options": {"attempts": 2}},
+        {"rate_per_host": None},
+    ]
     assert [(method, path) for method, path, _, _ in server.asked] == [
         ("GET", "/v1/jobs/job_1/invalid?limit=500"),
         ("POST", "/v1/jobs/job_1/rerun"),
+        ("POST", "/v1/jobs/job_1/rerun"),
+        ("POST", "/v1/jobs/job_1/cancel"),
+        ("POST", "/v1/jobs/job_1/pause"),
+        ("POST", "/v1/jobs/job_1/resume"),
+        ("PATCH", "/v1/jobs/job_1"),
         ("DELETE", "/v1/jobs/job_1"),
         ("GET", "/v1/dead-letters?limit=500"),
     ]
@@ -276,26 +292,126 @@ def test_a_key_that_can_not_be_a_header() -> None:
         client.job("job_1")
 
 
-def test_an_export_is_whole_or_not_there(server: Server, client: Client, tmp_path: Path) -> None:
+def test_an_archive_is_whole_or_not_there(server: Server, client: Client, tmp_path: Path) -> None:
     out = tmp_path / "out.zip"
     server.answers = [Said(200, b"x" * 100_000)]
     sizes: list[int] = []
-    assert client.export("job_1", out, sizes.append) == 100_000
+    assert client.archive("job_1", out, sizes.append) == 100_000
     assert out.read_bytes() == b"x" * 100_000
     assert sizes[-1] == 100_000
 
     server.answers = [Said(200, b"short", length=100)]
     with pytest.raises(errors.ServerUnreachable):
-        client.export("job_1", out)
+        client.archive("job_1", out)
     assert out.read_bytes() == b"x" * 100_000
     assert [path.name for path in tmp_path.iterdir()] == ["out.zip"]
 
 
-def test_an_export_that_is_refused(server: Server, client: Client, tmp_path: Path) -> None:
+def test_an_archive_that_is_refused(server: Server, client: Client, tmp_path: Path) -> None:
     server.answers = [Said(404, b'{"code": "not_found", "detail": "no such job"}')]
     with pytest.raises(errors.NotFound, match="no such job"):
+        client.archive("job_1", tmp_path / "out.zip")
+    assert not list(tmp_path.iterdir())
+
+
+# Longer than what a client reads ahead.
+DATA = bytes(range(256)) * 2000
+
+
+def ready(url: str = "/v1/exports/export_1/parts/1", data: bytes = DATA) -> Said:
+    part = {"number": 1, "size": len(data), "sha256": sha256(data).hexdigest(), "url": url}
+    return Said(body=json.dumps({"id": "export_1", "state": "ready", "parts": [part]}).encode())
+
+
+def waiting(state: str = "running") -> Said:
+    error = {"code": "engine_failed", "message": "A stored body is missing."}
+    return Said(body=json.dumps({"id": "export_1", "state": state, "error": error, "parts": []}).encode())
+
+
+def test_an_export_is_asked_for_awaited_and_downloaded(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [Said(202, b'{"id": "export_1"}'), waiting("queued"), waiting(), ready(), ready(), Said(200, DATA)]
+    assert client.export("job_1", tmp_path / "out.zip", {"format": "zip"}) == [tmp_path / "out.zip"]
+    assert (tmp_path / "out.zip").read_bytes() == DATA
+    method, path, headers, body = server.asked[0]
+    assert (method, path, json.loads(body)) == ("POST", "/v1/jobs/job_1/exports", {"format": "zip"})
+    assert headers["idempotency-key"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zip"]
+
+
+def test_an_export_that_failed(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [Said(202, b'{"id": "export_1"}'), waiting("failed")]
+    with pytest.raises(errors.ExportFailed, match="A stored body is missing"):
         client.export("job_1", tmp_path / "out.zip")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_download_goes_on_where_it_broke(server: Server, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    server.answers = [
+        ready(),
+        Said(200, DATA[:200_000], length=len(DATA)),
+        Said(206, DATA[200_000:400_000], length=len(DATA) - 200_000),
+        Said(206, DATA[400_000:]),
+    ]
+    assert client.download_part("export_1", 1, out) == len(DATA)
+    assert out.read_bytes() == DATA
+    ranges = [headers.get("range") for _, _, headers, _ in server.asked]
+    assert ranges == [None, None, "bytes=200000-", "bytes=400000-"]
+    assert server.asked[1][2]["accept-encoding"] == "identity"
+    assert server.asked[2][2]["if-range"] == f'"{sha256(DATA).hexdigest()}"'
+
+
+def test_another_command_goes_on_with_it_too(server: Server, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    (tmp_path / f"out.zip.{sha256(DATA).hexdigest()[:12]}.part").write_bytes(DATA[:7000])
+    (tmp_path / "out.zip.0123456789ab.part").write_bytes(b"of another export")
+    server.answers = [ready(), Said(206, DATA[7000:])]
+    assert client.download_part("export_1", 1, out) == len(DATA)
+    assert out.read_bytes() == DATA
+    assert server.asked[1][2]["range"] == "bytes=7000-"
+
+
+def test_a_server_without_ranges_is_asked_for_all(server: Server, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    server.answers = [ready(), Said(200, DATA[:200_000], length=len(DATA)), Said(200, DATA)]
+    assert client.download_part("export_1", 1, out) == len(DATA)
+    assert out.read_bytes() == DATA
+
+
+def test_a_download_that_is_something_else(server: Server, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "out.zip"
+    out.write_bytes(b"of yesterday")
+    server.answers = [ready(), Said(200, DATA[:-1] + b"!")]
+    with pytest.raises(errors.ConveyorError, match="sha256"):
+        client.download_part("export_1", 1, out)
+    assert out.read_bytes() == b"of yesterday"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zip"]
+
+
+def test_a_download_that_never_gets_on(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [ready(), *[Said(206, b"", length=100)] * 30]
+    with pytest.raises(errors.ServerUnreachable):
+        client.download_part("export_1", 1, tmp_path / "out.zip")
+    assert len(server.asked) < 30
+
+
+def test_a_link_to_elsewhere_gets_no_key(server: Server, client: Client, tmp_path: Path) -> None:
+    """And is asked for anew when it has lapsed."""
+    links = [f"{server.url}/store/old", f"{server.url}/store/new"]
+    lapsed = Said(403, b"<Error><Code>AccessDenied</Code></Error>")
+    server.answers = [ready(links[0]), Said(200, DATA[:200_000], length=len(DATA)), lapsed, ready(links[1])]
+    server.answers += [Said(206, DATA[200_000:])]
+    assert client.download_part("export_1", 1, tmp_path / "out.zip") == len(DATA)
+    for _, path, headers, _ in server.asked:
+        assert ("authorization" in headers) is path.startswith("/v1")
+    assert server.asked[-1][1] == "/store/new"
+    assert "if-range" not in server.asked[-1][2]
+
+
+def test_an_empty_part(server: Server, client: Client, tmp_path: Path) -> None:
+    server.answers = [ready(data=b""), Said(200, b"")]
+    assert client.download_part("export_1", 1, tmp_path / "out.jsonl") == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
 def test_a_body_to_a_stream(server: Server, client: Client, tmp_path: Path) -> None:

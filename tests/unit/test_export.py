@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.model import BodyRef, ResultDetail, RunId, Task, task_id
-from conveyor.serve import export, spool
+from conveyor.serve import reading, spool
 from conveyor.serve.archive import _checked
+from conveyor.serve.lines import manifest_line
 from conveyor.serve.names import body_name
 from conveyor.serve.spool import SortedSpool
 from conveyor.states import TaskStatus
@@ -72,9 +73,9 @@ def test_a_name_is_safe_whatever_the_input(given_input: object, content_type: st
 
 def test_a_pretty_printed_input_stays_on_one_line() -> None:
     pretty = msgspec.structs.replace(task(""), input=msgspec.Raw(b'{\n  "url": "https://a\\n",\r\n "x": [\n]}'))
-    line = export._manifest_line(pretty, None)
+    line = manifest_line(pretty, None)
     assert line.count(b"\n") == 1
-    assert msgspec.json.decode(line[13:])["input"] == {"url": "https://a\n", "x": []}
+    assert msgspec.json.decode(line)["input"] == {"url": "https://a\n", "x": []}
 
 
 @settings(max_examples=100, deadline=None)
@@ -103,36 +104,43 @@ lengths = st.one_of(
 
 
 @st.composite
-def places(draw: st.DrawFn) -> list[export._Place]:
-    """Objects of their own, and segments with some of their bodies missing."""
-    found: list[export._Place] = []
+def tasks_with_bodies(draw: st.DrawFn) -> list[Task]:
+    """Bodies in objects of their own, and in segments with some of their bodies missing, in any order."""
+    refs: list[BodyRef] = []
     for number, alone in enumerate(draw(st.lists(st.booleans(), max_size=6))):
         offset = 0
         for _ in range(1 if alone else draw(st.integers(1, 12))):
             length = draw(lengths)
             if alone or draw(st.booleans()):
-                ref = BodyRef(f"results/{number}", length, sha256(b"").hexdigest(), -1 if alone else offset)
-                found.append(export._Place(ref, f"bodies/{len(found):07d}.bin"))
+                refs.append(BodyRef(f"results/{number}", length, sha256(b"").hexdigest(), -1 if alone else offset))
             offset += length
-    return draw(st.permutations(found))
+    shuffled = draw(st.permutations(refs))
+    return [
+        msgspec.structs.replace(task("", index=index), detail=ResultDetail(body=ref))
+        for index, ref in enumerate(shuffled)
+    ]
 
 
 @settings(max_examples=300, deadline=None)
-@given(places())
-def test_every_body_is_read_once_in_bounded_windows(given_places: list[export._Place]) -> None:
-    lines = sorted(map(export._encode_place, given_places))
-    windows = list(export._windows(export._ranges(map(export._decode_place, lines))))
-    read = [place for window in windows for each in window for place in each.places]
-    assert sorted(read, key=lambda place: place.name) == sorted(given_places, key=lambda place: place.name)
-    order = [(place.ref.key, place.ref.offset) for place in read]
-    assert order == sorted(order), "front to back"
+@given(tasks_with_bodies())
+def test_every_body_is_read_once_in_bounded_windows(tasks: list[Task]) -> None:
+    windows = list(reading._split(tasks))
+    assert [each for window in windows for each in window] == tasks
     for window in windows:
-        assert len(window) <= export._WINDOW_RANGES
-        assert sum(each.length for each in window) <= export._WINDOW_BYTES or len(window) == 1
-        for each in window:
-            assert each.length <= export.LARGE or len(each.places) == 1, "a large one is streamed alone"
-            for place in each.places:
-                ref = place.ref
+        bodies = [each.detail.body for each in window if each.detail.body is not None]
+        assert sum(ref.length for ref in bodies) <= reading._WINDOW_BYTES or len(window) == 1
+        if any(ref.length > reading.LARGE for ref in bodies):
+            assert len(window) == 1, "a large one is streamed alone"
+            assert reading._ranges(window) == []
+            continue
+        ranges = reading._ranges(window)
+        read = [position for each in ranges for position, _ in each.refs]
+        assert sorted(read) == list(range(len(window)))
+        order = [(ref.key, ref.offset) for each in ranges for _, ref in each.refs]
+        assert order == sorted(order), "front to back"
+        for each in ranges:
+            for _, ref in each.refs:
                 assert ref.key == each.key
                 assert ref.offset == each.start or each.start <= ref.offset
                 assert ref.offset + ref.length <= max(each.start, 0) + each.length
+            assert each.length <= max(reading._RANGE_BYTES, max(ref.length for _, ref in each.refs))

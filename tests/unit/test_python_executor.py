@@ -1,8 +1,8 @@
-"""Handlers: how they are registered and found, and what comes of calling them."""
+"""Handlers: how they are registered and found, and what comes of calling them, in processes of their own and inside the
+worker."""
 
 import asyncio
 import sys
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,97 +10,37 @@ from typing import Any
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.handlers import AppUnloadable, Handlers, InvalidHandler, load_app
+from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, load_app
 from conveyor.handlers import default as default_handlers
 from conveyor.model import InputJson, Job, Outcome, TaskRef
+from conveyor.process.executors.inside import Inside
 from conveyor.process.executors.python import MAX_GRAIN, PythonExecutor
+from conveyor.settings import Settings
 from conveyor.states import TaskStatus
+from conveyor.system import System
+from tests.handlers_app import double, handlers, whole
 from tests.jobs import make_job
+from tests.places import quick_place
 
-handlers = Handlers()
-release = threading.Event()
-calls: list[Any] = []
-
-
-@handlers.task("double")
-def double(value: int) -> int:
-    return value * 2
-
-
-@handlers.task("double-async")
-async def double_async(value: int) -> int:
-    await asyncio.sleep(0)
-    return value * 2
-
-
-@handlers.task("whole")
-def whole(value: Any) -> Any:
-    return {"got": value, "none": None}
-
-
-@handlers.task("raises")
-def raises(value: str) -> None:
-    raise LookupError(value)
-
-
-@handlers.task("raises-async")
-async def raises_async(value: str) -> None:
-    raise LookupError(value)
-
-
-@handlers.task("exits")
-def exits(_: Any) -> None:
-    sys.exit("stop everything")
-
-
-@handlers.task("exits-async")
-async def exits_async(_: Any) -> None:
-    sys.exit("stop everything")
-
-
-@handlers.task("cancels-itself")
-async def cancels_itself(_: Any) -> None:
-    raise asyncio.CancelledError
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no")
-
-
-@handlers.task("unspeakable")
-def unspeakable(_: Any) -> None:
-    raise Unspeakable
-
-
-@handlers.task("not-json")
-def not_json(_: Any) -> object:
-    return object()
-
-
-@handlers.task("sticks-on-2")
-def sticks_on_2(value: int) -> int:
-    calls.append(value)
-    if value == 2:
-        release.wait(30)
-    return value
-
-
-@handlers.task("sticks-async")
-async def sticks_async(_: Any) -> None:
-    await asyncio.Event().wait()
-
-
-@handlers.task("times-out-by-itself")
-async def times_out_by_itself(_: Any) -> None:
-    raise TimeoutError("mine")
+APP = "tests.handlers_app:handlers"
 
 
 @pytest.fixture
-async def executor() -> AsyncIterator[PythonExecutor]:
-    made = PythonExecutor(handlers, SystemClock(), threads=4)
+def settings() -> Any:
+    with quick_place() as place:
+        yield Settings.load({}, data=place, handler_processes=1, handler_threads=4)
+
+
+@pytest.fixture(params=["children", "inside"])
+async def executor(request: pytest.FixtureRequest, system: System) -> AsyncIterator[PythonExecutor]:
+    made = executor_on(system, handler_processes=1 if request.param == "children" else 0)
     yield made
     await made.close()
+
+
+def executor_on(system: System, app: str | None = APP, found: Handlers = handlers, **changed: Any) -> PythonExecutor:
+    settings = Settings.load({}, data=system.settings.data, handler_threads=4, **changed)
+    return PythonExecutor(found, settings, system.clock, system.records, sys.path, app)
 
 
 def job_for(handler: str | None, **options: Any) -> Job:
@@ -125,9 +65,9 @@ async def test_each_input_becomes_a_result_in_order(executor: PythonExecutor, ha
     assert all(outcome.elapsed >= 0 for outcome in outcomes)
 
 
-@pytest.mark.parametrize("text", ["null", '"a"', "[1,2.5]", '{"a":{"b":[]}}', "true"])
-async def test_any_json_value_is_an_input(executor: PythonExecutor, text: str) -> None:
-    assert (await one(executor, "whole", text)).body == b'{"got":%s,"none":null}' % text.encode()
+async def test_any_json_value_is_an_input(executor: PythonExecutor) -> None:
+    for text in ["null", '"a"', "[1,2.5]", '{"a":{"b":[]}}', "true", '"\u00e9"']:
+        assert (await one(executor, "whole", text)).body == b'{"got":%s,"none":null}' % text.encode()
 
 
 @pytest.mark.parametrize("handler", ["raises", "raises-async"])
@@ -140,26 +80,21 @@ async def test_an_exception_is_an_outcome_without_its_traceback(executor: Python
     assert "Traceback" not in error.message
 
 
-@pytest.mark.parametrize(
-    ("handler", "code", "part"),
-    [
+async def test_whatever_a_handler_does_is_its_outcome(executor: PythonExecutor) -> None:
+    for handler, code, part in [
         ("exits", "handler_raised", "SystemExit"),
         ("exits-async", "handler_raised", "SystemExit"),
         ("cancels-itself", "handler_raised", "CancelledError"),
         ("unspeakable", "handler_raised", "Unspeakable"),
         ("not-json", "result_not_json", "object"),
         ("times-out-by-itself", "handler_raised", "TimeoutError: mine"),
-    ],
-)
-async def test_whatever_a_handler_does_is_its_outcome(
-    executor: PythonExecutor, handler: str, code: str, part: str
-) -> None:
-    outcome = await one(executor, handler)
-    assert outcome.status is TaskStatus.FAILED
-    assert outcome.error is not None
-    assert outcome.error.code == code
-    assert part in outcome.error.message
-    assert (await one(executor, "double", "4")).body == b"8"
+    ]:
+        outcome = await one(executor, handler)
+        assert outcome.status is TaskStatus.FAILED
+        assert outcome.error is not None
+        assert outcome.error.code == code
+        assert part in outcome.error.message
+        assert (await one(executor, "double", "4")).body == b"8"
 
 
 async def test_a_handler_that_nobody_registered_is_named(executor: PythonExecutor) -> None:
@@ -174,46 +109,32 @@ async def test_a_handler_that_nobody_registered_is_named(executor: PythonExecuto
     assert "names no handler" in outcome.error.message
 
 
-async def test_a_call_that_is_stuck_costs_its_own_task_only(executor: PythonExecutor) -> None:
-    calls.clear()
-    release.clear()
-    try:
-        outcomes = await executor.attempt(job_for("sticks-on-2", timeout=0.1), refs("1", "2", "3", "4"))
-    finally:
-        release.set()
-    assert [outcome.status for outcome in outcomes] == [
-        TaskStatus.SUCCEEDED,
-        TaskStatus.FAILED,
-        TaskStatus.SUCCEEDED,
-        TaskStatus.SUCCEEDED,
+async def test_a_call_that_is_stuck_costs_its_own_task_only(executor: PythonExecutor, tmp_path: Path) -> None:
+    inputs = [f'{{"number":{n},"seconds":{2 if n == 2 else 0},"place":"{tmp_path}"}}' for n in (1, 2, 3, 4)]
+    outcomes = await executor.attempt(job_for("naps", timeout=0.3), refs(*inputs))
+    assert [outcome.body or (outcome.error and outcome.error.code) for outcome in outcomes] == [
+        b"1",
+        "timeout",
+        b"3",
+        b"4",
     ]
-    assert outcomes[1].error is not None
-    assert outcomes[1].error.code == "timeout"
-    assert calls == [1, 2, 3, 4]
+    began = sorted(path.name.split("-")[1] for path in tmp_path.glob("began-*"))
+    assert began == ["1", "2", "3", "4"]
 
 
 async def test_stuck_threads_do_not_use_up_the_slots(executor: PythonExecutor) -> None:
-    release.clear()
-    try:
-        stuck = await asyncio.gather(*(one(executor, "sticks-on-2", "2", timeout=0.05) for _ in range(10)))
-        assert (await one(executor, "double", "4")).body == b"8"
-    finally:
-        release.set()
-    assert {outcome.error.code for outcome in stuck if outcome.error} == {"timeout"}
+    job = job_for("naps", timeout=0.2)
+    text = '{"number":1,"seconds":1.5}'
+    stuck = await asyncio.gather(*(executor.attempt(job, refs(text)) for _ in range(10)))
+    assert {outcome.error.code for (outcome,) in stuck if outcome.error} == {"timeout"}
+    assert len(stuck) == 10
+    assert (await one(executor, "double", "4")).body == b"8"
 
 
 async def test_an_async_handler_has_the_timeout_of_the_job(executor: PythonExecutor) -> None:
-    error = (await one(executor, "sticks-async", timeout=0.02)).error
+    error = (await one(executor, "naps-async", '{"number":1,"seconds":60}', timeout=0.1)).error
     assert error is not None
     assert error.code == "timeout"
-
-
-async def test_stopping_the_worker_is_not_an_outcome(executor: PythonExecutor) -> None:
-    attempt = asyncio.create_task(one(executor, "sticks-async"))
-    await asyncio.sleep(0)
-    attempt.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await attempt
 
 
 @pytest.mark.parametrize("handler", ["double", "double-async"])
@@ -227,36 +148,40 @@ async def test_quick_handlers_are_given_more_at_once(executor: PythonExecutor, h
 
 
 async def test_slow_handlers_are_given_less(executor: PythonExecutor) -> None:
-    slow = Handlers()
-    clock = Ticking()
-    executor = PythonExecutor(slow, clock)
-
-    @slow.task("takes")
-    def takes(seconds: float) -> None:
-        clock.seconds += seconds
-
-    job = job_for("takes", timeout=30.0)
-    for seconds, grain in [("0.001", 2), ("0.001", 4), ("0.006", 4), ("0.06", 2), ("0.06", 1), ("0.06", 1)]:
-        await executor.attempt(job, refs(seconds, *["0"] * (executor.grain(job) - 1)))
+    job = job_for("double")
+    for seconds, grain in [(0.001, 2), (0.001, 4), (0.006, 4), (0.06, 2), (0.06, 1), (0.06, 1)]:
+        executor._adapt(job, executor.grain(job), seconds)
         assert executor.grain(job) == grain
-    await executor.close()
-
-
-class Ticking(SystemClock):
-    """Moves only when a handler says that it took time."""
-
-    seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 async def test_one_quick_task_of_a_larger_grain_says_nothing(executor: PythonExecutor) -> None:
     job = job_for("double")
-    await executor.attempt(job, refs("1"))
-    for _ in range(5):
-        await executor.attempt(job, refs("1"))
+    for _ in range(6):
+        executor._adapt(job, 1, 0.001)
     assert executor.grain(job) == 2
+
+
+@pytest.mark.parametrize("handler", ["tells", "tells-async"])
+async def test_a_context_is_given_to_those_that_ask(executor: PythonExecutor, handler: str) -> None:
+    job = job_for(handler)
+    (outcome,) = await executor.attempt(job, [TaskRef(7, InputJson('{"steps":2}'), 3)])
+    assert outcome.body is not None, outcome.error
+    assert outcome.body.decode() == (f'{{"job":"{job.job_id}","run":"{job.run.run_id}","index":7,"attempt":3}}')
+    assert executor.grain(job) == 1
+
+
+async def test_functions_of_the_main_script_run_inside(system: System) -> None:
+    mine = Handlers()
+
+    def shout(value: str) -> str:
+        return value.upper()
+
+    shout.__module__ = "__main__"
+    mine.task("shout")(shout)
+    made = executor_on(system, app=None, found=mine)
+    assert isinstance(made._inside, Inside)
+    assert (await one(made, "shout", '"a"')).body == b'"A"'
+    await made.close()
 
 
 def test_a_name_belongs_to_one_function() -> None:
@@ -266,6 +191,7 @@ def test_a_name_belongs_to_one_function() -> None:
     with pytest.raises(InvalidHandler, match="two functions"):
         mine.task("one")(whole)
     assert mine.names() == ["one"]
+    assert mine.modules() == ["tests.handlers_app"]
 
 
 @pytest.mark.parametrize("name", ["", "a" * 201, "line\nend", double])
@@ -276,14 +202,18 @@ def test_a_task_needs_a_name(name: Any) -> None:
 
 def test_an_object_with_an_async_call_is_async() -> None:
     class Model:
-        async def __call__(self, value: Any) -> Any:
+        async def __call__(self, value: Any, context: Context) -> Any:
             return value
 
     mine = Handlers()
     mine.task("model")(Model())
+    mine.task("builtin")(len)
     handler = mine.find("model")
     assert handler is not None
-    assert handler.is_async
+    assert (handler.is_async, handler.wants_context) == (True, True)
+    builtin = mine.find("builtin")
+    assert builtin is not None
+    assert (builtin.is_async, builtin.wants_context) == (False, False)
 
 
 @pytest.fixture

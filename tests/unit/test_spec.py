@@ -58,6 +58,8 @@ def test_every_option_has_its_limits() -> None:
         "gateway",
         "handler",
         "failure_threshold",
+        "download",
+        "export",
         # An enum: its values are its limits.
         "on_invalid",
     }
@@ -93,6 +95,10 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("backoff.base", {"base": -1}),
     ("backoff.rate", {"rate": 0.5}),
     ("backoff.cap", {"cap": 86_401}),
+    ("download.max_bytes", {"max_bytes": -1}),
+    ("download.min_rate", {"min_rate": -1}),
+    ("download.min_rate_seconds", {"min_rate_seconds": 0}),
+    ("export", {"create": {"url": "http://a.example/"}, "id": "$", "status": {"url": "http://a.example/"}}),
     ("failure_threshold", {}),
     ("failure_threshold.failed", {"failed": 0}),
     ("failure_threshold.ratio", {"ratio": 0}),

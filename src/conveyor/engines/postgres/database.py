@@ -65,18 +65,6 @@ _AWAY = (
 )
 
 
-class TableGone(EngineFailed):
-    """A table that was there a moment ago was dropped."""
-
-
-class AlreadyThere(EngineFailed):
-    """A row with this key is there already."""
-
-
-class TableBusy(EngineFailed):
-    """A table is held by somebody else."""
-
-
 class _Away(Exception):
     """The server was lost; `unsure` if the transaction may have been committed all the same."""
 
@@ -245,15 +233,19 @@ def _told(error: Exception, connection: Any, committing: bool) -> Exception:
     lost = isinstance(error, asyncpg.InterfaceError) and connection is not None and connection.is_closed()
     if isinstance(error, _AWAY) or (lost and not isinstance(error, asyncpg.DataError)):
         return _Away(error, committing)
-    if isinstance(error, asyncpg.UndefinedTableError):
-        return TableGone(_said(error))
-    if isinstance(error, asyncpg.UniqueViolationError):
-        return AlreadyThere(_said(error))
-    if isinstance(error, asyncpg.LockNotAvailableError):
-        return TableBusy(_said(error))
     if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
         return _failed(error)
     return error
+
+
+def table_gone(error: EngineFailed) -> bool:
+    """Whether a table was not there; a moment ago it may have been."""
+    return isinstance(error.__cause__, asyncpg.UndefinedTableError)
+
+
+def already_there(error: EngineFailed) -> bool:
+    """Whether a row with the same key was there."""
+    return isinstance(error.__cause__, asyncpg.UniqueViolationError)
 
 
 def _failed(error: Exception) -> EngineFailed:

@@ -40,7 +40,7 @@ def sort_key(task: TaskId) -> int:
 
 
 async def copy_tasks(db: Session, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
-    """Part of a transaction, or steps: tasks that are not there yet. Raises AlreadyThere."""
+    """Part of a transaction, or steps: tasks that are not there yet; fails if one is."""
     for suffix, rows in _parts(run, one, seeds):
         await db.copy(f"tasks{suffix}", _COLUMNS, rows)
 

@@ -58,7 +58,7 @@ async def make_own(db: Session, number: int) -> None:
 
 
 async def drop_own(db: Session, number: int) -> None:
-    """Part of a transaction. Raises TableBusy if somebody holds one of them."""
+    """Part of a transaction. Fails if somebody holds one of them."""
     await db.run(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
     await db.run(made_for(SQL["drop_own_tables"], f"_{number}").text)
     await db.change(made_for(SQL["mark_own"], ""), {"run_no": number, "own": False})

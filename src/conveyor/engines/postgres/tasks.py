@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from conveyor.engines.postgres.database import AlreadyThere, Database, Session, TableGone
+from conveyor.engines.postgres.database import Database, Session, already_there, table_gone
 from conveyor.engines.postgres.events import after as after_seq
 from conveyor.engines.postgres.events import events_page
 from conveyor.engines.postgres.pages import Stream, merged, united
@@ -20,6 +20,7 @@ from conveyor.engines.postgres.queries import Query, made_for, named_texts
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
 from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter, Walked
+from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
@@ -74,7 +75,9 @@ class PostgresTasks:
         self._remember(run, one)
         try:
             await self._database.step(lambda db: copy_tasks(db, run, one, seeds))
-        except AlreadyThere:
+        except EngineFailed as error:
+            if not already_there(error):
+                raise
             # An ingest that goes on after a crash: some of it is there.
             await self._database.write(lambda db: insert_tasks(db, run, one, seeds))
 
@@ -273,7 +276,9 @@ class PostgresTasks:
         """Another process may have removed the run, and made it anew, since this one looked."""
         try:
             return await once()
-        except TableGone:
+        except EngineFailed as error:
+            if not table_gone(error):
+                raise
             self._known.pop((run.tenant, run.run_id), None)
             return await once()
 

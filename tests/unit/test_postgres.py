@@ -1,0 +1,272 @@
+"""The Postgres engine's own parts: its URL, its queries, its migrations, and how it removes a large run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from conveyor.engines.postgres import PostgresEngine, migrate, schema
+from conveyor.engines.postgres.queries import parse
+from conveyor.engines.postgres.url import parse_url
+from conveyor.engines.queue import Outgoing, QueueName
+from conveyor.engines.tasks import TaskEvent, TaskFilter, WalksByIndex
+from conveyor.errors import EngineFailed, InvalidSetting
+from conveyor.model import Counts, RunKey, TaskId
+from conveyor.states import TaskStatus
+from tests.clocks import JumpingClock, ManualClock
+from tests.jobs import ACME, end, make_run, seeds
+from tests.places import quick_place
+from tests.servers.postgres import open_engine, server, url_of
+
+OWN_FROM = 100
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with quick_place() as directory:
+        yield directory
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+class TestUrl:
+    def test_its_parts(self) -> None:
+        place = parse_url("postgresql://me:s%40fe@db.example:6543/jobs?schema=belt&connections=3&sslmode=require")
+        assert place.dsn == "postgres://me:s%40fe@db.example:6543/jobs?sslmode=require"
+        assert (place.schema, place.connections, place.channel) == ("belt", 3, "conveyor_belt")
+        assert place.shown == "db.example:6543/jobs"
+
+    def test_what_is_not_said(self) -> None:
+        place = parse_url("postgres://db.example/jobs")
+        assert (place.schema, place.connections, place.dsn) == ("conveyor", 10, "postgres://db.example/jobs")
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "",
+            "mysql://me@db/jobs",
+            "postgres:///jobs",
+            "postgres://me:secret@db",
+            "postgres://me:secret@db/",
+            "postgres://me:secret@db:port/jobs",
+            "postgres://me:secret@db/jobs?schema=",
+            "postgres://me:secret@db/jobs?schema=Belt",
+            "postgres://me:secret@db/jobs?schema=a;drop",
+            "postgres://me:secret@db/jobs?schema=pg_belt",
+            "postgres://me:secret@db/jobs?schema=" + "a" * 52,
+            "postgres://me:secret@db/jobs?connections=0",
+            "postgres://me:secret@db/jobs?connections=many",
+            "postgres://me:secret@db/jobs?shema=belt",
+        ],
+    )
+    def test_one_that_is_none_is_refused_with_what_to_write(self, url: str) -> None:
+        with pytest.raises(InvalidSetting, match="Write postgres://user:password@host:5432/database") as refused:
+            parse_url(url)
+        assert "secret" not in refused.value.message
+
+
+class TestQueries:
+    def test_parameters_have_names(self) -> None:
+        query = parse("SELECT :b::text, a FROM t WHERE a = :a AND b = :b AND at > '1'::timestamp")
+        assert query.text == "SELECT $1::text, a FROM t WHERE a = $2 AND b = $1 AND at > '1'::timestamp"
+        assert query.arguments({"a": 1, "b": "x\0y", "c": 3}) == ["x\ufffdy", 1]
+
+    async def test_what_has_a_nul_is_not_found(self, place: Path, clock: ManualClock) -> None:
+        async with open_engine(place, clock) as engine:
+            assert await engine.records.upload("a\0b") is None
+            assert (await engine.records.jobs(ACME, "a\0b", 10)).items == []
+            assert await engine.records.row("kind", ACME, "\0") is None
+
+
+class TestMigrations:
+    async def test_many_at_once_apply_each_once(self, place: Path, clock: ManualClock) -> None:
+        applied = await asyncio.gather(*(migrate(url_of(place)) for _ in range(5)))
+        assert sorted(applied) == [[]] * 4 + [list(range(1, len(schema.MIGRATIONS) + 1))]
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            assert await engine.records.active_jobs() == []
+
+    async def test_no_schema_is_refused(self, place: Path, clock: ManualClock) -> None:
+        with pytest.raises(EngineFailed, match="Run `conveyor migrate`"):
+            async with PostgresEngine.open(url_of(place), clock):
+                pass
+
+    async def test_an_older_one_is_refused_until_it_is_migrated(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await migrate(url_of(place))
+        monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, "CREATE TABLE later (id integer)"])
+        with pytest.raises(EngineFailed, match=r"older than this Conveyor needs .* Run `conveyor migrate`"):
+            async with PostgresEngine.open(url_of(place), clock):
+                pass
+        assert await migrate(url_of(place)) == [len(schema.MIGRATIONS)]
+        async with PostgresEngine.open(url_of(place), clock):
+            pass
+
+    async def test_a_newer_one_is_refused(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await migrate(url_of(place))
+        monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:-1])
+        with pytest.raises(EngineFailed, match="newer than this Conveyor knows"):
+            async with PostgresEngine.open(url_of(place), clock):
+                pass
+        with pytest.raises(EngineFailed, match="newer than this Conveyor knows"):
+            await migrate(url_of(place))
+
+    async def test_one_that_fails_changes_nothing(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await migrate(url_of(place))
+        broken = "CREATE TABLE later (id integer); CREATE TABLE later (id integer)"
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, broken])
+            with pytest.raises(EngineFailed, match="was not migrated"):
+                await migrate(url_of(place))
+        assert await migrate(url_of(place)) == []
+        async with PostgresEngine.open(url_of(place), clock):
+            pass
+
+
+class TestChecks:
+    async def test_a_sound_one_has_nothing_to_mend(self, place: Path) -> None:
+        async with open_engine(place, JumpingClock()) as engine:
+            found = dict(await engine.checks())
+        # The servers of tests are quick, and forget.
+        assert found.pop("durable commits") is not None
+        assert {name: what for name, what in found.items() if what is not None} == {}
+        assert {"reachable", "schema version", "write and conditional write", "clock"} <= set(found)
+
+    async def test_a_clock_that_is_wrong_is_found(self, place: Path) -> None:
+        clock = JumpingClock()
+        clock.advance(3600)
+        async with open_engine(place, clock) as engine:
+            found = dict(await engine.checks())
+        assert "NTP" in str(found["clock"])
+
+    async def test_a_user_who_may_not_make_tables_is_found(self, place: Path, clock: ManualClock) -> None:
+        await migrate(url_of(place))
+        name = url_of(place).rpartition("=")[2]
+        connection = await asyncpg.connect(server().url)
+        await connection.execute(f"CREATE USER {name}; GRANT USAGE ON SCHEMA {name} TO {name}")
+        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {name}")
+        await connection.close()
+        async with PostgresEngine.open(url_of(place).replace("postgres@", f"{name}@"), clock) as engine:
+            found = dict(await engine.checks())
+        assert "GRANT CREATE" in str(found["tables can be made"])
+        assert found["write and conditional write"] is None
+
+
+class TestWakes:
+    async def test_senders_wake_those_who_listen(self, place: Path, clock: ManualClock) -> None:
+        heard: asyncio.Queue[QueueName] = asyncio.Queue()
+        async with (
+            open_engine(place, clock) as receiver,
+            open_engine(place, clock) as sender,
+            receiver.wakes(heard.put_nowait),
+        ):
+            for _ in range(10):
+                await sender.queue.send(QueueName("one"), [Outgoing(b"x")])
+            await sender.queue.send(QueueName("two"), [Outgoing(b"x")])
+            assert [await heard.get(), await heard.get()] == ["one", "two"]
+            clock.advance(1.0)
+            await sender.queue.send(QueueName("one"), [Outgoing(b"x")])
+            assert await heard.get() == "one"
+            assert heard.empty()
+
+
+async def large(engine: PostgresEngine, clock: ManualClock, count: int, shards: int = 1) -> RunKey:
+    run = make_run(clock, shards)
+    for start in range(0, count, 1000):
+        await engine.tasks.put(run, seeds(min(1000, count - start), start))
+    return run
+
+
+class TestLargeRuns:
+    async def test_removing_one_is_as_much_work_as_removing_its_first_tasks(
+        self, place: Path, clock: ManualClock
+    ) -> None:
+        """Bounded for each call, and in all: what is written ahead to remove 2,000 tasks does for 20,000."""
+        await migrate(url_of(place))
+        written, steps = [], []
+        async with PostgresEngine.open(url_of(place), clock, OWN_FROM) as engine:
+            for count in (2000, 20_000):
+                run = await large(engine, clock, count)
+                await engine.tasks.finish(run, [end(index) for index in range(0, count, 2)])
+                await engine.tasks.note(run, [TaskEvent(index, 1.0, "noted", "{}") for index in range(count)])
+                connection = await asyncpg.connect(server().url)
+                before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+                taken = 0
+                while removed := await engine.tasks.delete(run, 50):
+                    assert removed <= 50
+                    taken += 1
+                written.append(
+                    await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)", before)
+                )
+                await connection.close()
+                steps.append(taken)
+                assert await engine.tasks.at(run, range(count)) == []
+                assert (await engine.tasks.events(run, None, None, 10)).items == []
+        assert steps[0] == steps[1] < 20
+        assert written[1] < 2 * written[0]
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_they_read_as_any_other(self, place: Path, clock: ManualClock, shards: int) -> None:
+        await migrate(url_of(place))
+        async with PostgresEngine.open(url_of(place), clock, OWN_FROM) as engine:
+            run = await large(engine, clock, 350, shards)
+            failed = range(90, 130)
+            await engine.tasks.finish(run, [end(index, TaskStatus.FAILED, code="x") for index in failed])
+            for where, expected in (
+                (TaskFilter(), list(range(350))),
+                (TaskFilter(status=TaskStatus.FAILED), list(failed)),
+                (TaskFilter(status=TaskStatus.PENDING), [each for each in range(350) if each not in failed]),
+            ):
+                for limit in (1, 7, 40, 500):
+                    assert await self.paged(engine, run, limit, where) == expected
+                    assert await self.walked(engine, run, limit, where) == expected
+            assert await engine.tasks.recount(run) == Counts(failed=40)
+
+    async def paged(self, engine: PostgresEngine, run: RunKey, limit: int, where: TaskFilter) -> list[int]:
+        found: list[int] = []
+        for shard in range(run.shard_count):
+            after: TaskId | None = None
+            while page := await engine.tasks.page(run, shard, after, limit, where):
+                ids = [task.task_id for task in page]
+                assert ids == sorted(ids)
+                assert after is None or ids[0] > after
+                found += [task.index for task in page]
+                after = ids[-1]
+                if len(page) < limit:
+                    break
+        return sorted(found)
+
+    async def walked(self, engine: PostgresEngine, run: RunKey, limit: int, where: TaskFilter) -> list[int]:
+        assert isinstance(engine.tasks, WalksByIndex)
+        found: list[int] = []
+        after: int | None = -1
+        read = 0
+        while after is not None:
+            walked = await engine.tasks.walk(run, after, limit, where)
+            assert walked.read <= limit
+            found += [task.index for task in walked.tasks]
+            read, after = read + walked.read, walked.last
+        assert read == 350
+        return found
+
+    async def test_many_at_once_make_its_tables(self, place: Path, clock: ManualClock) -> None:
+        await migrate(url_of(place))
+        async with (
+            PostgresEngine.open(url_of(place), clock, OWN_FROM) as one,
+            PostgresEngine.open(url_of(place), clock, OWN_FROM) as two,
+        ):
+            run = make_run(clock)
+            await asyncio.gather(
+                *(engine.tasks.put(run, seeds(40, start)) for start in range(0, 400, 20) for engine in (one, two))
+            )
+            for engine in (one, two):
+                assert await engine.tasks.unfinished(run, range(500)) == frozenset(range(420))
