@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench import archive, aws, fetch, ingest, machine, nginx, noop, postgres
+from bench import archive, aws, fetch, ingest, machine, nginx, noop, postgres, serve
 from bench.child import ROOT, MeasurementFailed, Setup
 from bench.figures import Figure, table
 
@@ -20,6 +20,7 @@ BENCHES: dict[str, ModuleType] = {
     "ingest": ingest,
     "archive": archive,
     "postgres": postgres,
+    "serve": serve,
     "aws": aws,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from conveyor.embedded import Embedded
-from conveyor.model import Job, JobKind, Outcome, RunId, TaskRef
+from conveyor.model import Job, JobKind, Outcome, RunId, TaskError, TaskRef
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 from tests.api import Api
@@ -40,6 +40,25 @@ class Echo:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+class Flaky(Echo):
+    """As Echo, but for tasks that `fails` names an HTTP status or an error code for."""
+
+    def __init__(self, fails: Callable[[Job, int], int | str | None]) -> None:
+        super().__init__()
+        self.fails = fails
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        outcomes = await super().attempt(job, refs)
+        return [self._outcome(job, ref, outcome) for ref, outcome in zip(refs, outcomes, strict=True)]
+
+    def _outcome(self, job: Job, ref: TaskRef, outcome: Outcome) -> Outcome:
+        wrong = self.fails(job, ref.index)
+        if wrong is None:
+            return outcome
+        code, status = (wrong, None) if isinstance(wrong, str) else (f"http_{wrong}", wrong)
+        return Outcome(TaskStatus.FAILED, http_status=status, error=TaskError(code, "as it was told"), elapsed=0.25)
 
 
 @asynccontextmanager

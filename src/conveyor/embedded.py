@@ -11,6 +11,7 @@ import msgspec
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
+from conveyor.engines.queue import CONTROL, QueueName
 from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
 from conveyor.ingest.pipeline import Ingest
@@ -26,6 +27,7 @@ from conveyor.process.executors.fetch import FetchExecutor
 from conveyor.process.executors.python import PythonExecutor
 from conveyor.process.fetchers import Fetchers
 from conveyor.process.worker import Worker
+from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
 from conveyor.recover.sweeper import Sweeper
 from conveyor.serve.deliverer import Deliverer
@@ -65,13 +67,33 @@ class Embedded:
         services = [Service(role, self.system.clock) for role in chosen]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
         try:
-            yield
+            async with self._listening(chosen):
+                yield
         finally:
             for service in services:
                 service.stop()
             await asyncio.gather(*tasks)
             for executor in executors.values():
                 await executor.close()
+
+    @asynccontextmanager
+    async def _listening(self, roles: Sequence[Role]) -> AsyncIterator[None]:
+        """Have who waits for messages look at once when some are sent, where the queue can tell."""
+        if self.system.wakes is None:
+            yield
+            return
+        workers = [role for role in roles if isinstance(role, Worker)]
+        ingesters = [role for role in roles if isinstance(role, Ingester)]
+
+        def heard(queue: QueueName) -> None:
+            for worker in workers:
+                worker.heard(queue)
+            if queue == CONTROL:
+                for ingester in ingesters:
+                    ingester.wake()
+
+        async with self.system.wakes(heard):
+            yield
 
     async def until_ready(self) -> None:
         """Wait for the processes that work for this one. Not needed to submit: what is there waits for them."""
@@ -194,6 +216,7 @@ class Embedded:
             "ingest": self.ingesters(),
             "sweep": [sweeper, retention, *self.exporters(), *self.tellers()],
             "schedule": [self.scheduler()],
+            "monitor": [monitor_of(system)],
         }
 
 

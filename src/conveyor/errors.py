@@ -3,14 +3,16 @@
 ConveyorError
 ├── BadInput (400)
 │   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
-│   ├── UploadRefused
+│   ├── UploadRefused · FormatUnavailable
 │   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
-│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415)
+│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── MethodNotAllowed (405) · Forbidden (403)
-├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict
+├── MethodNotAllowed (405) · Forbidden (403) · TooManyStreams (429) · QuotaExceeded (429)
+├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
+│   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
 └── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
+    └── Overloaded ── NoWorkers
 """
 
 from typing import Any, ClassVar
@@ -122,6 +124,13 @@ class UnsupportedMediaType(BadInput):
     status = 415
 
 
+class RangeRefused(BadInput):
+    """The body has no bytes in the range that was asked for."""
+
+    code = "range_not_satisfiable"
+    status = 416
+
+
 class Unauthorized(ConveyorError):
     """The request is not authorised."""
 
@@ -205,6 +214,56 @@ class UploadConflict(Conflict):
     code = "upload_conflict"
 
 
+class RunNotEnded(Conflict):
+    """The job's latest run has not ended. Wait for it, or cancel it first."""
+
+    code = "run_not_ended"
+
+
+class JobEnded(Conflict):
+    """The job has ended. POST /v1/jobs/{id}/rerun runs its tasks again."""
+
+    code = "job_ended"
+
+
+class NothingToRerun(Conflict):
+    """No task of the job is one of those that were asked for."""
+
+    code = "nothing_to_rerun"
+
+
+class LimitReached(Conflict):
+    """There are as many of these as a tenant may have. Remove one first."""
+
+    code = "limit_reached"
+
+
+class TooManyStreams(ConveyorError):
+    """As many event streams are open as a tenant may have at once. Close one, or try again later."""
+
+    code = "too_many_streams"
+    status = 429
+
+
+class ExportFailed(Conflict):
+    """The export failed; it says why."""
+
+    code = "export_failed"
+
+
+class FormatUnavailable(BadInput):
+    """The server can not write this format: a library that it takes is not installed there."""
+
+    code = "format_unavailable"
+
+
+class QuotaExceeded(ConveyorError):
+    """The tenant has as much under way as it may. Wait until some of it has ended."""
+
+    code = "quota_exceeded"
+    status = 429
+
+
 class UploadRefused(BadInput):
     """The upload is not what was announced: its size or sha256 is another."""
 
@@ -241,3 +300,15 @@ class EngineFailed(Unavailable):
     """A storage engine failed."""
 
     code = "engine_failed"
+
+
+class Overloaded(Unavailable):
+    """There is no room for more work now. Nothing was accepted; send it again after a while."""
+
+    code = "overloaded"
+
+
+class NoWorkers(Overloaded):
+    """Too few workers are alive for work to be accepted."""
+
+    code = "no_workers"

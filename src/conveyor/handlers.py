@@ -13,6 +13,7 @@ from conveyor.errors import BadInput
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_NAME = 200
+MAX_NOTE = 200
 
 
 class AppUnloadable(BadInput):
@@ -27,12 +28,53 @@ class InvalidHandler(BadInput):
     code = "invalid_handler"
 
 
+class Cancelled(Exception):
+    """The call is not wanted any more: its job was cancelled or paused, or another attempt has the task."""
+
+
+class Context:
+    """What a handler may know and say of its call. A function with a parameter named `context` is given one."""
+
+    def __init__(
+        self,
+        job_id: str,
+        run_id: str,
+        index: int,
+        attempt: int,
+        say: Callable[[int, int | None, str | None], None],
+    ) -> None:
+        self.job_id = job_id
+        self.run_id = run_id
+        self.index = index
+        self.attempt = attempt
+        # Set from outside, while the call goes on.
+        self.cancelled = False
+        self._say = say
+        self._last: tuple[int, int | None, str | None] = (0, None, None)
+
+    def progress(self, done: int, total: int | None = None, note: str | None = None) -> None:
+        """Say how far the call is, in units of its own. From then on it counts as stuck if it says nothing more for
+        CONVEYOR_STUCK_AFTER seconds."""
+        self._last = (int(done), None if total is None else int(total), None if note is None else str(note)[:MAX_NOTE])
+        self._say(*self._last)
+
+    def heartbeat(self) -> None:
+        """Say that the call is alive, and as far as it was."""
+        self._say(*self._last)
+
+    def check(self) -> None:
+        """Raise Cancelled if the call is not wanted any more."""
+        if self.cancelled:
+            raise Cancelled("the call was cancelled")
+
+
 class Handler(NamedTuple):
-    """A registered function of one argument, the input of a task."""
+    """A registered function of one argument, the input of a task, and of a context if it asks for one."""
 
     name: str
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
     is_async: bool
+    wants_context: bool = False
 
 
 class Handlers:
@@ -51,7 +93,7 @@ class Handlers:
             known = self._by_name.get(name)
             if known is not None and _identity(known.function) != _identity(function):
                 raise InvalidHandler(f"two functions are registered as the task {name!r}")
-            self._by_name[name] = Handler(name, function, _is_async(function))
+            self._by_name[name] = Handler(name, function, _is_async(function), _wants_context(function))
             return function
 
         return register
@@ -61,6 +103,10 @@ class Handlers:
 
     def names(self) -> list[str]:
         return sorted(self._by_name)
+
+    def modules(self) -> list[str]:
+        """Where the functions are, so that another process can have them too."""
+        return sorted({handler.function.__module__ for handler in self._by_name.values()})
 
 
 # What `from conveyor import task` registers with. A module that wants its own makes a Handlers.
@@ -95,6 +141,13 @@ def _identity(function: Callable[..., Any]) -> tuple[str, str] | int:
     """Equal for a function and the same one after its module was imported again."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return (module, name) if module and name else id(function)
+
+
+def _wants_context(function: Callable[..., Any]) -> bool:
+    try:
+        return "context" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -1,5 +1,5 @@
-"""The input of a fetch task. Gets JSON text (a URL, or an object around one), hands on a FetchInput, and says in one
-line what is wrong with it. Accept asks before anything is written; the fetch executor reads the same form back.
+"""The inputs of tasks that fetch or download. Gets JSON text (a URL, or an object around one), hands on a value, and
+says in one line what is wrong with it. Accept asks before anything is written; the executor reads the same form back.
 
 A million lines pass through here, so a plain URL costs a few microseconds: one decode and one parse.
 """
@@ -50,6 +50,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # One step down or up, as signed bytes.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _LINE_BREAKS = re.compile(rb"[\r\n]")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
@@ -68,7 +69,20 @@ class FetchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     connect_timeout: float | None = None
 
 
+class DownloadInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One task of kind download. `sha256`, in hexadecimal, is what the file must have."""
+
+    url: str
+    headers: Mapping[str, str] = {}
+    sha256: str | None = None
+    id: str | None = None
+    tag: str | None = None
+    timeout: float | None = None
+    connect_timeout: float | None = None
+
+
 _decoder = msgspec.json.Decoder(str | FetchInput)
+_download_decoder = msgspec.json.Decoder(str | DownloadInput)
 
 
 def parse_fetch_input(raw: str | bytes) -> FetchInput:
@@ -80,6 +94,24 @@ def parse_fetch_input(raw: str | bytes) -> FetchInput:
     except (msgspec.DecodeError, UnicodeError) as error:
         raise MalformedJson(f"not valid JSON: {error}") from None
     return FetchInput(value) if isinstance(value, str) else value
+
+
+def parse_download_input(raw: str | bytes) -> DownloadInput:
+    """As parse_fetch_input. What it says may still be wrong: see `download_problem`."""
+    try:
+        value = _download_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidField(_explain(error)) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise MalformedJson(f"not valid JSON: {error}") from None
+    return DownloadInput(value) if isinstance(value, str) else value
+
+
+def download_problem(given: DownloadInput) -> str | None:
+    """What is wrong with this input, in one line, or None."""
+    if given.sha256 is not None and not _SHA256.fullmatch(given.sha256):
+        return "sha256 must be 64 hexadecimal digits"
+    return check_url(given.url) or headers_problem(given.headers) or _timeout_problem(given) or _label_problem(given)
 
 
 def problem(given: FetchInput) -> str | None:
@@ -167,7 +199,7 @@ def _body_problem(given: FetchInput) -> str | None:
     return None
 
 
-def _timeout_problem(given: FetchInput) -> str | None:
+def _timeout_problem(given: FetchInput | DownloadInput) -> str | None:
     if given.timeout is not None and not 0 < given.timeout <= MAX_TIMEOUT:
         return f"timeout must be above 0 and at most {MAX_TIMEOUT:.0f} seconds"
     if given.connect_timeout is not None and not 0 < given.connect_timeout <= MAX_CONNECT_TIMEOUT:
@@ -175,7 +207,7 @@ def _timeout_problem(given: FetchInput) -> str | None:
     return None
 
 
-def _label_problem(given: FetchInput) -> str | None:
+def _label_problem(given: FetchInput | DownloadInput) -> str | None:
     if len(given.id or "") > MAX_LABEL or len(given.tag or "") > MAX_LABEL:
         return f"id and tag are at most {MAX_LABEL} characters long"
     return None
@@ -225,7 +257,9 @@ def wrong_task(kind: JobKind, raw: bytes) -> Wrong | None:
         return Wrong("too_large", f"the input has {len(raw)} bytes, at most {MAX_INPUT_BYTES} are taken")
     if _too_deep(raw):
         return Wrong("too_deep", f"the input is nested more than {MAX_DEPTH} deep")
-    return _wrong_fetch(raw) if kind is JobKind.FETCH else _wrong_value(raw)
+    if kind is JobKind.FETCH:
+        return _wrong_fetch(raw)
+    return _wrong_download(raw) if kind is JobKind.DOWNLOAD else _wrong_value(raw)
 
 
 def _wrong_fetch(raw: bytes) -> Wrong | None:
@@ -234,6 +268,17 @@ def _wrong_fetch(raw: bytes) -> Wrong | None:
     except BadInput as error:
         return Wrong(error.code, error.message)
     message = problem(given)
+    if message is None:
+        return None
+    return Wrong(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+
+
+def _wrong_download(raw: bytes) -> Wrong | None:
+    try:
+        given = parse_download_input(raw)
+    except BadInput as error:
+        return Wrong(error.code, error.message)
+    message = download_problem(given)
     if message is None:
         return None
     return Wrong(BadUrl.code if check_url(given.url) else InvalidField.code, message)

@@ -4,6 +4,8 @@ A run is complete when it is latched and as many tasks have ended as its total s
 ends tasks, by whoever sets the latch after setting it, and by the sweeper; one conditional write wins.
 """
 
+from collections.abc import Collection
+
 import msgspec
 import structlog
 
@@ -11,6 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.milestones import Milestones
 from conveyor.model import Counts, FailureThreshold, Job, Notice, Run
 from conveyor.states import RunState, sources_of
 
@@ -33,6 +36,7 @@ class Lifecycle:
         self._records = records
         self._tasks = tasks
         self._clock = clock
+        self._milestones = Milestones(records, clock)
 
     async def settle(self, job: Job, counts: Counts) -> RunState | None:
         """Complete the run, or stop it at its failure threshold, if these counts say so. Returns the new state."""
@@ -49,6 +53,8 @@ class Lifecycle:
         """All tasks are written: fix the total, then the latch, then see whether they have all ended already."""
         crashpoint("lifecycle.total.before")
         await self._records.set_total(job.job_id, job.run.run_id, total, invalid)
+        # Before the latch: everything is written already, and what only the latch makes possible is told after this.
+        await self._milestones.told_ingested(job.key, total, invalid)
         crashpoint("lifecycle.latch.before")
         run = await self._records.latch(job.job_id, job.run.run_id)
         crashpoint("lifecycle.latch.after")
@@ -57,10 +63,16 @@ class Lifecycle:
             await self.settle(latched, await self._tasks.counts(job.key))
 
     async def move(
-        self, job: Job, target: RunState, reason: str | None, counts: Counts, keep: bool = False
+        self,
+        job: Job,
+        target: RunState,
+        reason: str | None,
+        counts: Counts,
+        keep: bool = False,
+        sources: Collection[RunState] | None = None,
     ) -> RunState | None:
-        """Move the run to `target` if its state allows it; None if somebody else was first. With `keep`, what it
-        leaves is not swept."""
+        """Move the run to `target` if its state allows it, or is one of `sources`; None if somebody else was first.
+        With `keep`, what it leaves is not swept."""
         notice = Notice(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
@@ -72,7 +84,7 @@ class Lifecycle:
         )
         crashpoint("lifecycle.move.before")
         moved = await self._records.move_run(
-            job.job_id, job.run.run_id, sources_of(target), target, reason, notice, keep
+            job.job_id, job.run.run_id, sources or sources_of(target), target, reason, notice, keep
         )
         crashpoint("lifecycle.move.after")
         if not moved:

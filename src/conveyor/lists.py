@@ -26,7 +26,10 @@ BATCH = 1500
 
 _PIECE = 256 * 1024
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024
-_FETCH_COLUMNS = ("url", "method", "body", "id", "tag")
+_COLUMNS = {
+    JobKind.FETCH: ("url", "method", "body", "id", "tag"),
+    JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
+}
 _SNIPPET = 200
 
 
@@ -117,12 +120,12 @@ async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
 def check_header(header: bytes, kind: JobKind) -> list[str]:
     """The columns of a csv. Raises ListUnreadable if they can not be the inputs of this kind."""
     columns = [column.strip() for column in next(csv.reader([_text(header.removeprefix(b"\xef\xbb\xbf"))]), [])]
-    if kind is JobKind.FETCH:
-        unknown = [column for column in columns if column not in _FETCH_COLUMNS]
+    if kind in _COLUMNS:
+        unknown = [column for column in columns if column not in _COLUMNS[kind]]
         if "url" not in columns:
             raise ListUnreadable("The header of the csv has no column `url`.")
         if unknown:
-            known = ", ".join(_FETCH_COLUMNS)
+            known = ", ".join(_COLUMNS[kind])
             raise ListUnreadable(f"The csv has a column `{unknown[0][:100]}`; a list of URLs may have {known}.")
     if len(set(columns)) < len(columns) or "" in columns:
         raise ListUnreadable("The header of the csv has a column without a name, or a name twice.")

@@ -114,6 +114,22 @@ class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: int = 100
 
 
+class Outage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to do while a target is away: after each `quick_tries` attempts in a row, wait `delay` seconds in the queue
+    before the next, holding no worker."""
+
+    quick_tries: int = 2
+    delay: float = 900.0
+
+
+class Breaking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whether tasks of a target that fails are held back until it answers again, without spending an attempt; and for
+    how many seconds, before they fail."""
+
+    enabled: bool = True
+    patience: float = 3600.0
+
+
 class Download(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a large file is taken: at most `max_bytes`, and given up for now when fewer than `min_rate` bytes a second
     come in over `min_rate_seconds`."""
@@ -177,6 +193,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     attempts: int = 4
     backoff: Backoff = Backoff()
     retry_statuses: Sequence[int] = (408, 425, 429, 500, 502, 503, 504)
+    # Error codes that are tried again; None: those that may pass.
+    retry_errors: Sequence[str] | None = None
+    # None: every retry comes after the backoff.
+    outage: Outage | None = None
+    # What the tasks depend on, by a name of the user's own; without it, the host of each, and the gateway.
+    upstream: str | None = None
+    breaker: Breaking = Breaking()
+    # Seconds after its first attempt began in which a task may begin another; None: any time.
+    task_deadline: float | None = None
+    # Seconds that a run may take before its unfinished tasks are queued again, and after some times of that it fails.
+    deadline: float | None = None
+    # Seconds without progress after which a long task counts as stuck; None: as the operator has set it.
+    stuck_after: float | None = None
     timeout: float = 30.0
     connect_timeout: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
@@ -214,6 +243,8 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: int
     input: InputJson
     attempt: int = 1
+    # When its first attempt began, in seconds since 1970; 0: none has.
+    since: int = 0
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):
@@ -235,6 +266,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     alone: bool = False
     # Why its task is given up: it took the process that ran it along, again and again.
     lost: str = ""
+    # The error code of a task that is given up for another reason than that.
+    code: str = ""
+    # How often the monitor had sent its task again by then: a message with fewer than the task's row says is too late.
+    turn: int = 0
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -378,6 +413,15 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     elapsed: float = 0.0
 
 
+# The kind of the rows of exports.
+EXPORT = "export"
+
+
+def export_prefix(tenant: TenantId, job_id: JobId, export_id: str) -> str:
+    """Where all of an export is: its files, and what they are made of."""
+    return f"exports/{tenant}/{job_id}/{export_id}"
+
+
 # The kind of the rows that say how far long tasks are.
 PROGRESS = "progress"
 
@@ -405,8 +449,35 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     # Attempts in a row that were lost, and left no more than there was at `begun` when they began.
     lost: int = 0
     begun: int = 0
+    # How often the monitor took it from an attempt that did not move, or was lost, and sent it again. The row then has
+    # no holder until the next attempt begins.
+    turn: int = 0
     # What the executor needs to go on.
     state: msgspec.Raw = msgspec.Raw(b"null")
+
+
+# The kind of the rows that say which long tasks a worker runs, and whose they are.
+BEAT = "worker"
+BEAT_TENANT = TenantId("~workers")
+# The semaphore that each worker holds one of while it is alive.
+WORKERS = "workers"
+
+
+class LongTask(msgspec.Struct, frozen=True, array_like=True):
+    """A long task that a worker runs."""
+
+    tenant: TenantId
+    job_id: JobId
+    run_id: RunId
+    index: int
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A worker's sign of life while it runs long tasks: the body of its row, as JSON. The row is due when the worker
+    counts as dead."""
+
+    at: float
+    tasks: list[LongTask]
 
 
 class TaskEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -448,7 +519,8 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the tasks of a run come from: those of an earlier run that match. They keep their indexes."""
+    """Where the tasks of a run come from: those of an earlier run, and of the runs before it, that match as they came out
+    last. They keep their indexes."""
 
     parent: RunId
     # Only tasks that ended so; empty: all.

@@ -15,6 +15,8 @@ log = structlog.get_logger()
 MAX_CHUNK_BYTES = 200_000
 # A reference's own weight beside its input.
 _REF_BYTES = 16
+# How much longer than the first of a message its others may wait.
+_ABOUT = 1.25
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
@@ -33,7 +35,23 @@ def decode(body: bytes) -> Chunk:
 def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Outgoing]:
     """The run's references as messages, each of at most `chunk_size` of them and about 200 KB. An input that is
     larger than this travels alone."""
-    return [encode(Chunk(run, refs)) for refs in _chunks(seeds, chunk_size)]
+    refs = (TaskRef(seed.index, seed.input) for seed in seeds)
+    return [encode(Chunk(run, chunk)) for chunk in _chunks(refs, chunk_size)]
+
+
+def gathered(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chunk_size: int) -> list[Outgoing]:
+    """References that come again after delays of their own as few messages: those that are due at about the same time
+    share one, and come when the last of them is."""
+    batches: list[list[tuple[float, TaskRef]]] = []
+    for delay, ref in sorted(delayed, key=lambda each: each[0]):
+        if not batches or delay > batches[-1][0][0] * _ABOUT + 1.0:
+            batches.append([])
+        batches[-1].append((delay, ref))
+    return [
+        encode(Chunk(run, chunk), batch[-1][0])
+        for batch in batches
+        for chunk in _chunks((ref for _, ref in batch), chunk_size)
+    ]
 
 
 async def send_all(queue: Queue, name: QueueName, outgoing: Sequence[Outgoing], clock: Clock) -> None:
@@ -49,15 +67,15 @@ async def send_all(queue: Queue, name: QueueName, outgoing: Sequence[Outgoing], 
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _chunks(seeds: Iterable[TaskSeed], chunk_size: int) -> Iterator[list[TaskRef]]:
+def _chunks(given: Iterable[TaskRef], chunk_size: int) -> Iterator[list[TaskRef]]:
     refs: list[TaskRef] = []
     weight = 0
-    for seed in seeds:
-        size = _REF_BYTES + (len(seed.input) if seed.input.isascii() else len(seed.input.encode()))
+    for ref in given:
+        size = _REF_BYTES + (len(ref.input) if ref.input.isascii() else len(ref.input.encode()))
         if refs and (len(refs) >= chunk_size or weight + size > MAX_CHUNK_BYTES):
             yield refs
             refs, weight = [], 0
-        refs.append(TaskRef(seed.index, seed.input))
+        refs.append(ref)
         weight += size
     if refs:
         yield refs

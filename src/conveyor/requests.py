@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.records import IdempotencyRow, Records
-from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch
+from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, Overloaded
 from conveyor.faults import crashpoint
 from conveyor.model import TenantId
 from conveyor.settings import Settings
@@ -90,7 +90,8 @@ class Requests:
         try:
             yield
         except ConveyorError as error:
-            if ticket.row is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            refused = error.status < HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, Overloaded)
+            if ticket.row is not None and refused:
                 await self._records.unclaim(ticket.row)
             raise
 

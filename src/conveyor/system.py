@@ -14,7 +14,7 @@ from conveyor import faults
 from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue
+from conveyor.engines.queue import Queue, QueueName
 from conveyor.engines.records import AcceptsWhole, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
@@ -49,6 +49,8 @@ class System:
     blobs: Blobs
     # None where records, tasks and queue are not one database.
     whole: AcceptsWhole | None
+    # Calls back with the name of each queue that any process sends to; None where the engine can not tell.
+    wakes: Callable[[Callable[[QueueName], None]], AbstractAsyncContextManager[None]] | None
     # What upload links are signed with.
     signing_key: bytes
     # Whether large and open jobs are split over shards (settings.task_shard_count).
@@ -74,6 +76,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             coordinator=engines["coordinator"].coordinator,
             blobs=engines["blobs"].blobs,
             whole=records if one_database else None,
+            wakes=getattr(engines["queue"], "wakes", None),
             signing_key=signing_key(settings),
             # SQL has no partitions that writes would have to be spread over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",

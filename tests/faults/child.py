@@ -28,7 +28,10 @@ import structlog
 from conveyor import faults, lists
 from conveyor.accept import submit as accept_submit
 from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.control import Control
+from conveyor.accept.options import change_options
 from conveyor.accept.redrive import redrive
+from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.resume import resume_ingest
 from conveyor.accept.spec import JobSpec, SourceSpec, TasksSpec
 from conveyor.accept.submit import Submit
@@ -36,7 +39,7 @@ from conveyor.embedded import Embedded
 from conveyor.engines.coordinator import ingest_lease
 from conveyor.engines.queue import CONTROL, Outgoing, QueueName
 from conveyor.engines.sqlite.queue import SqliteQueue
-from conveyor.errors import IdempotencyInFlight, UploadConflict
+from conveyor.errors import EngineFailed, IdempotencyInFlight, NotFound, UploadConflict
 from conveyor.ingest import worker as ingest_worker
 from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
@@ -59,11 +62,16 @@ from conveyor.process import worker
 from conveyor.recover import retention, sweeper
 from conveyor.recover.retention import Removed, Retention
 from conveyor.requests import Accepted, Request
+from conveyor.serve import exporter, sorting, walk
+from conveyor.serve.assembly import Assembly
 from conveyor.serve.export import export_to_file
+from conveyor.serve.exports import Exports, ExportState
+from conveyor.serve.forms import ExportCompression, ExportSpec
 from conveyor.settings import Settings
 from conveyor.stage.uploads import Uploads, UploadSpec
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.exports import Unordered
 from tests.faults import plants
 
 TENANT = TenantId("acme")
@@ -85,9 +93,16 @@ SCENARIOS = (
     "doubled",  # every message comes twice
     "stale",  # an ingester outlives its lease
     "export",
+    "exported",  # offline, and a second export that is deleted
+    "exported_sorted",  # the same where tasks can not be walked in order
+    "export_failed",
+    "rerun",  # what failed once more, then all of it
+    "paused",  # before its list is read; its options are changed, and it is resumed
     "removed",  # the job is deleted once it has ended
     "poison",
 )
+
+EXPORTED = ("exported", "exported_sorted", "export_failed")
 
 _ORACLE = """
 CREATE TABLE IF NOT EXISTS harness_moves (run_no, idx, old, new);
@@ -278,10 +293,56 @@ async def mended(client: Client, job: Job, patience: float) -> None:
 async def removed(client: Client, job_id: JobId) -> None:
     system = client.system
     await system.records.hide_job(TENANT, job_id)
+    await retire(client)
+    (client.directory / "removed").touch()
+
+
+async def retire(client: Client) -> None:
+    system = client.system
     role = Retention(system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock)
     while await role.run_once() != Removed():
         pass
-    (client.directory / "removed").touch()
+
+
+async def rerun(client: Client, job_id: JobId, patience: float) -> None:
+    """What failed once more, then everything once more."""
+    again = Rerun(client.system)
+    for number, select in ((2, "failed"), (3, "all")):
+        job, spec = await client.job(job_id), RerunSpec(select)
+        await client.ask(select, lambda request, job=job, spec=spec: again.rerun(job, spec, request))
+        # It has ended already if the last process came so far.
+        assert (await until(client, job_id, patience)).run.number >= number
+
+
+async def paused(client: Client, job_id: JobId) -> None:
+    control, mark = Control(client.system), client.directory / "went on"
+    if mark.exists():
+        return
+    job = await control.pause(await client.job(job_id))
+    job = await change_options(client.system, job, {"concurrency": 7})
+    await control.resume(job)
+    mark.touch()
+
+
+async def exported(client: Client, job_id: JobId, patience: float) -> None:
+    """One export is made, and one is deleted, made or not."""
+    exports, job = Exports(client.system), await client.job(job_id)
+    spec = ExportSpec(compression=ExportCompression.NONE, part_bytes=128 * 1024)
+    kept = await client.ask("export", lambda request: exports.create(job, spec, request))
+    gone = await client.ask("gone", lambda request: exports.create(job, spec, request))
+    with suppress(NotFound):
+        await exports.delete(TENANT, gone.subject)
+
+    async def done() -> None:
+        while (await exports.find(TENANT, kept.subject)).export.state not in (ExportState.READY, ExportState.FAILED):  # noqa: ASYNC110  (seen from outside)
+            await asyncio.sleep(0.003)
+
+    await asyncio.wait_for(done(), patience)
+    (client.directory / "export").write_text(kept.subject)
+
+
+async def _no_assembly(_: object) -> None:
+    raise EngineFailed("A stored body is missing.")
 
 
 class _Stuck:
@@ -342,6 +403,8 @@ async def work(settings: Settings, directory: Path, scenario: str, patience: flo
     async with open_system(settings) as opened:
         in_steps = "steps" in scenario or scenario == "doubled"
         system = dataclasses.replace(opened, whole=None) if in_steps else opened
+        if scenario == "exported_sorted":
+            system = dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
         database = system.records._database  # type: ignore[attr-defined]
         await database.write(_watch)
         client = Client(system, directory, scenario)
@@ -359,6 +422,8 @@ async def work(settings: Settings, directory: Path, scenario: str, patience: flo
             job_id = await client.accepted()
             if scenario == "stale":
                 await overtake(client, embedded, job_id)
+            if scenario == "paused":
+                await paused(client, job_id)
             async with embedded.running():
                 if scenario in ("resumed", "redriven"):
                     if not (directory / "mended").exists():
@@ -366,16 +431,33 @@ async def work(settings: Settings, directory: Path, scenario: str, patience: flo
                     await mended(client, await client.job(job_id), patience)
                 else:
                     await until(client, job_id, patience)
+                    await meanwhile(client, job_id, patience)
         # The same requests once more: answered, so replayed.
         assert await client.accepted() == job_id
         assert scenario == "list" or client.told["job"].replayed
         if scenario == "closed":
             # Closing again sends a message that nobody needs.
             await system.queue.drop(CONTROL)
-        if scenario == "export":
-            await export_to_file(system.tasks, system.blobs, await client.job(job_id), directory / "out.zip")
-        if scenario == "removed":
-            await removed(client, job_id)
+        await afterwards(client, job_id)
+
+
+async def meanwhile(client: Client, job_id: JobId, patience: float) -> None:
+    """What is done with a job that has ended, with every role at work."""
+    if client.scenario in EXPORTED:
+        await exported(client, job_id, patience)
+    if client.scenario == "rerun":
+        await rerun(client, job_id, patience)
+
+
+async def afterwards(client: Client, job_id: JobId) -> None:
+    """What is done with a job that has ended, with no role at work."""
+    system = client.system
+    if client.scenario == "export":
+        await export_to_file(system.tasks, system.blobs, await client.job(job_id), client.directory / "out.zip")
+    if client.scenario in EXPORTED:
+        await retire(client)
+    if client.scenario == "removed":
+        await removed(client, job_id)
 
 
 def _watch(db: apsw.Connection) -> None:
@@ -406,6 +488,13 @@ def be_quick() -> None:
     ingest_worker._IDLE = 0.01
     ingest_worker._BUSY_ELSEWHERE = 0.02
     retention.SETTLE_SECONDS = -1.0
+    exporter._IDLE = 0.01
+    exporter._TRIES = 2
+    exporter._FIRST_PAUSE = 0.01
+    walk.ROWS = 30
+    sorting.PAGE = 20
+    sorting._SPOOL_BYTES = 20_000
+    sorting._READ_BYTES = 2_000
 
 
 def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str = "", patience: float = 60.0) -> None:
@@ -416,7 +505,8 @@ def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str
         flush_seconds=0.002,
         idempotency_lease_seconds=0.02,
         ingest_range_bytes=300,
-        sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale") else 1000,
+        export_piece_bytes=64 * 1024,
+        sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale", "paused") else 1000,
         force_task_shards=scenario in ("open", "staged_steps"),
         task_shard_count=4,
     )
@@ -432,6 +522,8 @@ def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str
         file.write("x")
     if scenario == "doubled":
         SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
+    if scenario == "export_failed":
+        Assembly.run = _no_assembly  # type: ignore[method-assign, assignment]
     for name in filter(None, planted.split(",")):
         plants.PLANTS[name](directory)
     faults.arm(listening(directory, settings.crash_at))

@@ -66,7 +66,7 @@ class Answer:
 
 
 class Reset(Exception):
-    """Raised by an interceptor: the connection is cut, without an answer."""
+    """Raised by an interceptor: the connection is cut, without an answer, as when the service itself does it."""
 
 
 Forward = Callable[[Call], Awaitable[Answer]]
@@ -126,7 +126,7 @@ class Shim:
         self.received[call.service, call.action] += 1
         try:
             answer = await self._pass(0, call)
-        except Reset:
+        except (Reset, aiohttp.ClientError):
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)

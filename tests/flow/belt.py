@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.queue import Depth, run_queue
+from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
 from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.worker import Ingester
@@ -278,7 +278,12 @@ class Belt:
         return {task.index: task for task in found}
 
     async def depth(self, job: Job) -> Depth:
-        return await self.system.queue.depth(run_queue(job.run.run_id))
+        """Of both queues of its run."""
+        ready, held, delayed = 0, 0, 0
+        for queue in run_queues(job.run.run_id):
+            depth = await self.system.queue.depth(queue)
+            ready, held, delayed = ready + depth.ready, held + depth.held, delayed + depth.delayed
+        return Depth(ready, held, delayed)
 
     async def notices(self, job: Job) -> list[str]:
         page = await self.system.records.notices(job.tenant, job.job_id, None, 1000)

@@ -758,7 +758,7 @@ class TestSweeper:
         job = await belt.submit(20)
         await belt.system.tasks.finish(job.key, [end(index) for index in range(20)])
         await belt.system.queue.drop(run_queue(job.run.run_id))
-        database: Any = belt.system.whole._database  # type: ignore[union-attr]
+        database: Any = belt.system.tasks._database  # type: ignore[attr-defined]
         await database.change(
             "UPDATE task_runs SET succeeded = 13, failed = 2 WHERE run_id = :r", {"r": job.run.run_id}
         )
@@ -772,7 +772,7 @@ class TestSweeper:
         job = await belt.submit(20)
         await belt.system.tasks.finish(job.key, [end(index) for index in range(10)])
         await belt.system.queue.drop(run_queue(job.run.run_id))
-        database: Any = belt.system.whole._database  # type: ignore[union-attr]
+        database: Any = belt.system.tasks._database  # type: ignore[attr-defined]
         await database.change("UPDATE task_runs SET succeeded = 3 WHERE run_id = :r", {"r": job.run.run_id})
         assert await belt.sweeper.run_once() == Swept(checked=1, requeued=10)
         assert await belt.counts(job) == Counts(succeeded=10)

@@ -1,5 +1,6 @@
 """The command line as a user has it: real processes of `conveyor`, a real target site, a real server."""
 
+import csv
 import gzip
 import json
 import os
@@ -370,7 +371,46 @@ def test_submit_watch_results_export(up: Cli, site: str) -> None:
 
     exported = up("export", job_id, "-o", "out.zip")
     assert exported.returncode == 0, exported.stderr
+    assert re.fullmatch(r"out\.zip \(.* KiB\)\n", exported.stdout)
     assert len(manifest(up.place / "out.zip")) == 31
+
+
+def test_exports_of_every_form(up: Cli, site: str) -> None:
+    up.write("urls.txt", *(f"{site}/quick/{index}" for index in range(300)), f"{site}/missing/1")
+    job_id = json.loads(up("submit", "urls.txt", "--wait", "--json").stdout)["id"]
+
+    made = up.json("export", job_id, "-o", "out.jsonl.gz", "--bodies", "text")
+    assert (made["job"], made["archive"], made["counts"]["tasks"]) == (job_id, "out.jsonl.gz", 301)
+    lines = [json.loads(line) for line in gzip.decompress((up.place / "out.jsonl.gz").read_bytes()).splitlines()]
+    assert [line["index"] for line in lines] == list(range(301))
+    assert "quick page 7<" in lines[7]["body"]
+
+    assert up("export", job_id, "-o", "failed.csv", "--status", "failed").returncode == 0
+    [failed] = csv.DictReader((up.place / "failed.csv").read_text().splitlines())
+    assert (failed["index"], failed["http_status"], failed["input"]) == ("300", "404", f"{site}/missing/1")
+
+    made = up.json("export", job_id, "-o", "parts.zip", "--part-size", "64K", "--compression", "none")
+    assert len(made["files"]) > 1
+    assert made["archive"] is None
+    assert made["files"][0] == "parts-0001.zip"
+    indexes = [line["index"] for name in made["files"] for line in manifest(up.place / name)]
+    assert indexes == list(range(301))
+    listed = json.loads((up.place / "parts.zip.manifest.json").read_text())
+    assert [part["size"] for part in listed["parts"]] == [(up.place / name).stat().st_size for name in made["files"]]
+
+    # A part that is there is not downloaded again; one that is gone is.
+    (up.place / made["files"][1]).unlink()
+    again = up.json("export", job_id, "-o", "parts.zip", "--id", made["export"])
+    assert again["files"] == made["files"]
+    assert (up.place / made["files"][1]).exists()
+
+    refused = up("export", job_id, "-o", "out.xyz")
+    assert (refused.returncode, "--format" in refused.stderr) == (2, True)
+    refused = up("export", job_id, "-o", "out.csv", "--bodies", "text")
+    assert (refused.returncode, "invalid_field" in refused.stderr) == (2, True)
+    refused = up("export", job_id, "-o", "out.zip", "--part-size", "many")
+    assert (refused.returncode, "--part-size" in refused.stderr) == (2, True)
+    assert sorted(path.name for path in up.place.glob("*.part")) == []
 
 
 def test_submit_and_wait(up: Cli, site: str) -> None:
@@ -487,9 +527,47 @@ def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
         assert cli.json("jobs") == []
 
 
-def test_rerun_is_for_failed_ingests_only(up: Cli, site: str) -> None:
-    done = up("submit", "-", "--wait", "--json", given=f"{site}/quick/1\n")
-    one_line(up("rerun", json.loads(done.stdout)["id"]), "conflict")
+def test_tasks_are_run_again(up: Cli, site: str) -> None:
+    done = up("submit", "-", "--wait", "--json", "--attempts", "1", given=f"{site}/quick/1\n{site}/missing/1\n")
+    assert done.returncode == 3, done.stderr
+    job_id = json.loads(done.stdout)["id"]
+    (failed,) = up.json("results", job_id, "--status", "failed")
+    said = up("rerun", job_id, "--failed", "--attempts", "2")
+    assert said.stdout.startswith(f"{job_id} is ingesting again, run 2."), said.stderr
+    assert up("watch", job_id).returncode == 3
+    (again,) = up.json("results", job_id)
+    assert (again["index"], again["attempts"]) == (failed["index"], failed["attempts"])
+    assert again["task_id"] != failed["task_id"]
+    assert [item["status"] for item in up.json("results", job_id, "--run", "1", "--status", "failed")] == ["failed"]
+    assert len(up.json("results", job_id, "--run", "latest-per-task")) == 2
+    assert up.json("results", job_id, "--tag", "nobody's") == []
+    shown = up("show", job_id, "--verify")
+    assert "2: completed, 1 tasks, 1 failed" in shown.stdout
+    assert "the counts agree with the rows" in shown.stdout
+    assert up.json("show", job_id, "--verify")["verify"]["drift"] == 0
+    code = failed["error"]["code"]
+    assert up.json("rerun", job_id, "--error-code", code)["run"]["number"] == 3
+    assert up("watch", job_id).returncode == 3
+    one_line(up("rerun", job_id, "--error-code", "timeout"), "nothing_to_rerun")
+    one_line(up("rerun", job_id, "--all", "--tag", "x"), "bad_input")
+
+
+def test_a_job_is_paused_changed_resumed_and_cancelled(up: Cli, site: str) -> None:
+    (up.place / "slow.txt").write_text("".join(f"{site}/slow/{number}\n" for number in range(2000)))
+    job_id = up("submit", "slow.txt", "--concurrency", "1", "--rate", "1").stdout.strip()
+    assert up("pause", job_id).stdout == f"{job_id} is paused.\n"
+    assert up.json("show", job_id)["waiting"]["code"] == "paused"
+    assert up("change", job_id, "--concurrency", "3", "--no-rate").stdout == (
+        f"Changed {job_id}: concurrency, rate_per_host.\n"
+    )
+    assert up.json("show", job_id)["options"] == {"concurrency": 3}
+    assert up.json("change", job_id, "--max-failed", "7")["options"]["failure_threshold"]["failed"] == 7
+    one_line(up("change", job_id), "bad_input")
+    one_line(up("change", job_id, "--rate", "2", "--no-rate"), "bad_input")
+    assert up.json("resume", job_id)["state"] in ("running", "ingesting")
+    assert up("cancel", job_id).stdout.startswith(f"{job_id} is cancelled")
+    one_line(up("pause", job_id), "job_ended")
+    one_line(up("change", job_id, "--rate", "2"), "job_ended")
 
 
 @pytest.mark.parametrize("mode", ["skip", "reject"])

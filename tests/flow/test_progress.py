@@ -98,6 +98,7 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
         "name": "prices",
         "state": "running",
         "reason": None,
+        "waiting": None,
         "kind": "fetch",
         "mode": "closed",
         "task_shard_count": 1,
@@ -113,11 +114,13 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
             "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0},
             "created_at": "2026-09-21T14:13:20.000Z",
             "ended_at": None,
+            "lineage": None,
         },
         "ingest": None,
         "invalid_lines": 0,
         "rate": 3.0,
         "eta": 1.3,
+        "task_time": None,
         "top_errors": [{"code": "timeout", "count": 2}, {"code": "dns", "count": 1}],
     }
 

@@ -14,13 +14,20 @@ from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskE
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Answer, Api
+from tests.exports import exporter
 
 URL = "http://example.com/"
 
 # Each route with an id and each of its methods, with the parameters that carry an id beside its path.
 MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
-    ("GET", "/v1/jobs/{job_id}"): ("",),
-    ("GET", "/v1/jobs/{job_id}/results"): ("", "?status=succeeded", "?cursor={task_id}"),
+    ("GET", "/v1/jobs/{job_id}"): ("", "?verify=true"),
+    ("GET", "/v1/jobs/{job_id}/results"): (
+        "",
+        "?status=succeeded",
+        "?cursor={task_id}",
+        "?run=1",
+        "?run=latest-per-task",
+    ),
     ("GET", "/v1/jobs/{job_id}/tasks/{task_id}"): ("",),
     ("GET", "/v1/jobs/{job_id}/tasks/{task_id}/body"): ("",),
     ("GET", "/v1/jobs/{job_id}/events"): ("", "?task={task_id}", "?cursor=1"),
@@ -29,7 +36,17 @@ MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/jobs/{job_id}/tasks"): ("",),
     ("POST", "/v1/jobs/{job_id}/close"): ("",),
     ("POST", "/v1/jobs/{job_id}/rerun"): ("",),
+    ("PATCH", "/v1/jobs/{job_id}"): ("",),
+    ("POST", "/v1/jobs/{job_id}/pause"): ("",),
+    ("POST", "/v1/jobs/{job_id}/resume"): ("",),
+    ("POST", "/v1/jobs/{job_id}/cancel"): ("",),
     ("GET", "/v1/uploads/{upload_id}"): ("",),
+    ("POST", "/v1/jobs/{job_id}/exports"): ("",),
+    ("GET", "/v1/jobs/{job_id}/exports"): ("", "?cursor={export_id}"),
+    ("GET", "/v1/exports/{export_id}"): ("",),
+    ("GET", "/v1/exports/{export_id}/manifest"): ("",),
+    ("GET", "/v1/exports/{export_id}/parts/{number}"): ("",),
+    ("DELETE", "/v1/exports/{export_id}"): ("",),
     # Last: what is deleted can not be looked at any more.
     ("DELETE", "/v1/jobs/{job_id}"): ("",),
 }
@@ -52,15 +69,17 @@ WITHOUT_ID = {
 
 @dataclass(frozen=True)
 class Owned:
-    """A job of a tenant, with a task that has a body; and an upload."""
+    """A job of a tenant, with a task that has a body, and an export; and an upload."""
 
     job_id: str
     task_id: str
     upload_id: str
+    export_id: str = "export_" + "0" * 26
+    number: str = "1"
 
     def path(self, route: str, query: str) -> str:
         path = route + query
-        for name in ("job_id", "task_id", "upload_id"):
+        for name in ("job_id", "task_id", "upload_id", "export_id", "number"):
             path = path.replace(f"{{{name}}}", getattr(self, name))
         return path
 
@@ -79,7 +98,10 @@ async def make_job(api: Api, tenant: str) -> Owned:
     end = TaskEnd(0, TaskStatus.SUCCEEDED, 1, 200, None, msgspec.json.encode(detail).decode(), 1.0)
     await api.system.tasks.finish(job.key, [end])
     upload_id = await api.upload(f"http://{tenant}.example/\n".encode())
-    return Owned(job.job_id, task_id(job.run.run_id, 0), upload_id)
+    export_id = (await api.post(f"/v1/jobs/{job.job_id}/exports", {"partial": True})).json["id"]
+    while await exporter(api.system).tick() == 0.0:
+        pass
+    return Owned(job.job_id, task_id(job.run.run_id, 0), upload_id, export_id)
 
 
 def routes(system: System) -> dict[str, set[str]]:
@@ -99,7 +121,7 @@ def comparable(answer: Answer) -> tuple[int, dict[str, str], Any]:
 
 
 async def ask(api: Api, method: str, path: str) -> Answer:
-    return await api.request(method, path, body=b"{}" if method in {"POST", "PUT"} else None)
+    return await api.request(method, path, body=b"{}" if method in {"POST", "PUT", "PATCH"} else None)
 
 
 @pytest.mark.parametrize(("method", "route"), MATRIX)

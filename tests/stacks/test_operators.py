@@ -15,6 +15,7 @@ from conveyor.clock import SystemClock
 from conveyor.settings import Settings
 from conveyor.system import migrate, open_system
 from tests.api import new_key
+from tests.servers.aws import CREDENTIALS
 from tests.stacks.conftest import urls
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
@@ -28,6 +29,7 @@ def environment(stack: str, place: Path) -> dict[str, str]:
     given = {f"CONVEYOR_{name.upper()}": value for name, value in urls(stack, place).items()}
     return {
         **clean,
+        **CREDENTIALS,
         **given,
         "NO_COLOR": "1",
         "CONVEYOR_DATA": str(place),

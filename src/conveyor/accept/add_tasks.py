@@ -5,6 +5,7 @@ import asyncio
 
 import msgspec
 
+from conveyor.accept.admission import Admission
 from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import TasksSpec
 from conveyor.accept.submit import ACCEPTED, list_of, staged_source
@@ -34,6 +35,7 @@ class AddTasks:
     def __init__(self, system: System) -> None:
         self._system = system
         self._requests = Requests(system.settings, system.clock, system.records)
+        self._admission = Admission(system)
 
     async def add(self, job: Job, spec: TasksSpec, request: Request | None = None) -> Accepted:
         """Stage the batch and have it ingested. Raises JobClosed for a job that takes no more."""
@@ -57,6 +59,7 @@ class AddTasks:
         if job.run.sealed:
             raise JobClosed
         seeds = await self._seeds(job, spec)
+        await self._admission.admit(job.tenant, tasks=len(seeds))
         data = await asyncio.to_thread(list_of, seeds)
         key = f"lists/{job.tenant}/{job.job_id}/{ticket.subject}.jsonl"
         crashpoint("add.stage.before")
@@ -93,5 +96,7 @@ def _view(ticket: Ticket, count: int, spec: TasksSpec) -> bytes:
 def _check_open(job: Job) -> None:
     if job.mode is not Mode.OPEN:
         raise JobClosed('The job is closed: only a job made with `mode: "open"` takes more tasks.')
+    if job.run.lineage is not None:
+        raise JobClosed("The job is closed: its tasks are run again, and none can be added to them.")
     if job.state not in (RunState.INGESTING, RunState.PAUSED) and not job.run.sealed:
         raise JobClosed(f"The job is {job.state}: it takes no more tasks.")

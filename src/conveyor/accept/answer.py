@@ -3,8 +3,10 @@
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.model import Job, JobId, JobKind, Mode, ResultLayout, RunId
+from conveyor.model import Counts, Job, JobId, JobKind, Mode, ResultLayout, RunId
 from conveyor.states import RunState
+
+NONE_ENDED = Counts()
 
 
 class CountsView(msgspec.Struct, frozen=True):
@@ -43,9 +45,15 @@ class AcceptedView(msgspec.Struct, frozen=True):
     run: RunView
 
 
-def answer(job: Job) -> bytes:
+def answer(job: Job, counts: Counts = NONE_ENDED) -> bytes:
     """The body of the 201 or 202."""
     run = job.run
+    shown = CountsView(
+        pending=max(run.total - counts.ended, 0),
+        succeeded=counts.succeeded,
+        failed=counts.failed,
+        cancelled=counts.cancelled,
+    )
     view = AcceptedView(
         id=job.job_id,
         name=job.name,
@@ -57,6 +65,6 @@ def answer(job: Job) -> bytes:
         result_layout=job.result_layout,
         created_at=iso_text(job.created_at),
         expires_at=iso_text(job.expires_at),
-        run=RunView(run.run_id, run.number, run.state, run.total, CountsView(pending=run.total)),
+        run=RunView(run.run_id, run.number, run.state, run.total, shown),
     )
     return msgspec.json.encode(view)

@@ -15,12 +15,11 @@ from conveyor.system import System
 async def resume_ingest(system: System, job: Job) -> None:
     """Move the run back to ingesting and have its list looked at again. Raises Conflict for any other run."""
     if not resumable(job):
-        raise Conflict(f"The job is {job.state}; only a job whose ingest failed can be run again.", state=job.state)
+        raise Conflict(f"The job is {job.state}; only a job whose ingest failed can be resumed.", state=job.state)
     if not await reopen(system, job):
         raise Conflict("The job has moved meanwhile; look at it again.")
     crashpoint("resume.moved.after")
-    message = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))
-    await send_all(system.queue, CONTROL, [Outgoing(message)], system.clock)
+    await request_ingest(system, job)
 
 
 async def reopen(system: System, job: Job) -> bool:
@@ -28,3 +27,9 @@ async def reopen(system: System, job: Job) -> bool:
     lifecycle = Lifecycle(system.records, system.tasks, system.clock)
     counts = await system.tasks.counts(job.key)
     return await lifecycle.move(job, RunState.INGESTING, None, counts) is not None
+
+
+async def request_ingest(system: System, job: Job) -> None:
+    """Have whoever is free look at what the run is to be made of. Once too often does no harm."""
+    message = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))
+    await send_all(system.queue, CONTROL, [Outgoing(message)], system.clock)

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
-from conveyor.model import Compression, JobKind, ListFormat, Mode, Options, ResultLayout
+from conveyor.model import LONG_KINDS, Compression, JobKind, ListFormat, Mode, Options, ResultLayout
+from conveyor.notices import Notify
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _POSITION = re.compile(r"JSON is malformed: (?P<what>.*) \(byte (?P<position>\d+)\)", re.DOTALL)
@@ -44,10 +45,13 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Mode = Mode.CLOSED
     # Without it, the number of tasks decides.
     result_layout: ResultLayout | None = None
+    # Who is told of the job, beside the tenant's own endpoints.
+    notify: list[Notify] = []
 
     def options(self) -> Options:
-        """The part that is kept with the job."""
-        return Options(**{field: getattr(self, field) for field in Options.__struct_fields__})
+        """The part that is kept with the job. A message of long tasks carries one of them, whatever was asked for."""
+        given = {field: getattr(self, field) for field in Options.__struct_fields__}
+        return Options(**{**given, "chunk_size": 1} if self.kind in LONG_KINDS else given)
 
 
 S = TypeVar("S")

@@ -19,12 +19,15 @@ from hashlib import sha256
 import msgspec
 import structlog
 
+from conveyor.accept.admission import Admission
 from conveyor.accept.answer import answer
 from conveyor.accept.limits import check_limits
+from conveyor.accept.notify import check_notify
 from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import JobSpec
+from conveyor.deadlines import deadline_rows
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.model import (
@@ -44,6 +47,7 @@ from conveyor.model import (
     TenantId,
     Upload,
 )
+from conveyor.notices import notify_rows
 from conveyor.references import messages, send_all
 from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
@@ -65,6 +69,7 @@ class Submit:
     def __init__(self, system: System) -> None:
         self._system = system
         self._requests = Requests(system.settings, system.clock, system.records)
+        self._admission = Admission(system)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: Request | None = None, prefer_async: bool = False
@@ -76,26 +81,47 @@ class Submit:
         async with self._requests.carrying_out(ticket):
             return await self._carry_out(tenant, spec, ticket, prefer_async)
 
+    async def submit_as(
+        self, job_id: JobId, tenant: TenantId, spec: JobSpec, source: Source | None, request: Request
+    ) -> Accepted:
+        """As submit, for a job that has its id already, of its own tasks or of a list that was staged for it."""
+        ticket = await self._requests.claim(tenant, request, job_id)
+        if isinstance(ticket, Accepted):
+            return ticket
+        async with self._requests.carrying_out(ticket):
+            if source is None:
+                return await self._carry_out(tenant, spec, ticket, prefer_async=False)
+            await self._check(tenant, spec)
+            await self._admission.admit(tenant, jobs=1, staged=source.size)
+            return await self._ingested(tenant, spec, ticket, source)
+
     async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source) -> Job:
         """Make a job of a list that was staged in this process."""
         check_limits(spec)
         job = self._job(tenant, spec, self._system.clock.new_id("job"), None, source)
-        await self._write_ingested(job, None, [_ingest_message(job)])
+        await self._write_ingested(job, None, [_ingest_message(job)], _rows(job, spec))
         return job
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, prefer_async: bool) -> Accepted:
-        check_limits(spec)
-        _check_shape(spec)
+        await self._check(tenant, spec)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
+            await self._admission.admit(tenant, jobs=1, staged=source.size)
             return await self._ingested(tenant, spec, ticket, source)
         if spec.mode is Mode.OPEN:
+            await self._admission.admit(tenant, jobs=1)
             return await self._ingested(tenant, spec, ticket, None)
         seeds = await self._seeds(spec)
+        await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
         if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
             source = await self._stage(tenant, ticket.subject, seeds)
             return await self._ingested(tenant, spec, ticket, source)
         return await self._written(tenant, spec, ticket, seeds)
+
+    async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
+        check_limits(spec)
+        _check_shape(spec)
+        await check_notify(self._system, tenant, spec.notify)
 
     async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
         most = self._system.settings.max_inline_tasks
@@ -115,8 +141,12 @@ class Submit:
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
     async def _check_stored(self, upload: Upload) -> None:
-        if upload.stored_at is None and await self._system.blobs.size(upload.key) != upload.size:
+        """A list that went straight to the store was seen by nobody: here its size is looked at, at ingest its hash."""
+        if upload.stored_at is not None:
+            return
+        if await self._system.blobs.size(upload.key) != upload.size:
             raise UploadConflict("The upload was not stored yet: PUT the list to its URL first.")
+        await self._system.records.mark_stored(upload.upload_id)
 
     async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
         """An inline list that is too long to be written in the request; its tasks were checked already."""
@@ -133,18 +163,18 @@ class Submit:
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
         # An open job has nothing to ingest yet.
         outgoing = [] if source is None else [_ingest_message(job)]
-        standing = await self._write_ingested(job, row, outgoing)
+        standing = await self._write_ingested(job, row, outgoing, _rows(job, spec))
         return self._told(job, ACCEPTED, body, standing, row)
 
     async def _write_ingested(
-        self, job: Job, row: IdempotencyRow | None, outgoing: list[Outgoing]
+        self, job: Job, row: IdempotencyRow | None, outgoing: list[Outgoing], rows: list[Row]
     ) -> IdempotencyRow | None:
         system, notice = self._system, self._notice(job)
         crashpoint("accept.ingested.before")
         if system.whole is not None:
-            standing = await system.whole.accept_whole(job, notice, row, [], CONTROL, outgoing)
+            standing = await system.whole.accept_whole(job, notice, row, [], CONTROL, outgoing, rows)
         else:
-            standing = await system.records.create_job(job, notice, row)
+            standing = await system.records.create_job(job, notice, row, rows)
             crashpoint("accept.ingested.between")
             if standing is None:
                 await send_all(system.queue, CONTROL, outgoing, system.clock)
@@ -155,27 +185,27 @@ class Submit:
         job = self._job(tenant, spec, ticket.subject, len(seeds), None)
         body = answer(job)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
-        outgoing = messages(job.key, seeds, spec.chunk_size)
+        outgoing = messages(job.key, seeds, job.options.chunk_size)
         write = self._in_one if self._system.whole else self._in_steps
-        standing = await write(job, row, seeds, outgoing)
+        standing = await write(job, row, seeds, outgoing, _rows(job, spec))
         return self._told(job, CREATED, body, standing, row)
 
     async def _in_one(
-        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing]
+        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing], rows: list[Row]
     ) -> IdempotencyRow | None:
         assert self._system.whole is not None
         crashpoint("accept.before")
         queue = run_queue(job.run.run_id)
-        standing = await self._system.whole.accept_whole(job, self._notice(job), row, seeds, queue, outgoing)
+        standing = await self._system.whole.accept_whole(job, self._notice(job), row, seeds, queue, outgoing, rows)
         crashpoint("accept.after")
         return standing
 
     async def _in_steps(
-        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing]
+        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing], rows: list[Row]
     ) -> IdempotencyRow | None:
         await self._put(job.key, seeds)
         crashpoint("accept.job.before")
-        standing = await self._system.records.create_job(job, self._notice(job), row)
+        standing = await self._system.records.create_job(job, self._notice(job), row, rows)
         crashpoint("accept.job.after")
         if standing is not None:
             return standing
@@ -250,6 +280,11 @@ class Submit:
 def staged_source(key: str, data: bytes) -> Source:
     """A list of inputs that we wrote ourselves."""
     return Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL, Compression.NONE)
+
+
+def _rows(job: Job, spec: JobSpec) -> list[Row]:
+    """What is written, and goes, with the job."""
+    return [*notify_rows(job, spec.notify), *deadline_rows(job)]
 
 
 def _ingest_message(job: Job) -> Outgoing:

@@ -1,5 +1,6 @@
 """The application. Gets a System, hands back the ASGI app; whatever handlers need is handed to them from here."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -8,10 +9,13 @@ from litestar.di import Provide
 from litestar.types import ControllerRouterHandler, Guard
 
 from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.admission import Admission
+from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
 from conveyor.api import (
     dead_letters,
     events,
+    exports,
     health,
     invalid,
     jobs,
@@ -20,14 +24,22 @@ from conveyor.api import (
     open_jobs,
     problems,
     results,
+    schedules,
+    stream,
     uploads,
+    webhooks,
 )
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
 from conveyor.api.edge import Exchange
+from conveyor.api.intake import Intake
 from conveyor.api.page import OPENAPI, page
 from conveyor.api.parts import refuse_unknown_parameters
 from conveyor.clock import Clock
 from conveyor.keys import KeyCache
+from conveyor.serve.deliveries import Deliveries
+from conveyor.serve.exports import Exports
+from conveyor.serve.stream import Streams
+from conveyor.serve.webhooks import Webhooks
 from conveyor.stage.uploads import Uploads
 from conveyor.system import System
 
@@ -36,6 +48,7 @@ class Api(Litestar):
     """Litestar with the edge around it: routing errors pass no middleware, but they pass here."""
 
     clock: Clock
+    intake: Intake
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -44,11 +57,12 @@ class Api(Litestar):
         await Exchange(self.clock, scope, send).run(super().__call__, receive)
 
 
-def create_app(system: System) -> Litestar:
-    """The API over one system."""
+def create_app(system: System, stop: asyncio.Event | None = None) -> Litestar:
+    """The API over one system. Streams, which would go on for ever, end when `stop` is set."""
+    stop = stop or asyncio.Event()
     app = Api(
         route_handlers=[*_routes(system), page(partial(_described, system))],
-        dependencies=_parts(system),
+        dependencies=_parts(system, stop),
         exception_handlers=problems.HANDLERS,
         before_request=refuse_unknown_parameters,
         openapi_config=None,
@@ -58,16 +72,25 @@ def create_app(system: System) -> Litestar:
         request_max_body_size=None,
     )
     app.clock = system.clock
+    app.intake = Intake(system.settings)
     return app
 
 
-def _parts(system: System) -> dict[str, Provide]:
-    submit, adding, staging = Submit(system), AddTasks(system), Uploads(system)
+def _parts(system: System, stop: asyncio.Event) -> dict[str, Provide]:
+    submit, adding, staging = Submit(system), AddTasks(system), Uploads(system, Admission(system).admit_upload)
+    webhooks_part, deliveries, schedules_part = Webhooks(system), Deliveries(system), Schedules(system)
+    exports_part = Exports(system)
+    streams = Streams(system.settings.max_streams, stop)
     return {
         "system": Provide(lambda: system, sync_to_thread=False),
         "submit": Provide(lambda: submit, sync_to_thread=False),
         "adding": Provide(lambda: adding, sync_to_thread=False),
         "uploads": Provide(lambda: staging, sync_to_thread=False),
+        "webhooks": Provide(lambda: webhooks_part, sync_to_thread=False),
+        "deliveries": Provide(lambda: deliveries, sync_to_thread=False),
+        "schedules": Provide(lambda: schedules_part, sync_to_thread=False),
+        "exports": Provide(lambda: exports_part, sync_to_thread=False),
+        "streams": Provide(lambda: streams, sync_to_thread=False),
     }
 
 
@@ -88,16 +111,43 @@ def _of_tenants(guard: Guard) -> Router:
             jobs.submit_job,
             jobs.list_jobs,
             jobs.show_job,
+            jobs.change_job,
             open_jobs.add_tasks,
             open_jobs.close_job,
             moves.rerun_job,
+            moves.cancel_job,
+            moves.pause_job,
+            moves.resume_job,
             moves.delete_job,
             results.list_results,
             results.show_task,
             results.get_body,
             results.export_job,
+            exports.create_export,
+            exports.list_exports,
+            exports.show_export,
+            exports.delete_export,
+            exports.get_manifest,
+            exports.get_part,
             invalid.list_invalid,
             events.list_events,
+            stream.follow_job,
+            webhooks.create_webhook,
+            webhooks.list_webhooks,
+            webhooks.show_secret,
+            webhooks.show_webhook,
+            webhooks.change_webhook,
+            webhooks.remove_webhook,
+            webhooks.rotate_secret,
+            webhooks.list_deliveries,
+            webhooks.list_job_deliveries,
+            webhooks.show_delivery,
+            webhooks.redeliver,
+            schedules.create_schedule,
+            schedules.list_schedules,
+            schedules.show_schedule,
+            schedules.change_schedule,
+            schedules.remove_schedule,
             dead_letters.list_letters,
             dead_letters.redrive_letters,
         ],
@@ -124,7 +174,7 @@ def _described(system: System) -> Litestar:
     """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
     return Litestar(
         route_handlers=_routes(system),
-        dependencies=_parts(system),
+        dependencies=_parts(system, asyncio.Event()),
         openapi_config=OPENAPI,
         logging_config=None,
     )

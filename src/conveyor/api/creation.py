@@ -35,6 +35,17 @@ async def read_keyed(request: ApiRequest, limit: int, shape: type[S], route: str
     return spec, Request(route, key, body.fingerprint) if key else None
 
 
+async def read_keyed_optional(request: ApiRequest, limit: int, shape: type[S], route: str) -> tuple[S, Request | None]:
+    """As read_keyed; no body at all is the shape's defaults."""
+    key = _idempotency_key(request)
+    body = await read_body(request, limit)
+    asked = Request(route, key, body.fingerprint) if key else None
+    if not body.data:
+        return shape(), asked
+    require_json(request)
+    return await _decode(body.data, shape), asked
+
+
 async def read_optional(request: ApiRequest, limit: int, shape: type[S]) -> S:
     """As read_spec; no body at all is the shape's defaults."""
     body = await read_body(request, limit)

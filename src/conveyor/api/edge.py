@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from conveyor.api.intake import leave_intake
 from conveyor.clock import Clock
 
 log = structlog.get_logger()
@@ -54,6 +55,7 @@ class Exchange:
             if not self._status:
                 raise
         finally:
+            leave_intake(self._scope)
             self._log()
 
     async def send(self, message: Message) -> None:

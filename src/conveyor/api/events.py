@@ -1,6 +1,6 @@
 """Events: what happened to a job, or to one of its tasks."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
@@ -9,7 +9,7 @@ from conveyor.api import shapes
 from conveyor.api.parts import Cursor, Limit, SystemPart, TenantPart, answer, find_job
 from conveyor.api.results import find_task
 from conveyor.model import Event, Job, Page
-from conveyor.serve.results import iso_time
+from conveyor.serve.events import event_json, task_events
 from conveyor.system import System
 
 OfTask = Annotated[str | None, QueryParameter(description="A task_id: its own events instead of the job's.")]
@@ -24,25 +24,15 @@ async def list_events(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """Oldest first: accepted, completed and so on; with `task`, the attempts of that task that failed."""
+    """Oldest first: accepted, completed and so on, under the ids that webhooks and the stream carry; with `task`, the
+    attempts of that task that failed, and how it ended."""
     job = await find_job(system.records, tenant, job_id)
     page = await _events(system, job, task, cursor, limit)
-    return answer({"items": [_shown(event) for event in page.items], "next_cursor": page.next_cursor})
+    return answer({"items": [event_json(event) for event in page.items], "next_cursor": page.next_cursor})
 
 
 async def _events(system: System, job: Job, task_id: str | None, cursor: str | None, limit: int) -> Page[Event]:
     if task_id is None:
         return await system.records.notices(job.tenant, job.job_id, cursor, limit)
     task = await find_task(system.tasks, job, task_id)
-    return await system.tasks.events(job.key, task.task_id, cursor, limit)
-
-
-def _shown(event: Event) -> dict[str, Any]:
-    return {
-        "seq": event.seq,
-        "at": iso_time(event.at),
-        "event": event.event,
-        "run_id": event.run_id,
-        "index": event.index,
-        "data": event.data,
-    }
+    return await task_events(system.tasks, job.key, task, cursor, limit)

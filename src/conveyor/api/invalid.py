@@ -7,6 +7,7 @@ from litestar.params import FromPath
 
 from conveyor.api import shapes
 from conveyor.api.parts import (
+    NDJSON,
     ApiRequest,
     Cursor,
     Limit,
@@ -16,10 +17,9 @@ from conveyor.api.parts import (
     attachment,
     find_job,
     stream,
+    wants_lines,
 )
 from conveyor.serve.invalid import invalid_lines, invalid_page
-
-NDJSON = "application/x-ndjson"
 
 
 @get(
@@ -37,12 +37,7 @@ async def list_invalid(
 ) -> Response[Any]:
     """In the order of the list. With `Accept: application/x-ndjson`, all of them as a download, a line each."""
     job = await find_job(system.records, tenant, job_id)
-    if _wants_all(request):
+    if wants_lines(request):
         return await stream(invalid_lines(system.blobs, job), NDJSON, attachment(f"{job.job_id}-invalid.jsonl"))
     page = await invalid_page(system.blobs, job, limit, cursor)
     return answer({"items": page.items, "next_cursor": page.next_cursor})
-
-
-def _wants_all(request: ApiRequest) -> bool:
-    ranges = request.headers.get("accept", "").lower().split(",")
-    return any(each.partition(";")[0].strip() == NDJSON for each in ranges)

@@ -1,15 +1,16 @@
 """Jobs: accept one, list them, show one."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from litestar import Response, get, post
-from litestar.params import FromPath
+from litestar import Response, get, patch, post
+from litestar.params import FromPath, QueryParameter
 
 from conveyor.accept.answer import AcceptedView
+from conveyor.accept.options import Changes, change_options
 from conveyor.accept.spec import JobSpec
 from conveyor.api import operations, shapes
-from conveyor.api.creation import accepted, read_keyed
+from conveyor.api.creation import accepted, read_keyed, read_spec
 from conveyor.api.parts import (
     ApiRequest,
     Cursor,
@@ -22,11 +23,12 @@ from conveyor.api.parts import (
     find_job,
 )
 from conveyor.model import Job
-from conveyor.serve.progress import job_json
+from conveyor.serve.progress import job_json, status_json, verify_json, without_secrets
 from conveyor.system import System
 
 ROUTE = "POST /v1/jobs"
-_HIDDEN = "[hidden]"
+
+Verify = Annotated[bool, QueryParameter(description="Count the rows, and report how far the kept counts are off.")]
 
 
 @post(
@@ -56,33 +58,50 @@ async def list_jobs(
     """The tenant's jobs, newest first."""
     check_job_cursor(cursor)
     page = await system.records.jobs(tenant, cursor, limit)
-    items = await asyncio.gather(*(shown(system, job) for job in page.items))
+    items = await asyncio.gather(*(_listed(system, job) for job in page.items))
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
 @get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 404))
-async def show_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """State, live counts, how far its list is, rate, time left and the most frequent errors."""
-    return answer(await shown(system, await find_job(system.records, tenant, job_id)))
+async def show_job(
+    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False
+) -> Response[bytes]:
+    """State and why it waits, live counts, how far its list is, rate, time left, how long tasks take, the most frequent
+    errors, and all its runs. With `verify`, the rows are counted and the kept counts held to them."""
+    job = await find_job(system.records, tenant, job_id)
+    if not verify:
+        return answer(await shown(system, job))
+    verified = await verify_json(system.records, system.tasks, job)
+    return answer({**await shown(system, job), "verify": verified})
+
+
+@patch(
+    "/jobs/{job_id:str}",
+    summary="Change a job's options",
+    operation_class=operations.takes(Changes),
+    responses=shapes.answers(shapes.JobShape, 400, 404, 409, 415),
+)
+async def change_job(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Response[bytes]:
+    """Each option that is given is replaced, whole; null stands for none. Workers follow within a second; attempts that
+    are under way end by the options that they began with."""
+    job = await find_job(system.records, tenant, job_id)
+    changes = await read_spec(request, system.settings.max_request_bytes, dict[str, Any])
+    return answer(await shown(system, await change_options(system, job, changes)))
 
 
 async def shown(system: System, job: Job) -> dict[str, Any]:
-    """A job as a client sees it."""
+    """A job as a client sees it, with all its runs."""
+    found = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
+    return {**found, "options": without_secrets(found["options"])}
+
+
+async def _listed(system: System, job: Job) -> dict[str, Any]:
     found = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
-    found["options"] = _without_secrets(found["options"])
-    return found
+    return {**found, "options": without_secrets(found["options"])}
 
 
 def _prefers_async(request: ApiRequest) -> bool:
     wishes = ",".join(request.headers.getall("prefer", [])).lower().split(",")
     return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
-
-
-def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
-    """Headers and gateways carry passwords: who may look at a job need not know them."""
-    hidden = dict(options)
-    if "headers" in hidden:
-        hidden["headers"] = dict.fromkeys(hidden["headers"], _HIDDEN)
-    if hidden.get("gateway"):
-        hidden["gateway"] = {name: _HIDDEN for name, value in hidden["gateway"].items() if value}
-    return hidden

@@ -11,10 +11,15 @@ from litestar.params import QueryParameter, SkipValidation
 from litestar.response import Stream
 
 from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
 from conveyor.engines.records import Records
-from conveyor.errors import BadCursor, NotFound, UnknownField
+from conveyor.errors import BadCursor, NotFound, RangeRefused, UnknownField
 from conveyor.model import ApiKey, Job, JobId, TenantId
+from conveyor.serve.deliveries import Deliveries
+from conveyor.serve.exports import Exports
+from conveyor.serve.stream import Streams
+from conveyor.serve.webhooks import Webhooks
 from conveyor.stage.uploads import Uploads
 from conveyor.system import System
 
@@ -23,12 +28,19 @@ SystemPart = NamedDependency[SkipValidation[System]]
 SubmitPart = NamedDependency[SkipValidation[Submit]]
 AddTasksPart = NamedDependency[SkipValidation[AddTasks]]
 UploadsPart = NamedDependency[SkipValidation[Uploads]]
+WebhooksPart = NamedDependency[SkipValidation[Webhooks]]
+DeliveriesPart = NamedDependency[SkipValidation[Deliveries]]
+SchedulesPart = NamedDependency[SkipValidation[Schedules]]
+ExportsPart = NamedDependency[SkipValidation[Exports]]
+StreamsPart = NamedDependency[SkipValidation[Streams]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
 
+NDJSON = "application/x-ndjson"
 MAX_LIMIT = 1000
 Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="Most items of a page.")]
 Cursor = Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")]
 
+_RANGE = re.compile(r"bytes=(?=-?\d)(\d{0,18})-(\d{0,18})", re.ASCII)
 _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 _SHOWN = 100
 
@@ -38,7 +50,9 @@ def answer(value: Any, status: int = 200) -> Response[bytes]:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
-async def stream(pieces: AsyncIterator[bytes], media_type: str, headers: dict[str, str]) -> Stream:
+async def stream(
+    pieces: AsyncIterator[bytes], media_type: str, headers: dict[str, str], status: int | None = None
+) -> Stream:
     """The first piece is taken before the answer starts: what fails until then can still be told."""
     first = await anext(pieces, b"")
 
@@ -47,7 +61,31 @@ async def stream(pieces: AsyncIterator[bytes], media_type: str, headers: dict[st
         async for piece in pieces:
             yield piece
 
-    return Stream(all_pieces(), media_type=media_type, headers=headers)
+    return Stream(all_pieces(), media_type=media_type, headers=headers, status_code=status)
+
+
+def wants_lines(request: ApiRequest) -> bool:
+    """Whether all of a listing is asked for, a line each."""
+    ranges = request.headers.get("accept", "").lower().split(",")
+    return any(each.partition(";")[0].strip() == NDJSON for each in ranges)
+
+
+def asked_range(asked: str | None, condition: str | None, etag: str, length: int) -> tuple[int, int] | None:
+    """First byte and the one after the last of the range that is asked for; None for all. Raises RangeRefused. What is
+    not one range of bytes is passed over, as is one for another version."""
+    match = _RANGE.fullmatch((asked or "").strip())
+    if match is None or (condition is not None and condition.strip() != etag):
+        return None
+    first, last = match[1], match[2]
+    if not first:
+        start, end = max(0, length - int(last)), length
+    elif last and int(last) < int(first):
+        return None
+    else:
+        start, end = int(first), min(length, int(last) + 1) if last else length
+    if start >= end:
+        raise RangeRefused(f"The body has {length} bytes; there are none of them in this range.", length=length)
+    return start, end
 
 
 def attachment(name: str) -> dict[str, str]:

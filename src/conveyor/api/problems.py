@@ -21,6 +21,8 @@ from conveyor.errors import (
     IdempotencyInFlight,
     InvalidField,
     MethodNotAllowed,
+    Overloaded,
+    RangeRefused,
     RouteNotFound,
 )
 
@@ -28,6 +30,8 @@ log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
 _SHOWN = 200
+# What may be otherwise in a moment.
+_FOR_NOW = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -42,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 def of(error: ConveyorError) -> Problem:
     """What the client is told. The message of a failure on our side is for the log."""
-    ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded)
     return Problem(
         type=f"urn:conveyor:problem:{error.code}",
         title=HTTPStatus(error.status).phrase,
@@ -54,7 +58,7 @@ def of(error: ConveyorError) -> Problem:
 
 def answer_known(request: Request[Any, Any, Any], error: ConveyorError) -> Response[bytes]:
     """An error of our own tree."""
-    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded):
         _log_failure(request, error)
         return _answer(request, error, {})
     return _answer(request, error, error.details)
@@ -90,8 +94,10 @@ def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict
     response = Response(msgspec.json.encode({**problem, **more}), status_code=error.status, media_type=MEDIA_TYPE)
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = 'Bearer realm="conveyor"'
-    if error.status == HTTPStatus.SERVICE_UNAVAILABLE or isinstance(error, IdempotencyInFlight):
-        response.headers["Retry-After"] = "1"
+    if error.status in _FOR_NOW or isinstance(error, IdempotencyInFlight):
+        response.headers["Retry-After"] = str(details.get("retry_after", 1))
+    if isinstance(error, RangeRefused):
+        response.headers["Content-Range"] = f"bytes */{error.details['length']}"
     if "expect" in request.headers:
         # Whether its body still comes is the client's guess, so nothing can follow on this connection.
         response.headers["Connection"] = "close"

@@ -40,7 +40,7 @@ async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_re
     """Serve until `stop` is set, then finish what is being answered. Port 0 takes a free one; `on_ready` gets
     the URL."""
     config = uvicorn.Config(
-        create_app(system),
+        create_app(system, stop),
         loop="none",
         http=CappedProtocol,
         ws="none",

@@ -7,12 +7,26 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
-from conveyor.model import JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
+from conveyor.coordination.durations import TaskTime
+from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer with these fields and no others."""
+
+
+class LineageShape(Shape, frozen=True):
+    """Where the tasks of a run come from: those of an earlier one, and of the runs before it, that match."""
+
+    parent: RunId
+    # However they ended, if it is empty.
+    status: list[str]
+    error_code: str | None
+    http_status: int | None
+    tag: str | None
+    # Those that were given for this run.
+    options: dict[str, Any]
 
 
 class RunShape(Shape, frozen=True):
@@ -25,6 +39,35 @@ class RunShape(Shape, frozen=True):
     counts: CountsView
     created_at: str
     ended_at: str | None
+    # None for the first run of a job.
+    lineage: LineageShape | None
+
+
+class WaitShape(Shape, frozen=True):
+    """What a job waits for: `paused`, `ingesting`, `open`, or what holds it back."""
+
+    code: str
+    detail: str
+    until: str | None
+
+
+class VerifiedRun(Shape, frozen=True):
+    """The counts of a run as they were kept and as its rows are; they are mended where they differ."""
+
+    run: RunId
+    number: int
+    kept: Counts
+    counted: Counts
+    drift: int
+    # Whether nothing moved meanwhile. If not, `drift` is by how much the kept counts are ahead.
+    exact: bool
+
+
+class VerifyShape(Shape, frozen=True):
+    """The counts of all runs, held to the rows."""
+
+    drift: int
+    runs: list[VerifiedRun]
 
 
 class ErrorCount(Shape, frozen=True):
@@ -46,13 +89,15 @@ class IngestShape(Shape, frozen=True):
     ranges_done: int
 
 
-class JobShape(Shape, frozen=True):
+class ListedJob(Shape, frozen=True):
     """A job, with its latest run as it is now."""
 
     id: JobId
     name: str | None
     state: RunState
     reason: str | None
+    # None unless it waits.
+    waiting: WaitShape | None
     kind: JobKind
     mode: Mode
     task_shard_count: int
@@ -69,7 +114,17 @@ class JobShape(Shape, frozen=True):
     rate: float
     # Seconds.
     eta: float | None
+    # Of their last attempts, in seconds.
+    task_time: TaskTime | None
     top_errors: list[ErrorCount]
+
+
+class JobShape(ListedJob, frozen=True, kw_only=True):
+    """A job with all its runs, newest first."""
+
+    runs: list[RunShape]
+    # If it was asked for.
+    verify: VerifyShape | msgspec.UnsetType = msgspec.UNSET
 
 
 class TaskShape(Shape, frozen=True):
@@ -93,8 +148,9 @@ class TaskShape(Shape, frozen=True):
 
 
 class EventShape(Shape, frozen=True):
-    """Something that happened to a job or to one of its tasks."""
+    """Something that happened to a job or to one of its tasks. That of a job has the id that its webhooks have."""
 
+    id: str | None
     seq: int
     at: str
     event: str
@@ -111,6 +167,10 @@ class UploadShape(Shape, frozen=True):
     sha256: str
     stored: bool
     expires_at: str
+    # A new link, while the list is not there and goes straight to an object store.
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    method: str | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class InvalidShape(Shape, frozen=True):
@@ -131,6 +191,186 @@ class LetterShape(Shape, frozen=True):
     run_id: RunId
     reason: str
     at: str
+
+
+class WebhookShape(Shape, frozen=True):
+    """An endpoint, without its secrets."""
+
+    id: str
+    url: str
+    # All, if it is null; none but those that jobs ask for, if it is empty.
+    events: list[str] | None
+    description: str | None
+    disabled: bool
+    # Why, if nobody asked for that.
+    reason: str | None
+    created_at: str
+
+
+class NewWebhookShape(WebhookShape, frozen=True):
+    """An endpoint, this once with its secret."""
+
+    secret: str
+
+
+class SecretShape(Shape, frozen=True):
+    """A secret that webhooks are signed with."""
+
+    secret: str
+
+
+class AttemptShape(Shape, frozen=True):
+    """One try of a webhook: the status that was answered, or why there was none."""
+
+    at: str
+    status: int | None
+    error: str | None
+    seconds: float
+
+
+class DeliveryShape(Shape, frozen=True):
+    """An event on its way to a receiver, with its last tries."""
+
+    id: str
+    # None for a URL that the job named itself.
+    webhook_id: str | None
+    job_id: JobId
+    event_id: str
+    event: str
+    # pending, delivered or failed.
+    status: str
+    created_at: str
+    next_attempt_at: str | None
+    attempts: int
+    log: list[AttemptShape]
+
+
+class DeliveryDetailShape(DeliveryShape, frozen=True):
+    """A delivery, with what is sent."""
+
+    payload: dict[str, Any]
+
+
+class FireShape(Shape, frozen=True):
+    """One fire of a schedule: when it was for, when it was made, and what came of it."""
+
+    at: str
+    made_at: str
+    job_id: JobId | None
+    error: str | None
+    # Missed fires that it stands for, beside its own.
+    coalesced: int
+
+
+class ScheduleShape(Shape, frozen=True):
+    """A schedule, its next fires and its last ones."""
+
+    id: str
+    name: str | None
+    cron: str
+    timezone: str
+    missed: str
+    paused: bool
+    created_at: str
+    next_fires: list[str]
+    # How often it has fired.
+    fired: int
+    fires: list[FireShape]
+    job: dict[str, Any]
+
+
+class ExportProgressShape(Shape, frozen=True):
+    """Tasks that were read, of how many, and bytes that were written."""
+
+    tasks: int
+    total: int
+    bytes: int
+
+
+class ExportCountsShape(Shape, frozen=True):
+    """What the files hold."""
+
+    tasks: int
+    pending: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    bodies: int
+    body_bytes: int
+
+
+class ExportPartShape(Shape, frozen=True):
+    """A file of an export that is whole."""
+
+    number: int
+    name: str
+    size: int
+    sha256: str
+    tasks: int
+    url: str
+
+
+class ExportSelectShape(Shape, frozen=True):
+    """Which tasks are in it."""
+
+    status: str | None
+    error_code: str | None
+    http_status: int | None
+    tag: str | None
+    run: str
+
+
+class ExportShape(Shape, frozen=True):
+    """An export: queued, running, ready or failed."""
+
+    id: str
+    job_id: JobId
+    state: str
+    error: TaskError | None
+    format: str
+    compression: str
+    bodies: str
+    select: ExportSelectShape
+    part_bytes: int | None
+    run_ids: list[RunId]
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    expires_at: str
+    progress: ExportProgressShape
+    counts: ExportCountsShape
+    parts: list[ExportPartShape]
+
+
+class ExportFileShape(Shape, frozen=True):
+    """A file, as the manifest names it."""
+
+    name: str
+    size: int
+    sha256: str
+    tasks: int
+
+
+class ExportManifestShape(Shape, frozen=True):
+    """What the files of an export hold, and how to check them."""
+
+    export_id: str
+    job_id: JobId
+    run_ids: list[RunId]
+    format: str
+    compression: str
+    bodies: str
+    select: ExportSelectShape
+    created_at: str
+    counts: ExportCountsShape
+    parts: list[ExportFileShape]
+
+
+class ExportsPage(Shape, frozen=True):
+    """Exports, oldest first."""
+
+    items: list[ExportShape]
+    next_cursor: str | None
 
 
 class KeyShape(Shape, frozen=True):
@@ -162,7 +402,7 @@ class HealthShape(Shape, frozen=True):
 class JobsPage(Shape, frozen=True):
     """Jobs, newest first."""
 
-    items: list[JobShape]
+    items: list[ListedJob]
     next_cursor: str | None
 
 
@@ -191,6 +431,27 @@ class LettersPage(Shape, frozen=True):
     """Dead letters, oldest first."""
 
     items: list[LetterShape]
+    next_cursor: str | None
+
+
+class WebhooksPage(Shape, frozen=True):
+    """Endpoints, oldest first."""
+
+    items: list[WebhookShape]
+    next_cursor: str | None
+
+
+class DeliveriesPage(Shape, frozen=True):
+    """Deliveries, by receiver and then oldest first."""
+
+    items: list[DeliveryShape]
+    next_cursor: str | None
+
+
+class SchedulesPage(Shape, frozen=True):
+    """Schedules, oldest first."""
+
+    items: list[ScheduleShape]
     next_cursor: str | None
 
 

@@ -44,15 +44,17 @@ async def create_upload(
 
 @get("/uploads/{upload_id:str}", summary="Show an upload", responses=shapes.answers(shapes.UploadShape, 404))
 async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: UploadsPart) -> Response[bytes]:
-    """Whether the list is there, and until when."""
+    """Whether the list is there, and until when; if it is not, and goes to a store that signs links, a new one."""
     upload = await uploads.find(tenant, upload_id)
+    stored, link = await uploads.state(upload)
     return answer(
         {
             "upload_id": upload.upload_id,
             "size": upload.size,
             "sha256": upload.sha256,
-            "stored": upload.stored_at is not None,
+            "stored": stored,
             "expires_at": iso_text(upload.expires_at),
+            **({} if link is None else {"url": link.url, "method": link.method, "headers": link.headers}),
         }
     )
 

@@ -2,7 +2,23 @@
 
 import typer
 
-from conveyor.cli import dead_letters, demo, doctor, jobs, keys, moves, roles, run, submit, up, version, watch
+from conveyor.cli import (
+    control,
+    dead_letters,
+    demo,
+    doctor,
+    exports,
+    jobs,
+    keys,
+    moves,
+    rerun,
+    roles,
+    run,
+    submit,
+    up,
+    version,
+    watch,
+)
 
 app = typer.Typer(
     name="conveyor",
@@ -26,15 +42,20 @@ app.command("jobs", rich_help_panel=_SERVER)(jobs.jobs)
 app.command("show", rich_help_panel=_SERVER)(jobs.show)
 app.command("watch", rich_help_panel=_SERVER)(watch.watch)
 app.command("results", rich_help_panel=_SERVER)(jobs.results)
-app.command("export", rich_help_panel=_SERVER)(jobs.export)
+app.command("export", rich_help_panel=_SERVER)(exports.export)
 app.command("invalid", rich_help_panel=_SERVER)(moves.invalid)
-app.command("rerun", rich_help_panel=_SERVER)(moves.rerun)
+app.command("rerun", rich_help_panel=_SERVER)(rerun.rerun)
+app.command("cancel", rich_help_panel=_SERVER)(control.cancel)
+app.command("pause", rich_help_panel=_SERVER)(control.pause)
+app.command("resume", rich_help_panel=_SERVER)(control.resume)
+app.command("change", rich_help_panel=_SERVER)(control.change)
 app.command("delete", rich_help_panel=_SERVER)(moves.delete)
 app.command("api", rich_help_panel=_ROLES)(roles.api)
 app.command("work", rich_help_panel=_ROLES)(roles.work)
 app.command("ingest", rich_help_panel=_ROLES)(roles.ingest)
 app.command("sweep", rich_help_panel=_ROLES)(roles.sweep)
 app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
+app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
 app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_CARE)
 app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)

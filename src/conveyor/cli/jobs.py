@@ -1,9 +1,8 @@
-"""`conveyor jobs | show | results | export`: what a server has."""
+"""`conveyor jobs | show | results`: what a server has."""
 
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,15 +31,18 @@ def jobs(as_json: AsJson = False, limit: Limit = None, url: Server = None, data:
 def show(
     job: JobArgument,
     events: bool = typer.Option(False, "--events", help="The job's events too."),
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Count the rows of all tasks, and hold the kept counts to them.")
+    ] = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Show one job: state, counts, rate, errors by code."""
+    """Show one job: state, counts, rate, how long tasks take, errors by code, its runs."""
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = client.job(job)
+        found = client.job(job, verify)
         happened = list(client.events(job)) if events else []
     if as_json:
         print_json({**found, "events": happened} if events else found)
@@ -61,6 +63,13 @@ def results(
         str | None, typer.Option("--error", metavar="CODE", help="Only tasks that failed so.")
     ] = None,
     http_status: Annotated[int | None, typer.Option("--http", help="Only tasks with this HTTP status.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only tasks with this tag.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="A run by its number or id, latest, or latest-per-task: each task as it came out last."
+        ),
+    ] = None,
     limit: Limit = None,
     as_json: AsJson = False,
     url: Server = None,
@@ -71,33 +80,14 @@ def results(
 
     with connect(Settings.load(url=url, data=data)) as client:
         page = min(limit or 500, 500)
-        every = client.results(job, page, status=status, error_code=error_code, http_status=http_status)
+        every = client.results(
+            job, page, status=status, error_code=error_code, http_status=http_status, tag=tag, run=run
+        )
         found = itertools.islice(every, limit)
         if as_json:
             print_json_array(found)
         else:
             print_lines(_RESULTS, map(_result_row, found), "There are no such tasks.")
-
-
-def export(
-    job: JobArgument,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="The archive to write.")],
-    as_json: AsJson = False,
-    url: Server = None,
-    data: Data = None,
-) -> None:
-    """Write a job's results to one zip archive: a file per body, and manifest.jsonl with every task's outcome."""
-    from conveyor.cli import text
-    from conveyor.cli.connection import connect
-    from conveyor.cli.place import check_out
-
-    check_out(out)
-    with connect(Settings.load(url=url, data=data)) as client:
-        size = client.export(job, out)
-    if as_json:
-        print_json({"job": job, "archive": str(out), "archive_bytes": size})
-    else:
-        print(f"{out} ({text.size(size)})")
 
 
 def _job_row(job: dict[str, Any]) -> list[object]:
@@ -133,10 +123,29 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rate", text.rate(now.rate)
     if now.eta is not None and not now.ended:
         yield "eta", text.duration(now.eta)
+    if job.get("task_time"):
+        yield "task time", f"{job['task_time']['p50']:g} s median, {job['task_time']['p95']:g} s at 95 %"
     if now.invalid:
         yield "invalid", f"{number_of_lines(now.invalid)} no task; `conveyor invalid {now.job_id}` lists them"
     for place, (code, number) in enumerate(now.errors):
         yield "errors" if place == 0 else "", f"{number:>9,}  {code}"
+    if len(job["runs"]) > 1:
+        for place, run in enumerate(job["runs"]):
+            yield "runs" if place == 0 else "", _run_line(run)
+    if "verify" in job:
+        drift = job["verify"]["drift"]
+        yield "verified", "the counts agree with the rows" if drift == 0 else f"the counts were off by {drift:,}"
+
+
+def _run_line(run: dict[str, Any]) -> str:
+    from conveyor.cli import text
+
+    counts = run["counts"]
+    parts = [f"{run['number']}: {run['state']}", f"{text.count(run['total'])} tasks"]
+    parts += [
+        f"{text.count(counts[status])} {status}" for status in ("succeeded", "failed", "cancelled") if counts[status]
+    ]
+    return ", ".join(parts)
 
 
 def _event_row(event: dict[str, Any]) -> list[object]:

@@ -1,4 +1,4 @@
-"""`conveyor invalid | rerun | delete`: what was left out of a job, and what can be done with it."""
+"""`conveyor invalid | delete`: what was left out of a job, and how to be rid of it."""
 
 import itertools
 import sys
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.cli.options import AsJson, Data, JobArgument, Limit, Server
-from conveyor.cli.output import print_json, print_json_array, print_lines
+from conveyor.cli.output import print_json_array, print_lines
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
@@ -26,18 +26,6 @@ def invalid(
             print_json_array(found)
         else:
             print_lines(_INVALID, map(_row, found), "Every line was a task.")
-
-
-def rerun(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Go on with a job whose list could not be ingested, once what stopped it is mended."""
-    from conveyor.cli.connection import connect
-
-    with connect(Settings.load(url=url, data=data)) as client:
-        found = client.rerun(job)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"{found['id']} is {found['state']} again.")
 
 
 def delete(

@@ -45,6 +45,32 @@ def schedule(data: Data = None, allow_private_targets: AllowPrivate = False) -> 
     _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "schedule")
 
 
+Once = Annotated[bool, typer.Option("--once", help="Make one pass, print what it did as JSON, and end.")]
+
+
+def monitor(data: Data = None, once: Once = False) -> None:
+    """Find stuck tasks, lost workers and runs past their deadline alone."""
+    settings = Settings.load(data=data)
+    if not once:
+        _run(settings, "monitor")
+        return
+    from conveyor.cli.logs import configure_log
+    from conveyor.cli.loop import run_async
+
+    configure_log(settings.log_level)
+    print(run_async(_monitor_once(settings)))
+
+
+async def _monitor_once(settings: Settings) -> str:
+    import msgspec
+
+    from conveyor.recover.monitor import monitor_of
+    from conveyor.system import open_system
+
+    async with open_system(settings) as system:
+        return msgspec.json.encode(await monitor_of(system).run_once()).decode()
+
+
 def migrate(data: Data = None) -> None:
     """Make the tables, queues and buckets that the settings name, or bring them up to date."""
     from conveyor.cli.logs import configure_log

@@ -1,8 +1,8 @@
 """One request and its answer, over pyreqwest: retries where they are safe, and our exceptions.
 
 A request that never reached the server (the connection was not made) is always tried again. One that may have
-reached it is tried again only when doing it twice changes nothing: GET and DELETE, POST under an Idempotency-Key, and
-the PUT of an upload. So is one whose first try, cut off on its way, the server is still carrying out.
+reached it is tried again only when doing it twice changes nothing: GET, DELETE and PATCH, POST under an
+Idempotency-Key, and the PUT of an upload. So is one whose first try, cut off on its way, the server is still carrying out.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ _CONNECT = timedelta(seconds=10)
 _READ = timedelta(seconds=60)
 # The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
 _SLOWEST = 32 * 1024
-_IDEMPOTENT = frozenset({"GET", "DELETE"})
+_IDEMPOTENT = frozenset({"GET", "DELETE", "PATCH"})
 
 
 def _wait(seconds: float) -> None:
@@ -45,7 +45,7 @@ class Transport:
     def __init__(self, url: str, key: str | None, pause: Pause = _wait) -> None:
         self.url = url.rstrip("/")
         self._key = key
-        self._pause = pause
+        self.pause = pause
         self._client = _client(self.url, _READ)
 
     def close(self) -> None:
@@ -106,6 +106,31 @@ class Transport:
         finally:
             request.__exit__(None, None, None)
 
+    @contextmanager
+    def open(self, url: str, headers: Mapping[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """As `stream`, with headers of one's own, and the status. A link to elsewhere is a right of its own: the key
+        stays here."""
+        elsewhere = None if url.startswith("/") else _client(url, _READ)
+
+        def once() -> tuple[SyncStreamRequest, SyncResponse]:
+            builder = self._request("GET", url, None) if elsewhere is None else elsewhere.get(url)
+            for name, value in headers.items():
+                builder = builder.header(name, value)
+            request = builder.build_streamed()
+            return request, request.__enter__()
+
+        try:
+            request, response = self._try(once, safe=True)
+            try:
+                if response.status >= 300:
+                    _check(response, bytes(response.bytes()))
+                yield response.status, self._pieces(response)
+            finally:
+                request.__exit__(None, None, None)
+        finally:
+            if elsewhere is not None:
+                elsewhere.close()
+
     def _pieces(self, response: SyncResponse) -> Iterator[bytes]:
         reader = response.body_reader
         try:
@@ -135,7 +160,7 @@ class Transport:
             except (PyreqwestError, OSError) as error:
                 if pause is None or not (safe or _never_sent(error)):
                     raise _unreachable(self.url, error) from error
-            self._pause(pause)
+            self.pause(pause)
         raise AssertionError("the last try returns or raises")
 
 

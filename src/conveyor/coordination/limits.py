@@ -16,16 +16,37 @@ class TargetLimits:
         self._coordinator = coordinator
         self._holder = holder
         self._prefix = f"target:{job.tenant}:{job.job_id}:"
+        self._version = job.version
         self._rate = job.options.rate_per_host
         self._most = job.options.concurrency_per_host
         self._running: dict[str, int] = {}
-        self.limited = self._rate is not None or self._most is not None
+
+    @property
+    def limited(self) -> bool:
+        """Also while slots are held from before a limit was lifted."""
+        return self._rate is not None or self._most is not None or bool(self._running)
+
+    @property
+    def slots(self) -> bool:
+        """Whether targets have slots now, which are taken by who enters."""
+        return self._most is not None
+
+    def follow(self, job: Job) -> bool:
+        """Take over changed options. True if the passes that were reserved are not good any more: with other options
+        the targets have other buckets, in which nobody stands in line yet."""
+        if job.version == self._version:
+            return False
+        stale = self._rate is not None
+        self._version = job.version
+        self._rate = job.options.rate_per_host
+        self._most = job.options.concurrency_per_host
+        return stale or self._rate is not None
 
     async def reserve(self, target: str | None) -> float:
         """Reserve the next pass to the target at its rate; returns how long until it may be used."""
         if self._rate is None or target is None:
             return 0.0
-        return await self._coordinator.reserve(self._prefix + target, 1, self._rate, 1)
+        return await self._coordinator.reserve(f"{self._prefix}{self._version}:{target}", 1, self._rate, 1)
 
     async def enter(self, target: str | None) -> float:
         """Take one of the target's slots; a number above 0 says that none is free and when to ask again."""
@@ -39,16 +60,14 @@ class TargetLimits:
         return 0.0
 
     async def leave(self, target: str | None) -> None:
-        """Give the slot back."""
-        if self._most is None or target is None:
-            return
-        await self._hold(target, self._count_down(target))
+        """Give a slot back that was taken."""
+        if target is not None:
+            await self._hold(target, self._count_down(target))
 
     async def refresh(self) -> None:
         """Hold on to the slots of tasks that take long."""
-        if self._most is not None:
-            for target, count in list(self._running.items()):
-                await self._hold(target, count)
+        for target, count in list(self._running.items()):
+            await self._hold(target, count)
 
     def _count_down(self, target: str) -> int:
         left = self._running.pop(target) - 1
@@ -57,5 +76,6 @@ class TargetLimits:
         return left
 
     async def _hold(self, target: str, count: int) -> int:
-        assert self._most is not None
-        return await self._coordinator.hold(self._prefix + target, self._holder, count, self._most, _HOLD_SECONDS)
+        # Without a limit any more, what is held is all that there can be.
+        most = count if self._most is None else self._most
+        return await self._coordinator.hold(self._prefix + target, self._holder, count, most, _HOLD_SECONDS)

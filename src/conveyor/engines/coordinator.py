@@ -8,13 +8,18 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.model import RunId
+from conveyor.model import JobId, RunId
 
 
 def ingest_lease(run_id: RunId, number: int | None = None) -> str:
     """Names what one ingester does at a time: a range of a run's list, or its split. The second is the beginning of
     the first."""
     return f"ingest:{run_id}" if number is None else f"ingest:{run_id}:{number}"
+
+
+def export_lease(job_id: JobId, export_id: str | None = None) -> str:
+    """Names the making of one export of a job; without it, the beginning of all of them."""
+    return f"export:{job_id}:{export_id or ''}"
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -17,6 +17,18 @@ def run_queue(run_id: RunId) -> QueueName:
     return QueueName(f"run:{run_id}")
 
 
+def recovery_queue(run_id: RunId) -> QueueName:
+    """Beside it: references that come again (retried, parked, reclaimed, stuck). Its name begins with the other's, so
+    that an engine that treats the queues of runs in its own way treats both alike."""
+    return QueueName(f"run:{run_id}:recovery")
+
+
+def run_queues(run_id: RunId) -> tuple[QueueName, QueueName]:
+    """Both. References move from the first to the second and never back: whoever looks whether they are empty looks
+    in this order."""
+    return run_queue(run_id), recovery_queue(run_id)
+
+
 class Outgoing(msgspec.Struct, frozen=True):
     """A message to send; it becomes visible after `delay` seconds."""
 
@@ -42,6 +54,10 @@ class Depth(msgspec.Struct, frozen=True):
     ready: int
     held: int
     delayed: int
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.held + self.delayed
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
@@ -126,7 +126,8 @@ class Ingest:
         """A run that ended while its list was read may have been swept before its last batch was written."""
         while await self.tasks.cancel_pending(job.key, BATCH, self.clock.now()):
             pass
-        await self.queue.drop(run_queue(job.run.run_id))
+        for queue in run_queues(job.run.run_id):
+            await self.queue.drop(queue)
         counts = await self.tasks.counts(job.key)
         await self.records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 

@@ -107,7 +107,8 @@ async def _whole(tasks: Tasks, run: RunKey, walk: Walk, one: Range, where: TaskF
         stretch = await tasks.walk(run, after, lists.BATCH, where)
         walked += stretch.read
         # What is behind the last that matched, up to the end, is of no interest the second time either.
-        after = stretch.last or max([after, *(task.index for task in stretch.tasks)])
+        met = [task.index for task in stretch.tasks] if stretch.last is None else [stretch.last]
+        after = max([after, *met])
         yield _Step(stretch.tasks, max(after, 0), walked)
         if stretch.last is None:
             return

@@ -130,7 +130,7 @@ async def _main(fd: int) -> None:
     settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
     clock = SystemClock()
     guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
-    executor = FetchExecutor(settings, clock, guard)
+    executor = FetchExecutor(settings, clock, guard, room=writer.drain)
     await Fetcher(executor, writer).serve(reader)
 
 

@@ -7,9 +7,9 @@ is idle while outcomes travel.
 
 import asyncio
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from conveyor.clock import Clock
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch import host_of
 from conveyor.process.frames import Drop, Order, Orders, Pack, decode_pack, framed, read_frame
+from conveyor.process.watchdog import GRACE, timeout_of
 from conveyor.settings import Settings
 
 log = structlog.get_logger()
@@ -48,6 +49,9 @@ class Port(Protocol):
     def came(self, held: list[Any], outcomes: list[Outcome]) -> None:
         """These have an outcome."""
 
+    async def room(self) -> None:
+        """Wait until more outcomes can be taken."""
+
     def dropped(self, held: list[Any]) -> None:
         """These were not begun."""
 
@@ -62,10 +66,13 @@ class Fetcher:
         self._settings = settings
         self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._out: dict[int, tuple[Port, HeldRef]] = {}
         self._load: dict[int, int] = {}
+        # When it last said anything, or was given something after it had nothing; how long it may be silent.
+        self._heard_at = 0.0
+        self._patience = 0.0
         # What it was told of each lane: the width and the job.
         self._told: dict[int, tuple[int, Job]] = {}
         self.ready = asyncio.Event()
@@ -104,13 +111,23 @@ class Fetcher:
         if not held and (old_job is None or (new is None and width == old_width)):
             return
         self._told[port.number] = (width, port.job)
+        if not self._out:
+            self._heard_at, self._patience = self._clock.monotonic(), 0.0
         orders = []
         for one in held:
+            self._patience = max(self._patience, timeout_of(port.job, one.ref))
             self._number += 1
             self._out[self._number] = (port, one)
             orders.append(Order(self._number, one.ref))
         self._load[port.number] = self._load.get(port.number, 0) + len(orders)
         self._writer.write(framed(Orders(port.number, width, orders, new)))
+
+    def watch(self) -> None:
+        """Have it replaced if it owes an outcome and has been silent for longer than any attempt can take."""
+        silent = self._clock.monotonic() - self._heard_at
+        if self._out and self._process is not None and silent > self._patience + GRACE:
+            log.error("a fetching process hangs and is killed", seconds=round(silent, 1))
+            self._process.kill()
 
     def drop(self, port: Port, everything: bool) -> None:
         """Have it start nothing more for the lane; with `everything`, forget what it runs for it."""
@@ -127,10 +144,12 @@ class Fetcher:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         with theirs:
             fd = theirs.fileno()
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "conveyor.process.fetcher", str(fd)),
+            # Not by the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait
+            # for ever for a lock of theirs. Popen runs none of our code in the copy.
+            self._process = subprocess.Popen(  # noqa: ASYNC220, S603  (a few ms, and our own module)
+                [sys.executable, "-m", "conveyor.process.fetcher", str(fd)],
                 pass_fds=[fd],
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(framed(_plain(self._settings)))
@@ -138,12 +157,14 @@ class Fetcher:
             await read_frame(reader)
             self.ready.set()
             while True:
-                self._came(decode_pack(await read_frame(reader)))
+                for port in self._came(decode_pack(await read_frame(reader))):
+                    await port.room()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 
-    def _came(self, pack: Pack) -> None:
-        """Sort a pack by lanes. What no lane waits for any more is passed over."""
+    def _came(self, pack: Pack) -> list[Port]:
+        """Sort a pack by lanes, and say which they were. What no lane waits for any more is passed over."""
+        self._heard_at = self._clock.monotonic()
         bodies, at = memoryview(pack.bodies), 0
         sorted_: dict[int, tuple[Port, list[HeldRef], list[Outcome]]] = {}
         for packed in pack.outcomes:
@@ -176,6 +197,7 @@ class Fetcher:
                 port, one = self._out.pop(number)
                 self._load[port.number] -= 1
                 port.dropped([one])
+        return [port for port, _, _ in sorted_.values()]
 
     async def _end(self) -> None:
         """The process is gone, or is to go: it ends with the socket. What it had is lost."""
@@ -193,9 +215,8 @@ class Fetcher:
         for port, held in ports.values():
             port.lost(held)
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
 
 class Fetchers:
@@ -227,6 +248,11 @@ class Fetchers:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+    def watch(self) -> None:
+        """Replace those that hang."""
+        for member in self.members:
+            member.watch()
 
     def port_number(self) -> int:
         self._ports += 1

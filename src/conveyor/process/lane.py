@@ -2,18 +2,23 @@
 
 import asyncio
 import heapq
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
-from conveyor.model import LONG_KINDS, Job, Outcome, TaskRef
+from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskError, TaskRef
 from conveyor.process.executors import WORKER_LOST, Executor
+from conveyor.process.gate import Gate
+from conveyor.process.line import Line
 from conveyor.process.progress import Superseded
 from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.retry import late, too_late
+from conveyor.process.watchdog import Attempt, limit_of
+from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
 
@@ -22,24 +27,33 @@ _AHEAD = 0.3
 _SMOOTHING = 0.3
 # References that wait for their targets, before no more are taken from the queue.
 _MOST_PARKED = 5000
+# The target of a long task that was let through to try it is there if the task goes on for so long.
+_MOVING_SECONDS = 60.0
 
 
 class Held:
-    """A reference that waits its turn. `reserved`: its target has promised it a pass."""
+    """A reference that waits its turn. `reserved`: its target has promised it a pass; `entered`: it has one of its
+    target's slots; `canaries`: breakers that it tries, see Gate."""
 
-    __slots__ = ("chunk", "ref", "reserved")
+    __slots__ = ("canaries", "chunk", "entered", "ref", "reserved")
 
     def __init__(self, chunk: HeldChunk, ref: TaskRef) -> None:
         self.chunk = chunk
         self.ref = ref
         self.reserved = False
+        self.entered = False
+        self.canaries: tuple[str, ...] = ()
+
+    @property
+    def recovered(self) -> bool:
+        return self.chunk.recovered
 
 
 class Exits(Protocol):
     """Where references go that have no outcome to record."""
 
     async def overtaken(self, chunk: HeldChunk) -> None:
-        """Another attempt has the task of this message, and a message of its own."""
+        """Another attempt has one task of this message, and a message of its own."""
 
     async def condemned(self, job: Job, chunk: HeldChunk, ref: TaskRef, why: str) -> None:
         """The task takes every process along that runs it."""
@@ -56,21 +70,36 @@ class Lane:
         limits: TargetLimits,
         clock: Clock,
         hungry: Callable[[], None],
+        gate: Gate,
         exits: Exits | None = None,
+        *,
+        recovery_ratio: int = 4,
+        stuck_after: float = 600.0,
     ) -> None:
         self.job = job
         self.width = 0
         self.active = 0
         self.chunks: dict[str, HeldChunk] = {}
+        # When the run's queue is next asked, and the one of what comes again.
         self.next_poll = 0.0
         self.poll_pause = 0.0
+        self.next_recovery = 0.0
+        self.recovery_pause = 0.0
         self._executor = executor
         self._recorder = recorder
         self._limits = limits
         self._clock = clock
         self._hungry = hungry
+        self._gate = gate
         self._exits = exits
-        self._waiting: deque[Held] = deque()
+        self._stuck_after = stuck_after
+        self._waiting: Line[Held] = Line(recovery_ratio)
+        # Attempts under way, by the number of each.
+        self._attempts: dict[int, Attempt] = {}
+        self._begun = 0
+        # References that were fed since the last look, and sent back for their targets.
+        self._fed = 0
+        self._sidelined = 0
         # References whose target has its turn later.
         self._parked: list[tuple[float, int, Held]] = []
         self._parkings = 0
@@ -93,20 +122,44 @@ class Lane:
         """So many wait for their targets that no more are taken from the queue."""
         return len(self._parked) >= _MOST_PARKED
 
-    def shortage(self) -> int:
-        """How many more references it should hold, from what it gets done in a moment."""
+    @property
+    def owes_new(self) -> bool:
+        """Whether it is the turn of a new task, after so many that came again."""
+        return self._waiting.owes_new
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """How many were taken up that came again, and how many new ones."""
+        return self._waiting.taken
+
+    def shortage(self) -> tuple[int, int]:
+        """How many more references it should hold, of those that come again and of new ones, from what it gets done
+        in a moment."""
         self._measure()
         if self.job.kind in LONG_KINDS:
             # One to grow by: what waits here for hours could run elsewhere.
             full = self._waiting or self._parked or self.active >= self.job.options.concurrency
-            return 0 if full else 1
+            return (0, 0) if full else (1, 1)
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
-        return 0 if self.crowded else max(0, goal - len(self._waiting))
+        if self.crowded:
+            return 0, 0
+        return max(0, goal - self._waiting.again), max(0, goal - self._waiting.new)
+
+    def held_up(self) -> bool:
+        """Whether all that was fed since the last look was sent back: there may be others further on."""
+        fed, self._fed = self._fed, 0
+        sidelined, self._sidelined = self._sidelined, 0
+        return 0 < fed <= sidelined
+
+    def closed_until(self) -> float | None:
+        """When anything of the run can go on, if nothing can now."""
+        return self._gate.closed_until()
 
     def feed(self, chunk: HeldChunk, refs: list[TaskRef]) -> None:
         self.chunks[chunk.receipt] = chunk
         self._waiting.extend([Held(chunk, ref) for ref in refs])
+        self._fed += len(refs)
 
     def spread(self, width: int) -> None:
         """Run with `width` runners: more start now, too many end after what they are doing."""
@@ -122,6 +175,7 @@ class Lane:
         """Take over what was changed of the job. References that wait for their targets ask again, by the new limits;
         what runs ends by the old ones."""
         self.job = job
+        self._gate.follow(job)
         if not self._limits.follow(job):
             return
         self._waiting.extendleft(held for _, _, held in sorted(self._parked, reverse=True))
@@ -146,9 +200,42 @@ class Lane:
     def forget_done(self) -> None:
         self.chunks = {receipt: chunk for receipt, chunk in self.chunks.items() if chunk.left > 0 and not chunk.lost}
 
+    def held_bytes(self) -> int:
+        """What its messages weigh."""
+        return sum(chunk.size for chunk in self.chunks.values() if chunk.left > 0 and not chunk.lost)
+
     async def keep_targets(self) -> None:
         """Hold on to the slots of targets whose tasks take long."""
         await self._limits.refresh()
+
+    def hold_back(self) -> None:
+        """A target was found to be down: what has not begun asks again."""
+
+    def long_tasks(self) -> list[LongTask]:
+        """Those that run now."""
+        job = self.job
+        if job.kind not in LONG_KINDS:
+            return []
+        refs = [ref for attempt in self._attempts.values() for ref in attempt.refs]
+        return [LongTask(job.tenant, job.job_id, job.run.run_id, ref.index) for ref in refs]
+
+    def watch(self) -> list[Attempt]:
+        """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
+        now = self._clock.monotonic()
+        suspects = []
+        for attempt in list(self._attempts.values()):
+            if attempt.broken:
+                continue
+            if now - attempt.begun >= _MOVING_SECONDS and self.job.kind in LONG_KINDS:
+                self._gate.moving(attempt.held)
+            if attempt.due is not None and now >= attempt.due:
+                log.error("attempt broken off", run=self.job.run.run_id, seconds=round(now - attempt.begun, 1))
+                attempt.expired = True
+                attempt.task.cancel()
+            elif now >= attempt.look_at and len(attempt.refs) == 1:
+                attempt.look_at = now + self._stuck_after / 2
+                suspects.append(attempt)
+        return suspects
 
     async def stop(self, grace: float) -> list[HeldChunk]:
         """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
@@ -163,13 +250,15 @@ class Lane:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
+        self._gate.close()
         return [chunk for chunk in self.chunks.values() if not chunk.lost]
 
     async def _run(self) -> None:
         self._starting -= 1
         try:
             while self.active <= self.width:
-                held = await self._take_limited() if self._limits.limited else self._take()
+                slowly = self._limits.limited or self._gate.watching
+                held = await self._take_limited() if slowly else self._take()
                 if not held:
                     return
                 await self._attempt(held)
@@ -177,34 +266,60 @@ class Lane:
             self.active -= 1
 
     async def _attempt(self, held: list[Held]) -> None:
-        chunks = [one.chunk for one in held]
+        taken = held
+        held = self._in_time(held)
         refs = [one.ref for one in held]
+        outcomes: list[Outcome] | None = None
         try:
-            for chunk in chunks:
-                if chunk.suspect:
-                    await self._recorder.mark_started(chunk)
-            outcomes = await self._executor.attempt(self.job, refs)
+            if not held:
+                return
+            for one in held:
+                if one.chunk.suspect:
+                    await self._recorder.mark_started(one.chunk)
+            outcomes = await self._watched(held, refs)
             assert len(outcomes) == len(refs)
             if any(_is_verdict(outcome) for outcome in outcomes):
                 held, outcomes = await self._without_condemned(held, outcomes)
         except Superseded:
-            for chunk in chunks:
+            for one in held:
                 assert self._exits is not None
-                await self._exits.overtaken(chunk)
-                chunk.lost = True
+                await self._exits.overtaken(one.chunk)
             return
         except Exception:
             # An executor promises not to raise. Let go of the chunks: they come again, and the lost start counts.
             log.exception("executor failed", run=self.job.run.run_id, indexes=[ref.index for ref in refs])
-            for chunk in chunks:
-                chunk.lost = True
+            for one in held:
+                one.chunk.lost = True
             return
         finally:
+            if outcomes is None:
+                self._gate.gone(taken)
             if self._limits.limited:
-                await self._limits.leave(self._executor.target(refs[0]))
+                await self._leave_targets(taken)
         self._record(held, outcomes)
         if self._recorder.full:
             await self._recorder.room()
+
+    async def _watched(self, held: list[Held], refs: list[TaskRef]) -> list[Outcome]:
+        """Make the attempts, unless they are broken off: for their length, or because another has the task."""
+        task = asyncio.current_task()
+        assert task is not None
+        now, limit = self._clock.monotonic(), limit_of(self.job, refs)
+        due = None if limit is None else now + limit
+        attempt = Attempt(task, refs, held, held[0].chunk.turn, now, due, now + self._stuck_after)
+        self._begun += 1
+        number = self._begun
+        self._attempts[number] = attempt
+        try:
+            return await self._executor.attempt(self.job, refs)
+        except asyncio.CancelledError:
+            if not attempt.broken or task.uncancel() > 0:
+                raise
+            if attempt.overtaken:
+                raise Superseded from None
+            return [_expired(self._clock.monotonic() - attempt.begun) for _ in refs]
+        finally:
+            del self._attempts[number]
 
     async def _without_condemned(self, held: list[Held], outcomes: list[Outcome]) -> tuple[list[Held], list[Outcome]]:
         left: list[tuple[Held, Outcome]] = []
@@ -216,11 +331,36 @@ class Lane:
                 left.append((one, outcome))
         return [one for one, _ in left], [outcome for _, outcome in left]
 
+    def _in_time(self, held: list[Held]) -> list[Held]:
+        """Those for which it is not too late; the others end."""
+        options = self.job.options
+        if options.task_deadline is None:
+            return held
+        now = self._clock.now()
+        over = [one for one in held if too_late(options, one.ref, now)]
+        for one in over:
+            self._refuse(one, late(options, None))
+        return held if not over else [one for one in held if one not in over]
+
+    def _refuse(self, one: Held, error: TaskError) -> None:
+        """End a task without an attempt."""
+        self._gate.gone([one])
+        self._send_off(one, Outcome(TaskStatus.FAILED, error=error))
+
+    def _sideline(self, one: Held, wait: float) -> None:
+        """Send a task back to the queue for a while, as the attempt that it was."""
+        self._sidelined += 1
+        self._send_off(one, Outcome(TaskStatus.PENDING, retry_after=wait, spend=False))
+
+    def _send_off(self, one: Held, outcome: Outcome) -> None:
+        self._recorder.add(self.job, [one.chunk], [_uncounted(one.ref)], [outcome])
+
     def _record(self, held: list[Held], outcomes: list[Outcome]) -> None:
+        self._gate.saw(held, outcomes)
         refs = [_counted(one.ref, outcome) for one, outcome in zip(held, outcomes, strict=True)]
         self._recorder.add(self.job, [one.chunk for one in held], refs, outcomes)
         self._ended += len(held)
-        if len(self._waiting) <= self._low and self._clock.monotonic() >= self.next_poll:
+        if len(self._waiting) <= self._low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery):
             self._hungry()
 
     def _take(self) -> list[Held]:
@@ -236,16 +376,40 @@ class Lane:
         """The next reference whose target may be asked now; others are parked until their turn."""
         while self._waiting:
             one = self._waiting.popleft()
-            if one.chunk.lost:
+            if one.chunk.lost or (self._gate.watching and not await self._passes(one)):
                 continue
             target = self._executor.target(one.ref)
             wait = 0.0 if one.reserved else await self._limits.reserve(target)
             one.reserved = True
+            slots = self._limits.slots
             wait = wait or await self._limits.enter(target)
             if wait == 0:
+                one.entered = slots
                 return [one]
             self._park(one, wait)
         return []
+
+    async def _passes(self, one: Held) -> bool:
+        """Whether the reference's target is there, or may be tried by it. If not, it has gone back to the queue."""
+        if self._recorder.full:
+            await self._recorder.room()
+        verdict = 0.0 if one.canaries else self._gate.verdict(one.ref)
+        if verdict is None:
+            verdict = await self._gate.enter(one)
+        if verdict == 0.0:
+            return True
+        if isinstance(verdict, TaskError):
+            self._refuse(one, verdict)
+        else:
+            self._sideline(one, verdict)
+        return False
+
+    async def _leave_targets(self, held: list[Held]) -> None:
+        """Give back the slots that these took; those that began before there was a limit took none."""
+        for one in held:
+            if one.entered:
+                one.entered = False
+                await self._limits.leave(self._executor.target(one.ref))
 
     def _park(self, held: Held, wait: float) -> None:
         self._parkings += 1
@@ -287,4 +451,13 @@ def _is_verdict(outcome: Outcome) -> bool:
 def _counted(ref: TaskRef, outcome: Outcome) -> TaskRef:
     """The reference that its outcome counts for. One that spends no attempt is the end of the attempt before, so that
     the next is this one again."""
-    return ref if outcome.spend else TaskRef(ref.index, ref.input, ref.attempt - 1)
+    return ref if outcome.spend else _uncounted(ref)
+
+
+def _uncounted(ref: TaskRef) -> TaskRef:
+    return msgspec.structs.replace(ref, attempt=ref.attempt - 1)
+
+
+def _expired(seconds: float) -> Outcome:
+    message = f"the attempt was broken off after {seconds:.0f} seconds"
+    return Outcome(TaskStatus.FAILED, error=TaskError("timeout", message), elapsed=seconds)

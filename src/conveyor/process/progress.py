@@ -34,10 +34,13 @@ class Superseded(Exception):
 class Track:
     """One attempt's hold on the row of its task."""
 
-    def __init__(self, records: Records, clock: Clock, settings: Settings, row: Row, at: Progress) -> None:
+    def __init__(
+        self, records: Records, clock: Clock, settings: Settings, row: Row, at: Progress, stuck_after: float
+    ) -> None:
         self._records = records
         self._clock = clock
         self._settings = settings
+        self._stuck_after = stuck_after
         self._row = row
         self._at = at
         self._written_at = clock.monotonic()
@@ -83,11 +86,17 @@ class Track:
         self, done: int, total: int | None, *, state: msgspec.Raw | None = None, note: str | None = None
     ) -> None:
         """Write now; the task counts as stuck if the next write is too late."""
-        await self._write(done, total, state, note, self._clock.now() + self._settings.stuck_after)
+        await self._write(done, total, state, note, self._clock.now() + self._stuck_after)
 
     async def rest(self, *, state: msgspec.Raw | None = None, note: str | None = None) -> None:
         """Write that no attempt is under way."""
         await self._write(self._at.done, self._at.total, state, note, None)
+
+    async def remove(self) -> None:
+        """The task has come to its end, and nobody goes on with it."""
+        crashpoint("progress.remove.before")
+        if not await self._records.remove_row(self._row):
+            raise Superseded
 
     async def _write(
         self, done: int, total: int | None, state: msgspec.Raw | None, note: str | None, due_at: float | None
@@ -139,7 +148,8 @@ class ProgressBook:
 
     async def _taken(self, job: Job, fresh: Progress) -> Track | None:
         now = self._clock.now()
-        due_at = now + self._settings.stuck_after
+        stuck_after = job.options.stuck_after or self._settings.stuck_after
+        due_at = now + stuck_after
         name = progress_id(fresh.run_id, fresh.index)
         found = await self._records.row(PROGRESS, job.tenant, name)
         if found is None:
@@ -152,12 +162,15 @@ class ProgressBook:
             # One that is there already is left as it is: see whose it is.
             standing = await self._records.row(PROGRESS, job.tenant, name)
             ours = standing is not None and standing.body == row.body
-            return Track(self._records, self._clock, self._settings, row, fresh) if ours else None
+            return Track(self._records, self._clock, self._settings, row, fresh, stuck_after) if ours else None
         before = _decode(found.body)
-        # One that is due was left by nobody who could have said so.
-        lost = 0 if found.due_at is None else before.lost + 1
+        # One that is due was left by nobody who could have said so; the monitor has counted that already where it took
+        # the row from whoever had it.
+        lost = 0 if found.due_at is None else before.lost + (before.holder != "")
         at = msgspec.structs.replace(before, attempt=fresh.attempt, holder=fresh.holder, at=now, rate=0.0, lost=lost)
         crashpoint("progress.begin.before")
         taken = await self._records.replace_row(msgspec.structs.replace(found, body=_encode(at), due_at=due_at))
         crashpoint("progress.begin.after")
-        return None if taken is None else Track(self._records, self._clock, self._settings, taken, at)
+        if taken is None:
+            return None
+        return Track(self._records, self._clock, self._settings, taken, at, stuck_after)

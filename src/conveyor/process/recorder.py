@@ -5,7 +5,7 @@ to be tried again, lets the lifecycle look at the run, and acknowledges the mess
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
@@ -13,15 +13,15 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.durations import count_durations
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName
+from conveyor.engines.queue import Outgoing, Queue, QueueName, recovery_queue
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.bodies import Bodies
 from conveyor.process.outcomes import detail_json, with_body
-from conveyor.process.retry import retry_delay
-from conveyor.references import encode, send_all
+from conveyor.process.retry import late, retry_delay, too_late
+from conveyor.references import encode, gathered, send_all
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
@@ -40,12 +40,26 @@ _json = msgspec.json.encode
 class HeldChunk:
     """A message that this worker holds, and how many of its references have no durable outcome yet."""
 
-    __slots__ = ("left", "lost", "marking", "queue", "receipt", "suspect")
+    __slots__ = ("left", "lost", "marking", "queue", "receipt", "recovered", "size", "suspect", "turn")
 
-    def __init__(self, queue: QueueName, receipt: str, left: int, suspect: bool = False) -> None:
+    def __init__(
+        self,
+        queue: QueueName,
+        receipt: str,
+        left: int,
+        suspect: bool = False,
+        *,
+        recovered: bool = False,
+        size: int = 0,
+        turn: int = 0,
+    ) -> None:
         self.queue = queue
         self.receipt = receipt
         self.left = left
+        # Whether it came by the recovery queue; its bytes; how often the monitor had sent its task again by then.
+        self.recovered = recovered
+        self.size = size
+        self.turn = turn
         # Somebody else may hold it now: whatever of it has not started is not ours to start.
         self.lost = False
         # It came before and was not done: its start is marked before anything of it starts.
@@ -68,7 +82,7 @@ class Done(msgspec.Struct, gc=False):
 
 
 class Recorder:
-    """One for each worker."""
+    """One for each worker. `sent_back` is told which run has references that come again, and how soon the first."""
 
     def __init__(
         self,
@@ -79,7 +93,9 @@ class Recorder:
         coordinator: Coordinator,
         clock: Clock,
         linger: float,
+        sent_back: Callable[[RunId, float], None] = lambda run_id, delay: None,
     ) -> None:
+        self._sent_back = sent_back
         self._coordinator = coordinator
         self._tasks = tasks
         self._queue = queue
@@ -120,6 +136,8 @@ class Recorder:
             delay = None
             if outcome.status is not TaskStatus.SUCCEEDED:
                 delay = retry_delay(options, ref.attempt, outcome, jitter())
+                if delay is not None and options.task_deadline is not None:
+                    delay = self._in_time(job, ref, outcome, delay)
             if delay is None and outcome.body is not None:
                 size += len(outcome.body)
             self._waiting.append(Done(job, chunk, ref, outcome, delay))
@@ -131,6 +149,16 @@ class Recorder:
             self._enough.set()
         if self._count >= _MOST_COUNT or self._bytes >= _MOST_BYTES:
             self._room.clear()
+
+    def _in_time(self, job: Job, ref: TaskRef, outcome: Outcome, delay: float) -> float | None:
+        """The delay of the next attempt, or None, and the outcome says so, if it is too late for one."""
+        now = self._clock.now()
+        if not too_late(job.options, _begun(ref, outcome, now), now + delay):
+            return delay
+        outcome.status = TaskStatus.FAILED
+        outcome.error = late(job.options, outcome.error)
+        outcome.detail = None
+        return None
 
     async def run(self) -> None:
         """Flush until closed and empty."""
@@ -218,19 +246,33 @@ class Recorder:
             await self._tasks.note(job.key, events)
 
     async def _send_back(self, job: Job, again: list[Done]) -> None:
-        outgoing = [encode(Chunk(job.key, [_next_attempt(done.ref)]), done.delay or 0.0) for done in again]
-        await send_all(self._queue, again[0].chunk.queue, outgoing, self._clock)
+        """By the recovery queue: each failed one alone, those that only wait in batches."""
+        now = self._clock.now()
+        waits: list[tuple[float, TaskRef]] = []
+        outgoing: list[Outgoing] = []
+        for done in again:
+            ref, delay = _again(done, now), done.delay or 0.0
+            if done.outcome.spend or done.outcome.error is not None or job.kind in LONG_KINDS:
+                outgoing.append(encode(Chunk(job.key, [ref], turn=done.chunk.turn), delay))
+            else:
+                waits.append((delay, ref))
+        outgoing += gathered(job.key, waits, job.options.chunk_size)
+        await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
         for done in again:
             done.sent = True
+        self._sent_back(job.run.run_id, min(one.delay for one in outgoing))
 
     async def _acknowledge(self, group: list[Done]) -> None:
         for done in group:
             if not done.counted:
                 done.counted = True
                 done.chunk.left -= 1
-        complete = {done.chunk.receipt: done.chunk for done in group if done.chunk.left == 0}
-        if complete:
-            await self._queue.ack(group[0].chunk.queue, list(complete))
+        complete: dict[QueueName, set[str]] = {}
+        for done in group:
+            if done.chunk.left == 0:
+                complete.setdefault(done.chunk.queue, set()).add(done.chunk.receipt)
+        for queue, receipts in complete.items():
+            await self._queue.ack(queue, list(receipts))
 
 
 def _by_run(batch: Iterable[Done]) -> list[list[Done]]:
@@ -240,8 +282,18 @@ def _by_run(batch: Iterable[Done]) -> list[list[Done]]:
     return list(groups.values())
 
 
-def _next_attempt(ref: TaskRef) -> TaskRef:
-    return TaskRef(ref.index, ref.input, ref.attempt + 1)
+def _again(done: Done, now: float) -> TaskRef:
+    """The reference to the next attempt."""
+    ref = _begun(done.ref, done.outcome, now)
+    return TaskRef(ref.index, ref.input, ref.attempt + 1, ref.since)
+
+
+def _begun(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
+    """The reference with the time at which its first attempt began, if there was one."""
+    attempted = outcome.spend or outcome.error is not None or outcome.elapsed > 0
+    if ref.since or not attempted:
+        return ref
+    return TaskRef(ref.index, ref.input, ref.attempt, int(now - outcome.elapsed))
 
 
 def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:

@@ -7,8 +7,9 @@ from typing import Any
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
-from conveyor.model import Job, Outcome
+from conveyor.model import Job, Outcome, TaskError
 from conveyor.process.fetchers import Fetchers
+from conveyor.process.gate import Gate
 from conveyor.process.lane import Held, Lane
 from conveyor.process.recorder import HeldChunk, Recorder
 
@@ -24,9 +25,12 @@ class RemoteLane(Lane):
         limits: TargetLimits,
         clock: Clock,
         hungry: Callable[[], None],
+        gate: Gate,
         lost: Callable[[Job, list[HeldChunk]], None],
+        *,
+        recovery_ratio: int = 4,
     ) -> None:
-        super().__init__(job, fetchers, recorder, limits, clock, hungry)
+        super().__init__(job, fetchers, recorder, limits, clock, hungry, gate, recovery_ratio=recovery_ratio)
         self.number = fetchers.port_number()
         self._fetchers = fetchers
         self._lost = lost
@@ -62,15 +66,26 @@ class RemoteLane(Lane):
         self._record(held, outcomes)
         self._send()
 
+    async def room(self) -> None:
+        if self._recorder.full:
+            await self._recorder.room()
+
+    def hold_back(self) -> None:
+        self._fetchers.drop(self, everything=False)
+
     def dropped(self, held: list[Held]) -> None:
         self._count(-len(held))
         self._leave(held)
+        self._gate.gone(held)
         if not self._stopping:
             self._waiting.extendleft(held)
+            # Once, for all that come back now.
+            asyncio.get_running_loop().call_soon(self._send)
 
     def lost(self, held: list[Held]) -> None:
         self._count(-len(held))
         self._leave(held)
+        self._gate.gone(held)
         chunks = {one.chunk.receipt: one.chunk for one in held if not one.chunk.lost}
         for chunk in chunks.values():
             chunk.lost = True
@@ -97,12 +112,33 @@ class RemoteLane(Lane):
             one = self._waiting.popleft()
             if one.chunk.lost:
                 continue
+            if self._gate.watching and not self._goes(one):
+                if self._sending is not None:
+                    break
+                continue
             if one.chunk.suspect:
-                self._waiting.appendleft(one)
-                self._send_later(self._send_marked())
+                self._send_later(self._send_marked(one))
                 break
             held.append(one)
         self._hand_over(held)
+
+    def _goes(self, one: Held) -> bool:
+        """Whether the reference's target is there. One that may try it asks first; others have gone back."""
+        verdict = 0.0 if one.canaries else self._gate.verdict(one.ref)
+        if verdict is None:
+            self._send_later(self._send_canary(one))
+        elif isinstance(verdict, TaskError):
+            self._refuse(one, verdict)
+        elif verdict:
+            self._sideline(one, verdict)
+        return verdict == 0.0
+
+    async def _send_canary(self, one: Held) -> None:
+        wait = await self._gate.enter(one)
+        if wait:
+            self._sideline(one, wait)
+        else:
+            await self._send_marked(one)
 
     def _send_later(self, first: Coroutine[Any, Any, None]) -> None:
         async def send() -> None:
@@ -117,13 +153,15 @@ class RemoteLane(Lane):
         self._running.add(self._sending)
         self._sending.add_done_callback(self._running.discard)
 
-    async def _send_marked(self) -> None:
-        """The next one is of a message that came before: that work on it begins is known before it does."""
-        if self._waiting and self._fetchers.room(self) > 0:
-            one = self._waiting.popleft()
+    async def _send_marked(self, one: Held) -> None:
+        """One of a message that came before: that work on it begins is known before it does."""
+        if one.chunk.suspect:
             await self._recorder.mark_started(one.chunk)
             one.chunk.suspect = False
+        if self._fetchers.room(self) > 0:
             self._hand_over([one])
+        else:
+            self._waiting.appendleft(one)
 
     async def _send_in_turn(self) -> None:
         """References whose targets have limits go one by one, each when it is its target's turn."""
@@ -139,6 +177,7 @@ class RemoteLane(Lane):
             self._hand_over(held)
 
     def _hand_over(self, held: list[Held]) -> None:
+        held = self._in_time(held)
         self._count(len(held))
         self._fetchers.start(self, held)
 
@@ -147,7 +186,3 @@ class RemoteLane(Lane):
             leaving = asyncio.create_task(self._leave_targets(held))
             self._running.add(leaving)
             leaving.add_done_callback(self._running.discard)
-
-    async def _leave_targets(self, held: list[Held]) -> None:
-        for one in held:
-            await self._limits.leave(self._executor.target(one.ref))

@@ -1,7 +1,7 @@
 """Whether a failed attempt is tried again, and when. Gets the job's options and what the attempt came to, hands on
 a delay in seconds, or None when the outcome is final. It keeps no state: chance comes in as `jitter`."""
 
-from conveyor.model import Backoff, Options, Outcome
+from conveyor.model import Backoff, Options, Outcome, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
 # A target may ask for more patience than this; a job has a deadline too.
@@ -10,7 +10,7 @@ MAX_RETRY_AFTER = 3600.0
 # What may well go another way next time. Not here, because the same attempt would end the same way: target_refused,
 # bad_url, body_too_large, too_many_redirects, bad_redirect, decode_failed, tls_failed, internal; handler_missing and
 # result_not_json; content_encoded, checksum_mismatch, export_failed, export_timeout and export_api_failed.
-# `http_<status>` is decided by the job's own list of statuses.
+# `http_<status>` is decided by the job's own list of statuses, and all others by its `retry_errors` if it has them.
 RETRYABLE_ERRORS = frozenset(
     {
         "timeout",
@@ -26,6 +26,14 @@ RETRYABLE_ERRORS = frozenset(
         "file_changed",
     }
 )
+# The end of a task, whatever the job says.
+FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", "worker_lost"})
+# What a target that is away looks like. Not 429: it is there, and says when to come again.
+OUTAGE_ERRORS = frozenset(
+    {"timeout", "connect_timeout", "connect_failed", "dns_failed", "read_failed", "gateway_failed"}
+)
+# How much longer than its delay a task of an outage waits at most: not all come back in one moment.
+_SPREAD = 0.1
 
 
 def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float) -> float | None:
@@ -33,13 +41,38 @@ def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float)
 
     `jitter` is in [0, 1). What the target asked for by Retry-After comes on top of the backoff: tasks that were all
     told the same moment should not all come back in it. An outcome that spends no attempt only waits as long as it
-    says.
+    says. With `outage`, a target that is away gets a few quick tries, and then all tasks wait long.
     """
     if not outcome.spend:
         return _wish(outcome.retry_after)
     if outcome.status is not TaskStatus.FAILED or attempt >= options.attempts or not is_retryable(options, outcome):
         return None
-    return backoff_delay(options.backoff, attempt, jitter, outcome.retry_after)
+    outage = options.outage
+    if outage is None or not is_outage(outcome):
+        return backoff_delay(options.backoff, attempt, jitter, outcome.retry_after)
+    if attempt % outage.quick_tries == 0:
+        return max(outage.delay * (1 + _SPREAD * jitter), _wish(outcome.retry_after))
+    return backoff_delay(options.backoff, attempt % outage.quick_tries, jitter, outcome.retry_after)
+
+
+def is_outage(outcome: Outcome) -> bool:
+    """Whether the target was away, and not the task at fault."""
+    if outcome.error is None:
+        return False
+    if outcome.error.code.startswith("http_"):
+        return outcome.http_status is not None and outcome.http_status >= 500
+    return outcome.error.code in OUTAGE_ERRORS
+
+
+def too_late(options: Options, ref: TaskRef, begins: float) -> bool:
+    """Whether a task that was attempted before may not begin another attempt then."""
+    return options.task_deadline is not None and ref.since > 0 and begins >= ref.since + options.task_deadline
+
+
+def late(options: Options, cause: TaskError | None) -> TaskError:
+    """How a task ends for which it is too late."""
+    last = "" if cause is None else f"; at last: {cause.message}"
+    return TaskError("deadline", f"no attempt succeeded within {options.task_deadline:g} seconds{last}")
 
 
 def backoff_delay(backoff: Backoff, attempt: int, jitter: float, wish: float | None) -> float:
@@ -55,6 +88,8 @@ def is_retryable(options: Options, outcome: Outcome) -> bool:
         return False
     if error.code.startswith("http_"):
         return outcome.http_status in options.retry_statuses
+    if options.retry_errors is not None:
+        return error.code in options.retry_errors and error.code not in FINAL_ERRORS
     return error.code in RETRYABLE_ERRORS
 
 

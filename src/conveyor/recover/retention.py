@@ -11,13 +11,13 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.coordinator import Coordinator, ingest_lease
-from conveyor.engines.queue import Queue, run_queue
+from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
+from conveyor.engines.queue import Queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.letters import read_letter
-from conveyor.model import UPLOADS, Job
+from conveyor.model import EXPORT, UPLOADS, Job, RunKey, export_prefix
 
 log = structlog.get_logger()
 
@@ -29,6 +29,7 @@ _JOBS = 10
 _ROWS = 5000
 _BLOBS = 1000
 _LETTERS = 1000
+_EXPORTS = 1000
 
 
 class Removed(msgspec.Struct):
@@ -39,6 +40,7 @@ class Removed(msgspec.Struct):
     blobs: int = 0
     letters: int = 0
     uploads: int = 0
+    exports: int = 0
 
 
 class Retention:
@@ -75,6 +77,7 @@ class Retention:
             await self._discard_letters(emptied, removed)
         for job in emptied:
             await self._forget(job, removed)
+        await self._remove_exports(removed)
         for upload in await self._records.sweep_expired(_BLOBS):
             await self._blobs.delete([upload.key])
             removed.uploads += 1
@@ -83,14 +86,37 @@ class Retention:
     async def _empty(self, job: Job, removed: Removed) -> bool:
         """Remove some of a job; True when nothing was left but its rows in the records."""
         crashpoint("retention.remove.before")
-        await self._queue.drop(run_queue(job.run.run_id))
-        tasks = await self._tasks.delete(job.key, _ROWS)
+        tasks = 0
+        for run in await self._runs(job):
+            for queue in run_queues(run.run_id):
+                await self._queue.drop(queue)
+            tasks += await self._tasks.delete(run, _ROWS - tasks)
+            if tasks >= _ROWS:
+                break
         removed.tasks += tasks
         blobs = 0
         for prefix in _prefixes(job):
             blobs += await self._blobs.delete_prefix(prefix, _BLOBS)
         removed.blobs += blobs
         return not tasks and not blobs
+
+    async def _runs(self, job: Job) -> list[RunKey]:
+        """Where the tasks of all runs of a job are."""
+        runs = await self._records.runs(job.job_id)
+        return [RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count) for run in runs] or [job.key]
+
+    async def _remove_exports(self, removed: Removed) -> None:
+        """Exports that expired or were deleted: their files, some at a time, and then the row."""
+        by = self._clock.now() - SETTLE_SECONDS
+        for row in await self._records.due_rows(EXPORT, by, _EXPORTS):
+            if row.job_id is None or row.expires_at is None or row.expires_at > by:
+                continue
+            crashpoint("retention.export.before")
+            blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, row.job_id, row.id), _BLOBS)
+            removed.blobs += blobs
+            if not blobs:
+                await self._coordinator.forget(export_lease(row.job_id, row.id))
+                removed.exports += await self._records.remove_row(row)
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
         gone = {job.job_id for job in jobs}
@@ -109,12 +135,14 @@ class Retention:
         # An upload may serve several jobs, and expires with the last of them.
         if job.source is not None and not job.source.key.startswith(UPLOADS):
             await self._blobs.delete([job.source.key])
-        await self._coordinator.forget(ingest_lease(job.run.run_id))
+        for run in await self._runs(job):
+            await self._coordinator.forget(ingest_lease(run.run_id))
+        await self._coordinator.forget(export_lease(job.job_id))
         crashpoint("retention.forget.before")
         await self._records.forget_job(job.job_id)
         removed.jobs += 1
 
 
 def _prefixes(job: Job) -> list[str]:
-    """All that was ever written for a job: bodies, lines that were no task, and batches of an open job."""
-    return [f"{kind}/{job.tenant}/{job.job_id}" for kind in ("results", "invalid", "lists")]
+    """All that was ever written for a job: bodies, lines that were no task, batches of an open job, and exports."""
+    return [f"{kind}/{job.tenant}/{job.job_id}" for kind in ("results", "invalid", "lists", "exports")]

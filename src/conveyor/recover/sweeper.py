@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.lifecycle import Lifecycle
@@ -81,7 +81,7 @@ class Sweeper:
         """A message may be lost between the row that asks for it and its sending; sending it twice does no harm."""
         swept.checked += 1
         quiet = self._clock.now() - job.run.touched_at
-        open_still = job.mode is Mode.OPEN and not job.run.sealed
+        open_still = job.mode is Mode.OPEN and not job.run.sealed and job.run.lineage is None
         if open_still and quiet > job.options.idle_timeout:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             if await self._records.seal(job.job_id, job.run.run_id, reason):
@@ -105,13 +105,20 @@ class Sweeper:
 
     async def _check(self, job: Job, swept: Swept) -> None:
         swept.checked += 1
-        depth = await self._queue.depth(run_queue(job.run.run_id))
+        empty = await self._is_empty(job)
         # Depth first: references are acknowledged after their tasks are counted, so counts read now include them.
         counts = await self._tasks.counts(job.key)
         if await self._lifecycle.settle(job, counts):
             swept.completed += 1
-        elif depth.ready + depth.held + depth.delayed == 0 and job.run.last_batch:
+        elif empty and job.run.last_batch:
             await self._mend(job, counts, swept)
+
+    async def _is_empty(self, job: Job) -> bool:
+        """Whether no queue of the run holds a reference."""
+        for queue in run_queues(job.run.run_id):
+            if (await self._queue.depth(queue)).total:
+                return False
+        return True
 
     async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
@@ -138,11 +145,14 @@ class Sweeper:
             after = page[-1].task_id
 
     async def _clear(self, job: Job, swept: Swept) -> None:
-        """Cancel what an ended run left pending, a bounded step at a time, then drop its queue."""
-        moved = await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
+        """Cancel what an ended run left pending, a bounded step at a time, then drop its queue. A completed one left
+        nothing."""
+        completed = job.run.state is RunState.COMPLETED
+        moved = 0 if completed else await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
         swept.cancelled += moved
         if moved == 0:
-            await self._queue.drop(run_queue(job.run.run_id))
+            for queue in run_queues(job.run.run_id):
+                await self._queue.drop(queue)
             if not job.run.last_batch:
                 # It ended while its list was read: its total is what was written of it.
                 counts = await self._tasks.counts(job.key)

@@ -1,29 +1,31 @@
-"""A ZIP writer that streams. Gets entries one after the other, hands back the bytes to emit, and keeps
-nothing that grows: the central directory, about 100 bytes an entry, waits in a temporary file for the
-end.
+"""A ZIP writer that streams, and that can be put down and taken up again by another process. Gets entries one after the
+other, hands back the bytes to emit, and keeps nothing that grows: what it has to say in the central directory, about
+100 bytes an entry, is handed out too (`drain`), to be kept elsewhere until the end.
 
-That file is why this is no library. `zipfile`, and stream-zip and zipstream-ng from PyPI, keep objects for
-every entry until the end, which is hundreds of megabytes for a million bodies.
+That is why this is no library. `zipfile`, and stream-zip and zipstream-ng from PyPI, keep objects for every entry until
+the end, which is hundreds of megabytes for a million bodies, and none can go on with what another process began.
 
 A body in memory goes out with its size and CRC in front of it, so that it needs no data descriptor. A body
 that is longer than memory is not known before it has passed: its entry is zip64 from the start, its size and
-CRC follow it, and it is deflated always, at level 0 if nothing is to be compressed, since only then can a
+CRC follow it, and it is deflated always, in stored blocks if nothing is to be compressed, since only then can a
 reader that takes the archive in one pass tell where it ends. All else is zip64 when a number does not fit,
 and only then.
 """
 
 import re
 import struct
-import tempfile
-import zlib
-from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+
+import msgspec
+from isal import isal_zlib
 
 STORED = 0
 DEFLATED = 8
+
+# Of the library's levels, 1 to 3, the one that is worth its time.
+LEVEL = 2
+# Ends a deflate stream whose blocks so far end on a byte.
+LAST_BLOCK = b"\x03\x00"
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -31,6 +33,7 @@ _DESCRIPTOR64 = struct.Struct("<4sLQQ")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64 = struct.Struct("<4sLQL")
 _END = struct.Struct("<4s4H2LH")
+_BLOCK = struct.Struct("<BHH")
 
 _MAX16 = 0xFFFF
 _MAX32 = 0xFFFFFFFF
@@ -41,186 +44,259 @@ _VERSION64 = 45
 # Made on Unix, so that the mode below is read: a plain file, rw-r--r--, never a link.
 _MADE_BY = 3 << 8 | _VERSION64
 _MODE = 0o100644 << 16
-_SPOOL_IN_MEMORY = 1024 * 1024
-_PIECE_BYTES = 256 * 1024
+# The most that the end of an archive takes, in bytes.
+LONGEST_END = _END64.size + _LOCATOR64.size + _END.size
+# The most that an entry takes beside its name, in the archive and in the directory.
+ENTRY_BYTES = _LOCAL.size + _CENTRAL.size + 20 + 28 + _DESCRIPTOR64.size
 
 # What some system reads as a path that leaves the archive's folder, or can not hold as a name.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]|^$|^/|//|/$|[. ](?:/|$)")
 
 
-class _Entry(NamedTuple):
-    """What the central directory says of an entry."""
+class ZipState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far an archive is: bytes handed out, entries, and bytes of the directory."""
 
-    name: bytes
-    flags: int
-    method: int
-    crc: int
-    packed: int
-    size: int
+    offset: int = 0
+    count: int = 0
+    directory: int = 0
+
+
+class EntryState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far an entry is: where it begins, and the numbers of what has passed."""
+
+    name: str
     offset: int
+    crc: int = 0
+    packed: int = 0
+    size: int = 0
 
 
 class ZipWriter:
-    """Feed it with `add` and `add_stream`, emit what they return, then what `finish` yields. Names must
-    differ; it does not check, since that would keep them all. Not for two threads at once."""
+    """Feed it with `add` and `add_stream`, emit what they return, then what was drained, then `end`. Names must differ;
+    it does not check, since that would keep them all. Not for two threads at once."""
 
-    def __init__(self, *, modified: datetime, level: int = 0, spool_dir: Path | None = None, offset: int = 0) -> None:
-        """Every entry is dated `modified`. Level 0 stores; 1 to 9 deflates what gets smaller by it.
-        `offset`: bytes that stand before the archive in the same file."""
+    def __init__(self, *, modified: datetime, level: int = 0, state: ZipState | None = None) -> None:
+        """Every entry is dated `modified`. Level 0 stores; 1 to 3 deflates what gets smaller by it. `state`: goes on
+        with an archive that was begun elsewhere."""
+        state = state or ZipState()
         self._level = level
-        self._offset = offset
+        self._offset = state.offset
+        self._count = state.count
+        self._size = state.directory
+        self._records: list[bytes] = []
         self._time, self._date = _dos_time(modified)
-        self._count = 0
         self._open: ZipEntry | None = None
-        self._finished = False
-        where = None if spool_dir is None else str(spool_dir)
-        self._directory = tempfile.SpooledTemporaryFile(_SPOOL_IN_MEMORY, dir=where)  # noqa: SIM115  (see close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def offset(self) -> int:
-        """Bytes handed out so far, and those that stood before."""
+        """Bytes handed out so far."""
         return self._offset
+
+    @property
+    def directory(self) -> int:
+        """Bytes that the central directory has so far."""
+        return self._size
+
+    @property
+    def state(self) -> ZipState:
+        """What a writer elsewhere needs to go on: with it, all that was drained, and the state of an open entry."""
+        return ZipState(self._offset, self._count, self._size)
 
     def add(self, name: str, data: bytes | bytearray | memoryview) -> bytes:
         """An entry whose body is in memory."""
         self._check_idle()
+        raw = _checked(name)
         body, method = self._packed(data)
-        entry = _Entry(_checked(name), _UTF8, method, zlib.crc32(data), len(body), len(data), self._offset)
-        emitted = b"".join((self._header(entry), body))
-        self._record(entry)
+        crc = isal_zlib.crc32(data)
+        header = self._header(raw, 0, method, crc, len(body), len(data))
+        emitted = b"".join((header, body))
+        self._record(raw, 0, method, crc, len(body), len(data), self._offset)
         self._offset += len(emitted)
         return emitted
 
-    def add_stream(self, name: str, *, level: int | None = None) -> "ZipEntry":
-        """An entry whose body comes in pieces. Emit its `header`, what `feed` returns, and what `end`
-        returns."""
+    def add_deflated(self, name: str, crc: int, packed: int, size: int) -> bytes:
+        """The header of an entry of which all is known but its bytes: emit it, then `packed` bytes of deflate."""
         self._check_idle()
-        entry = _Entry(_checked(name), _UTF8 | _DESCRIPTOR_FOLLOWS, DEFLATED, 0, 0, 0, self._offset)
-        header = self._header(entry)
+        raw = _checked(name)
+        header = self._header(raw, 0, DEFLATED, crc, packed, size)
+        self._record(raw, 0, DEFLATED, crc, packed, size, self._offset)
+        self._offset += len(header) + packed
+        return header
+
+    def add_stream(self, name: str) -> "ZipEntry":
+        """An entry whose body comes in pieces. Emit its `header`, what `feed` returns, and what `end` returns."""
+        self._check_idle()
+        header = self._header(_checked(name), _DESCRIPTOR_FOLLOWS, DEFLATED, 0, 0, 0)
+        self._open = ZipEntry(self, EntryState(name, self._offset), header, self._level)
         self._offset += len(header)
-        self._open = ZipEntry(self, entry, header, self._level if level is None else level)
         return self._open
 
-    def finish(self) -> Iterator[bytes]:
-        """The central directory and the end of the archive."""
+    def go_on(self, state: EntryState) -> "ZipEntry":
+        """The open entry of an archive that was begun elsewhere. Its header was emitted."""
         self._check_idle()
-        self._finished = True
-        size = self._directory.tell()
-        self._directory.seek(0)
-        while piece := self._directory.read(_PIECE_BYTES):
-            yield piece
-        yield _end(self._count, size, self._offset)
+        self._open = ZipEntry(self, state, b"", self._level)
+        return self._open
 
-    def close(self) -> None:
-        self._directory.close()
+    def drain(self) -> bytes:
+        """What the central directory is to say of the entries since the last time. It follows the last entry."""
+        drained = b"".join(self._records)
+        self._records = []
+        return drained
+
+    def end(self) -> bytes:
+        """The end of the archive, which follows the central directory."""
+        self._check_idle()
+        return _end(self._count, self._size, self._offset)
 
     def _check_idle(self) -> None:
         if self._open is not None:
             raise RuntimeError("an entry is open: end it first")
-        if self._finished:
-            raise RuntimeError("the archive is finished")
 
     def _packed(self, data: bytes | bytearray | memoryview) -> tuple[bytes | bytearray | memoryview, int]:
-        if self._level:
-            packer = zlib.compressobj(self._level, zlib.DEFLATED, -zlib.MAX_WBITS)
-            body = packer.compress(data) + packer.flush()
+        if self._level and data:
+            body = isal_zlib.compress(data, self._level, -isal_zlib.MAX_WBITS)
             if len(body) < len(data):
                 return body, DEFLATED
         return data, STORED
 
-    def _header(self, entry: _Entry) -> bytes:
-        streamed = entry.flags & _DESCRIPTOR_FOLLOWS
-        large = streamed or entry.size >= _MAX32 or entry.packed >= _MAX32
-        extra = struct.pack("<2H2Q", 1, 16, entry.size, entry.packed) if large else b""
-        packed, size = (_MAX32, _MAX32) if large else (entry.packed, entry.size)
-        return (
-            _LOCAL.pack(
-                b"PK\3\4",
-                _VERSION64 if large else _VERSION,
-                entry.flags,
-                entry.method,
-                self._time,
-                self._date,
-                entry.crc,
-                packed,
-                size,
-                len(entry.name),
-                len(extra),
-            )
-            + entry.name
-            + extra
+    def _header(self, name: bytes, flags: int, method: int, crc: int, packed: int, size: int) -> bytes:
+        large = flags or size >= _MAX32 or packed >= _MAX32
+        extra = struct.pack("<2H2Q", 1, 16, size, packed) if large else b""
+        fields = _LOCAL.pack(
+            b"PK\3\4",
+            _VERSION64 if large else _VERSION,
+            flags | _UTF8,
+            method,
+            self._time,
+            self._date,
+            crc,
+            _MAX32 if large else packed,
+            _MAX32 if large else size,
+            len(name),
+            len(extra),
         )
+        return fields + name + extra
 
-    def _record(self, entry: _Entry) -> None:
-        wide = [number for number in (entry.size, entry.packed, entry.offset) if number >= _MAX32]
-        extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-        self._directory.write(
+    def _record(self, name: bytes, flags: int, method: int, crc: int, packed: int, size: int, offset: int) -> None:
+        extra = b""
+        if size >= _MAX32 or packed >= _MAX32 or offset >= _MAX32:
+            wide = [number for number in (size, packed, offset) if number >= _MAX32]
+            extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
+        record = (
             _CENTRAL.pack(
                 b"PK\1\2",
                 _MADE_BY,
-                _VERSION64 if wide or entry.flags & _DESCRIPTOR_FOLLOWS else _VERSION,
-                entry.flags,
-                entry.method,
+                _VERSION64 if extra or flags else _VERSION,
+                flags | _UTF8,
+                method,
                 self._time,
                 self._date,
-                entry.crc,
-                min(entry.packed, _MAX32),
-                min(entry.size, _MAX32),
-                len(entry.name),
+                crc,
+                min(packed, _MAX32),
+                min(size, _MAX32),
+                len(name),
                 len(extra),
                 0,
                 0,
                 0,
                 _MODE,
-                min(entry.offset, _MAX32),
+                min(offset, _MAX32),
             )
-            + entry.name
+            + name
             + extra
         )
+        self._records.append(record)
+        self._size += len(record)
         self._count += 1
 
-    def _ended(self, entry: _Entry, descriptor: int) -> None:
+    def _passed(self, size: int) -> None:
+        self._offset += size
+
+    def _ended(self, state: EntryState) -> None:
         self._open = None
-        self._offset += entry.packed + descriptor
-        self._record(entry)
+        self._record(
+            _checked(state.name), _DESCRIPTOR_FOLLOWS, DEFLATED, state.crc, state.packed, state.size, state.offset
+        )
 
 
 class ZipEntry:
-    """An entry that is being written."""
+    """An entry that is being written. Between a `flush` and the next `feed` another writer can go on from `state`."""
 
-    def __init__(self, archive: ZipWriter, entry: _Entry, header: bytes, level: int) -> None:
+    def __init__(self, archive: ZipWriter, state: EntryState, header: bytes, level: int) -> None:
         self.header = header
         self._archive = archive
-        self._entry = entry
-        self._packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-        self._crc = 0
-        self._size = 0
-        self._sent = 0
+        self._name = state.name
+        self._offset = state.offset
+        self._crc = state.crc
+        self._size = state.size
+        self._sent = state.packed
+        self._deflate = Deflate(level)
+
+    @property
+    def state(self) -> EntryState:
+        return EntryState(self._name, self._offset, self._crc, self._sent, self._size)
 
     def feed(self, data: bytes) -> bytes:
         """May return nothing yet."""
-        self._crc = zlib.crc32(data, self._crc)
+        self._crc = isal_zlib.crc32(data, self._crc)
         self._size += len(data)
-        return self._emit(self._packer.compress(data))
+        return self._emit(self._deflate.feed(data))
+
+    def flush(self) -> bytes:
+        """What is still held of what was fed."""
+        return self._emit(self._deflate.flush())
 
     def end(self) -> bytes:
         """The rest of the body, and the descriptor."""
-        rest = self._emit(self._packer.flush())
+        rest = self._emit(self._deflate.flush() + LAST_BLOCK)
         descriptor = _DESCRIPTOR64.pack(b"PK\7\x08", self._crc, self._sent, self._size)
-        self._archive._ended(self._entry._replace(crc=self._crc, packed=self._sent, size=self._size), len(descriptor))
+        self._archive._passed(len(descriptor))
+        self._archive._ended(self.state)
         return rest + descriptor
 
     def _emit(self, packed: bytes) -> bytes:
         self._sent += len(packed)
+        self._archive._passed(len(packed))
         return packed
+
+
+class Deflate:
+    """Blocks of deflate. After each `flush` the next block needs nothing of those before, so that any process can make
+    it; LAST_BLOCK ends the stream. Level 0 makes stored blocks."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._packer: isal_zlib.Compress | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """May return nothing yet."""
+        if not self._level:
+            return _stored_blocks(data)
+        if self._packer is None:
+            self._packer = isal_zlib.compressobj(self._level, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS)
+        return self._packer.compress(data)
+
+    def flush(self) -> bytes:
+        """The rest of what was fed, up to a whole byte."""
+        if self._packer is None:
+            return b""
+        rest = self._packer.flush(isal_zlib.Z_FULL_FLUSH)
+        self._packer = None
+        return rest
+
+
+def deflated_bound(size: int) -> int:
+    """The most that so many bytes become, in any number of feeds of some kilobytes and more, with one flush."""
+    return size + size // 1000 + 128
+
+
+def _stored_blocks(data: bytes) -> bytes:
+    blocks: list[bytes | memoryview] = []
+    view = memoryview(data)
+    for start in range(0, len(data), _MAX16):
+        block = view[start : start + _MAX16]
+        blocks += (_BLOCK.pack(0, len(block), len(block) ^ _MAX16), block)
+    return b"".join(blocks)
 
 
 def _checked(name: str) -> bytes:

@@ -12,6 +12,14 @@ _SLUG_CHARS = 40
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//(?:[^/?#]*@)?([^/?#]*)([^?#]*)")
 _NOT_SLUG = re.compile(r"(?:[^A-Za-z0-9.]|\.{2,})+")
 
+
+class _WithUrl(msgspec.Struct):
+    url: str = ""
+
+
+_text = msgspec.json.Decoder(str).decode
+_object = msgspec.json.Decoder(_WithUrl).decode
+
 _EXTENSIONS = {
     "application/gzip": ".gz",
     "application/javascript": ".js",
@@ -57,12 +65,15 @@ def body_name(task: Task) -> str:
 
 
 def _url_of(given: msgspec.Raw) -> str:
+    first = bytes(memoryview(given)[:1])
     try:
-        value = msgspec.json.decode(given)
-    except msgspec.DecodeError:
-        return ""
-    url = value.get("url") if isinstance(value, dict) else value
-    return url if isinstance(url, str) else ""
+        if first == b'"':
+            return _text(given)
+        if first == b"{":
+            return _object(given).url
+    except msgspec.MsgspecError:
+        pass
+    return ""
 
 
 def _slug(url: str) -> str:

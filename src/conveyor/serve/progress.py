@@ -1,24 +1,37 @@
-"""Progress. Gets a job as it is stored, adds what is known of its run at this moment (counts, what workers
-hold, rate, time left, most frequent errors), and hands on the public job.
+"""Progress. Gets a job as it is stored, adds what is known of its run at this moment (counts, what workers hold, rate,
+time left, what it waits for, how long tasks take, most frequent errors), and hands on the public job. None of it is
+counted for that: the cost does not grow with the job, and readers within the same moment share what one of them found.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.coordination.durations import TaskTime, task_time
+from conveyor.coordination.waits import Wait, waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, Job, Mode, Run
+from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run, RunKey
 from conveyor.serve.results import iso_time
-from conveyor.states import ENDED, WORKABLE
+from conveyor.states import ENDED, WORKABLE, RunState
+
+T = TypeVar("T")
 
 TOP_ERRORS = 5
+# Earlier runs that a job is shown with, the newest of them.
+MOST_RUNS = 50
 
+_HIDDEN = "[hidden]"
 _WINDOW = 10.0
 _SAMPLE_EVERY = 0.5
 _SAMPLE_TTL = 60.0
+# How old what is shown may be.
+_FRESH = 0.5
+# How far a list is does not change once all of it is ingested.
+_INGESTED_TTL = 600.0
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -29,20 +42,102 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     ended: int
 
 
+class Live(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a run at one moment."""
+
+    run: Run
+    counts: Counts
+    running: int
+    rate: float
+    errors: list[tuple[str, int]]
+    ingest: Ingested | None
+    time: TaskTime | None
+    wait: Wait | None
+    # The job's runs before this one, newest first, with their counts.
+    older: list[tuple[Run, Counts]] = []
+
+
 _samples = msgspec.json.Decoder(list[Sample])
+_live = msgspec.json.Decoder(Live)
+_ingested = msgspec.json.Decoder(Ingested)
 
 
 async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
-    """A job as the API shows it. `options` has only what differs from the defaults."""
+    """A job as the API lists it. `options` has only what differs from the defaults."""
+    return _job_json(job, await _look(records, tasks, coordinator, clock, job))
+
+
+async def status_json(
+    records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job
+) -> dict[str, Any]:
+    """The same with all its runs. What was found for another reader a moment ago serves this one too; a run that has
+    moved since is looked at again."""
+    key = f"status:{job.run.run_id}:{job.state}"
+    live = _decoded(_live, await coordinator.cached(key))
+    if live is None:
+        live = await _look(records, tasks, coordinator, clock, job)
+        live = msgspec.structs.replace(live, older=await _older(records, tasks, job))
+        await coordinator.cache(key, msgspec.json.encode(live), _FRESH)
+    shown = _job_json(job, live)
+    return {**shown, "runs": [shown["run"], *(run_json(*each, 0) for each in live.older)]}
+
+
+async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Counts]]:
+    if job.run.number == 1:
+        return []
+    runs = [_without_secrets(run) for run in await records.runs(job.job_id) if run.number < job.run.number]
+    return [(run, await tasks.counts(_key(job, run))) for run in reversed(runs[-MOST_RUNS:])]
+
+
+async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any]:
+    """Count the rows of every run, and hold the kept counts to them; what differs is mended. While a run goes on, tasks
+    end between the two looks: then only counts that are ahead of the rows are known to be wrong."""
+    found: list[dict[str, Any]] = []
+    for run in await records.runs(job.job_id):
+        kept = await tasks.counts(_key(job, run))
+        counted = await tasks.recount(_key(job, run))
+        exact = run.state in ENDED and counted.ended == run.total
+        found.append(
+            {
+                "run": run.run_id,
+                "number": run.number,
+                "kept": kept,
+                "counted": counted,
+                "drift": _drift(kept, counted, exact),
+                "exact": exact,
+            }
+        )
+    return {"drift": sum(each["drift"] for each in found), "runs": found}
+
+
+def _drift(kept: Counts, counted: Counts, exact: bool) -> int:
+    pairs = zip(msgspec.structs.astuple(kept), msgspec.structs.astuple(counted), strict=True)
+    return sum(abs(ours - truth) if exact else max(0, ours - truth) for ours, truth in pairs)
+
+
+async def _look(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
     counts = await tasks.counts(job.key)
-    rate = await _rate(coordinator, clock, run, counts)
-    errors = await tasks.error_codes(job.key, TOP_ERRORS) if counts.failed else []
+    return Live(
+        run=_without_secrets(run),
+        counts=counts,
+        running=await _running(coordinator, run, counts),
+        rate=await _rate(coordinator, clock, run, counts),
+        errors=await tasks.error_codes(job.key, TOP_ERRORS) if counts.failed else [],
+        ingest=await _ingest(records, coordinator, job),
+        time=await task_time(coordinator, run.run_id),
+        wait=await _wait(coordinator, job, counts),
+    )
+
+
+def _job_json(job: Job, live: Live) -> dict[str, Any]:
+    run = live.run
     return {
         "id": job.job_id,
         "name": job.name,
         "state": job.state,
-        "reason": job.reason,
+        "reason": job.reason or _held_back(live.wait),
+        "waiting": None if live.wait is None else _wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
         "task_shard_count": job.task_shard_count,
@@ -50,17 +145,18 @@ async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clo
         "options": msgspec.to_builtins(job.options),
         "created_at": iso_time(job.created_at),
         "expires_at": iso_time(job.expires_at),
-        "run": run_json(run, counts, await _running(coordinator, run, counts)),
-        "ingest": await _ingest(records, job),
+        "run": run_json(run, live.counts, live.running),
+        "ingest": None if live.ingest is None else msgspec.structs.asdict(live.ingest),
         "invalid_lines": run.invalid,
-        "rate": round(rate, 3),
-        "eta": _eta(run, counts, rate),
-        "top_errors": [{"code": code, "count": count} for code, count in errors],
+        "rate": round(live.rate, 3),
+        "eta": _eta(run, live.counts, live.rate),
+        "task_time": live.time,
+        "top_errors": [{"code": code, "count": count} for code, count in live.errors],
     }
 
 
 def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
-    """A run as the API shows it."""
+    """A run as the API shows it. What an ended one has pending is still to be cancelled behind it."""
     return {
         "id": run.run_id,
         "number": run.number,
@@ -75,14 +171,86 @@ def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
         },
         "created_at": iso_time(run.created_at),
         "ended_at": iso_time(run.ended_at),
+        "lineage": None if run.lineage is None else _lineage_json(run.lineage),
     }
 
 
-async def _ingest(records: Records, job: Job) -> dict[str, Any] | None:
-    """How far its list is; None for a job that was written whole when it was accepted."""
-    if job.source is None and job.mode is Mode.CLOSED:
+def _lineage_json(lineage: Lineage) -> dict[str, Any]:
+    return {
+        "parent": lineage.parent,
+        "status": [status.label for status in lineage.statuses],
+        "error_code": lineage.error_code,
+        "http_status": lineage.http_status,
+        "tag": lineage.tag,
+        "options": without_secrets(lineage.overrides),
+    }
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers and gateways carry passwords: who may look at a job need not know them."""
+    shown: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "headers" and isinstance(value, Mapping):
+            shown[name] = dict.fromkeys(value, _HIDDEN)
+        elif name == "body" and value is not None:
+            # Of a call to an export API.
+            shown[name] = _HIDDEN
+        elif name == "gateway" and isinstance(value, Mapping):
+            shown[name] = {part: _HIDDEN for part, given in value.items() if given}
+        else:
+            shown[name] = without_secrets(value) if isinstance(value, Mapping) else value
+    return shown
+
+
+def _without_secrets(run: Run) -> Run:
+    if run.lineage is None:
+        return run
+    overrides = without_secrets(run.lineage.overrides)
+    return msgspec.structs.replace(run, lineage=msgspec.structs.replace(run.lineage, overrides=overrides))
+
+
+async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | None:
+    """Why nothing of it starts now, if something holds it back."""
+    run = job.run
+    if run.state in ENDED:
         return None
-    return msgspec.structs.asdict(await records.ingested(job.run.run_id))
+    if run.state is RunState.PAUSED:
+        return Wait("paused", "It is paused; resume it to go on.")
+    said = await waiting(coordinator, run.run_id)
+    if said is not None or run.state is not RunState.INGESTING or counts.ended < run.total:
+        return said
+    if job.mode is Mode.OPEN and not run.sealed and run.lineage is None:
+        return Wait("open", "It waits for tasks to be added.")
+    return Wait("ingesting", "Its list is being ingested.")
+
+
+def _held_back(wait: Wait | None) -> str | None:
+    """That its list is not there yet is in the nature of an ingest, and no reason to show."""
+    return None if wait is None or wait.code in ("open", "ingesting") else wait.detail
+
+
+def _wait_json(wait: Wait) -> dict[str, Any]:
+    return {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)}
+
+
+def _key(job: Job, run: Run) -> RunKey:
+    return RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
+
+
+async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:
+    """How far its list is; None for a run that was written whole when it was accepted."""
+    run = job.run
+    if job.source is None and job.mode is Mode.CLOSED and run.lineage is None:
+        return None
+    if not run.last_batch:
+        return await records.ingested(run.run_id)
+    # An open job may have been made of very many ranges.
+    key = f"ingested:{run.run_id}"
+    found = _decoded(_ingested, await coordinator.cached(key))
+    if found is None:
+        found = await records.ingested(run.run_id)
+        await coordinator.cache(key, msgspec.json.encode(found), _INGESTED_TTL)
+    return found
 
 
 async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:
@@ -106,7 +274,7 @@ async def _rate(coordinator: Coordinator, clock: Clock, run: Run, counts: Counts
 async def _remember(coordinator: Coordinator, key: str, sample: Sample) -> list[Sample]:
     """The samples before this one, which is kept too unless the last is fresh. Readers may overwrite each
     other's: a lost sample makes the window a little longer."""
-    before = [each for each in _decode(await coordinator.cached(key)) if each.at <= sample.at]
+    before = [each for each in _decoded(_samples, await coordinator.cached(key)) or [] if each.at <= sample.at]
     if not before or sample.at - before[-1].at >= _SAMPLE_EVERY:
         old = [each for each in before if each.at < sample.at - _WINDOW]
         recent = before[len(old) :]
@@ -114,12 +282,12 @@ async def _remember(coordinator: Coordinator, key: str, sample: Sample) -> list[
     return before
 
 
-def _decode(raw: bytes | None) -> list[Sample]:
-    """None at all for a value that another version wrote: the meter starts again."""
+def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | None) -> T | None:
+    """None for a value that another version wrote: it is made again."""
     try:
-        return _samples.decode(raw) if raw else []
+        return decoder.decode(raw) if raw else None
     except msgspec.MsgspecError:
-        return []
+        return None
 
 
 def _anchor(before: list[Sample], now: float) -> Sample | None:

@@ -10,9 +10,12 @@ from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed, NoBody, NotFound
-from conveyor.model import BodyRef, Page, RunKey, Task, TaskError
+from conveyor.model import BodyRef, Page, RunKey, Task, TaskError, piece_key
 from conveyor.serve import cursor as cursors
 from conveyor.serve.merge import merged_page
+from conveyor.serve.names import body_name
+
+BODY_SECONDS = 86_400.0
 
 
 async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
@@ -52,6 +55,17 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
     }
 
 
+async def body_link(blobs: Blobs, task: Task, path: str) -> str:
+    """Where to get the body: the store's own link to it, good for a day, if it is an object by itself and the store
+    signs one; else `path`, of the API."""
+    body = task.detail.body
+    if body is None or body.offset >= 0 or body.piece:
+        return path
+    name = body_name(task).rpartition("/")[2]
+    signed = await blobs.presigned_get(body.key, BODY_SECONDS, "application/octet-stream", name)
+    return path if signed is None else signed.url
+
+
 def error_json(task: Task) -> TaskError | None:
     """Why the task failed. The code is in the row even where the detail was dropped."""
     if task.detail.error is None and task.error_code is not None:
@@ -74,6 +88,8 @@ def body_ref(task: Task) -> BodyRef:
 async def read_body(blobs: Blobs, task: Task) -> bytes:
     """The task's body, whole: for bodies that fit into memory. Raises NoBody."""
     ref = body_ref(task)
+    if ref.piece:
+        return b"".join([piece async for piece in stream_body(blobs, ref)])
     # An object that is longer than it should be is caught by the one byte more.
     start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
     data = await blobs.get(ref.key, start, length)
@@ -89,7 +105,7 @@ async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
     digest = sha256()
     got = 0
     try:
-        async for piece in blobs.stream(ref.key, max(ref.offset, 0)):
+        async for piece in _pieces(blobs, ref):
             kept = piece if ref.offset < 0 else piece[: ref.length - got]
             digest.update(kept)
             got += len(kept)
@@ -100,6 +116,35 @@ async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
     except NotFound:
         raise missing_body(ref) from None
     check_body(ref, got, digest.hexdigest())
+
+
+async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes from `start` up to `end` of a body. Only the whole could be checked against its sha256; who asks for a
+    part compares what it puts together."""
+    left = end - start
+    try:
+        async for piece in _pieces(blobs, ref, start):
+            kept = piece[:left]
+            left -= len(kept)
+            yield kept
+            if left == 0:
+                return
+    except NotFound:
+        raise missing_body(ref) from None
+    raise EngineFailed("A stored body is shorter than it was.", key=ref.key, offset=ref.offset)
+
+
+async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[bytes]:
+    """The bytes of a body from `start` on, and of a segment what follows it too. Raises NotFound."""
+    if not ref.piece:
+        async for part in blobs.stream(ref.key, max(ref.offset, 0) + start):
+            yield part
+        return
+    first, inside = divmod(start, ref.piece)
+    for number in range(first, -(-ref.length // ref.piece)):
+        async for part in blobs.stream(piece_key(ref.key, number), inside):
+            yield part
+        inside = 0
 
 
 def check_body(ref: BodyRef, length: int, digest: str) -> None:

@@ -1,17 +1,19 @@
 """Uploads: a place for a list is promised under a signed link, filled once, and then a job is made of it.
 
 The link is bound to the size and the sha256 that the client announced, to one object that we named, and to the time
-that the promise holds. Where the blob store signs links of its own, the bytes never pass through here.
+that the promise holds. Where the blob store signs links of its own, the bytes never pass through here, and the list is
+there as soon as its object is: nobody tells us.
 """
 
 import hmac
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 
 import msgspec
 
 from conveyor.clock import iso_text
+from conveyor.engines.blobs import Presigned
 from conveyor.errors import InvalidField, NotFound, SignatureRefused, UploadConflict, UploadRefused
 from conveyor.faults import crashpoint
 from conveyor.model import UPLOADS, TenantId, Upload
@@ -23,6 +25,8 @@ CREATED = 201
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPLOAD_ID = re.compile(r"upload_[0-9a-z]{26}")
 
+# Asked whether a tenant may have a place for so many bytes; raises if not.
+Admit = Callable[[TenantId, int], Awaitable[None]]
 # From an upload's id and signature to the link to it.
 Link = Callable[[str, str], str]
 
@@ -53,8 +57,9 @@ def signature(secret: bytes, upload: Upload) -> str:
 class Uploads:
     """Keeps promises of places, and fills them."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, admit: Admit | None = None) -> None:
         self._system = system
+        self._admit = admit
         self._requests = Requests(system.settings, system.clock, system.records)
 
     async def promise(self, tenant: TenantId, spec: UploadSpec, link: Link, request: Request | None = None) -> Accepted:
@@ -71,6 +76,15 @@ class Uploads:
         if upload is None or upload.tenant != tenant:
             raise NotFound
         return upload
+
+    async def state(self, upload: Upload) -> tuple[bool, Presigned | None]:
+        """Whether the list is there; if not, a new link to send it to, where the store signs one. An old one may have
+        ended before the promise did, with the credentials that it was signed with."""
+        if upload.stored_at is not None:
+            return True, None
+        signed = await self._signed(upload)
+        stored = signed is not None and await self._system.blobs.size(upload.key) == upload.size
+        return stored, None if stored else signed
 
     async def fill(
         self, upload_id: str, given: str, size: int | None, digest: str | None, pieces: AsyncIterator[bytes]
@@ -97,6 +111,8 @@ class Uploads:
         settings, now = self._system.settings, self._system.clock.now()
         digest = spec.sha256.lower()
         _check(spec.size, digest, settings.max_list_bytes)
+        if self._admit is not None:
+            await self._admit(tenant, spec.size)
         upload = Upload(
             tenant=tenant,
             upload_id=ticket.subject,
@@ -107,11 +123,16 @@ class Uploads:
             created_at=now,
             expires_at=now + settings.upload_seconds,
         )
+        signed = await self._signed(upload) or Presigned(
+            link(upload.upload_id, self._sign(upload)),
+            "PUT",
+            {"Content-Type": "application/octet-stream", "X-Content-Sha256": digest},
+        )
         view = UploadView(
             upload_id=upload.upload_id,
-            url=link(upload.upload_id, self._sign(upload)),
-            method="PUT",
-            headers={"Content-Type": "application/octet-stream", "X-Content-Sha256": digest},
+            url=signed.url,
+            method=signed.method,
+            headers=dict(signed.headers),
             expires_at=iso_text(upload.expires_at),
         )
         body = msgspec.json.encode(view)
@@ -132,6 +153,11 @@ class Uploads:
             await self._system.blobs.delete([upload.key])
             raise SignatureRefused
         raise _stored_before()
+
+    async def _signed(self, upload: Upload) -> Presigned | None:
+        """The store's own link, good for as long as the promise holds."""
+        left = upload.expires_at - self._system.clock.now()
+        return await self._system.blobs.presigned_put(upload.key, upload.size, upload.sha256, left)
 
     def _sign(self, upload: Upload) -> str:
         return signature(self._system.signing_key, upload)

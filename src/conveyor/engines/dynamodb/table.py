@@ -168,7 +168,9 @@ class Table:
         await drain(self.wire, list(lanes.values()), MOST_IN_A_WRITE, send)
 
     async def _batch_write(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        crashpoint("dynamodb.batch.before")
         answer = await self.wire.once("BatchWriteItem", {"RequestItems": {self.name: requests}})
+        crashpoint("dynamodb.batch.after")
         left: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
         return left
 

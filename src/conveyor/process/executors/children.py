@@ -129,29 +129,34 @@ class Child:
             descriptors = (theirs.fileno(), table.fileno())
             command = [sys.executable, "-m", MODULE, *map(str, (*descriptors, MAX_BATCHES, os.getpid()))]
             try:
-                # What handlers print is for people: standard output may be somebody's data.
+                # What handlers print is for people: standard output may be somebody's data. In a session of its own, so
+                # that it is killed with all that its handlers started.
                 self._process = subprocess.Popen(  # noqa: ASYNC220, S603  (a few ms, and our own module)
-                    command, pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=2, env=foreign_environment()
+                    command,
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    env=foreign_environment(),
+                    start_new_session=True,
                 )
             except OSError as error:
                 ours.close()
                 raise NotStarted(f"the process can not be started: {error}") from None
             self._slots = Slots(table.fileno(), MAX_BATCHES)
-        reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
             async with asyncio.timeout(_START_SECONDS):
                 self._writer.write(framed(self._setup))
                 ready = decode_answer(await read_frame(reader))
+            assert isinstance(ready, Ready)
+            if ready.problem is not None:
+                raise NotStarted(ready.problem)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await self.end()
             raise NotStarted(f"the process ended while it loaded the handlers, {self._cause()}") from None
-        except asyncio.CancelledError:
+        except BaseException:
             await self.end()
             raise
-        assert isinstance(ready, Ready)
-        if ready.problem is not None:
-            await self.end()
-            raise NotStarted(ready.problem)
         self._listening = asyncio.create_task(self._listen(reader))
 
     async def run(
@@ -174,9 +179,7 @@ class Child:
     async def end(self) -> None:
         """Kill it, and wait until it is gone."""
         self.retired = True
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        self._kill()
         if self._listening is not None:
             await asyncio.wait([self._listening])
         else:
@@ -192,6 +195,10 @@ class Child:
         """Find calls that take too long, by the machine's own clock: the child goes by no other."""
         self._watching = None
         if self.ended or self._slots is None:
+            return
+        if self._process is not None and self._process.poll() is not None and self._listening is not None:
+            # What a handler has forked may hold the socket open.
+            self._listening.cancel()
             return
         now = time.monotonic()
         for out in list(self._out.values()):
@@ -257,9 +264,9 @@ class Child:
             self._writer.close()
 
     def _kill(self) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _gone(self) -> None:
         """The socket is at its end, or is to be."""
@@ -297,7 +304,7 @@ class Child:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
 
     def _cause(self) -> str:

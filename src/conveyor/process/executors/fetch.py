@@ -7,7 +7,7 @@ body. The body is read in pieces and counted after decoding: memory is bounded b
 
 import asyncio
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ from conveyor.inputs import (
     problem,
 )
 from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
+from conveyor.process.executors.budget import Budget
 from conveyor.process.executors.clients import Clients, connect_step
 from conveyor.process.executors.failures import Failure, failure_of, is_connecting
 from conveyor.process.executors.kept import Kept
@@ -38,6 +39,7 @@ from conveyor.process.executors.responses import (
     declares_at_most,
     phrase,
     read_counted,
+    read_declared,
     read_head,
     retry_after,
 )
@@ -77,11 +79,20 @@ class Plan(msgspec.Struct):
 
 
 class FetchExecutor:
-    """Runs tasks of kind fetch. One for each event loop; `root_certificate` is a PEM to trust beside the usual."""
+    """Runs tasks of kind fetch. One for each event loop; `root_certificate` is a PEM to trust beside the usual, `room`
+    is as for Budget."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, guard: TargetGuard, *, root_certificate: bytes | None = None
+        self,
+        settings: Settings,
+        clock: Clock,
+        guard: TargetGuard,
+        *,
+        root_certificate: bytes | None = None,
+        room: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        # What there is for a worker's process is for all of its fetchers.
+        self._budget = Budget(settings.body_budget_bytes // max(1, settings.fetchers), room)
         self._clock = clock
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate)
@@ -135,9 +146,9 @@ class FetchExecutor:
                     if answer.status not in FOLLOWED or not plan.follows(answer):
                         limit = plan.options.max_body_bytes
                         if declares_at_most(answer, request.method, limit):
-                            body = (await response.bytes()).to_bytes()
+                            body = await read_declared(response, answer, self._budget)
                         else:
-                            body = await read_counted(response, limit)
+                            body = await read_counted(response, limit, self._budget)
                         return self._outcome(plan, request, answer, body)
             except PyreqwestError as error:
                 if hop.pinned is not None and is_connecting(error):

@@ -284,7 +284,7 @@ def send_frame(sock: socket.socket, answer: Ready | Done | Said, lock: threading
 
 def _protect(parent: int) -> None:
     """Die with the worker, and before it."""
-    # A signal to the whole group is for the worker, which decides when to stop.
+    # The worker decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform != "linux":
@@ -310,6 +310,7 @@ def _load(setup: Setup) -> Handlers:
 def main() -> None:
     descriptor, table, count, parent = (int(text) for text in sys.argv[1:])
     _protect(parent)
+    os.set_inheritable(descriptor, False)
     sock = socket.socket(fileno=descriptor)
     sock.setblocking(True)
     frame = read_frame(sock)

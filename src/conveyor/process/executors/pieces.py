@@ -19,7 +19,7 @@ KIB = 1024
 _LEAST_PIECE = 256 * KIB
 _UNKNOWN_PIECE = 4 * KIB * KIB
 # A crash costs at most what is under way, about two parts of so many.
-_PARTS = 128
+_PARTS = 192
 _STEP = 64 * KIB
 
 

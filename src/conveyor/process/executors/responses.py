@@ -5,8 +5,10 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
 import msgspec
+from pyreqwest.bytes import Bytes
 from pyreqwest.response import Response
 
+from conveyor.process.executors.budget import SMALL, Budget
 from conveyor.process.executors.failures import Failure
 
 PIECE = 256 * 1024
@@ -50,18 +52,35 @@ def declares_at_most(head: Head, method: str, limit: int) -> bool:
     return True
 
 
-async def read_counted(response: Response, limit: int) -> bytes:
+async def read_declared(response: Response, head: Head, budget: Budget) -> bytes:
+    """A body whose length is promised, and within the limit."""
+    length = int(head.fields["content-length"])
+    if length <= SMALL:
+        return (await response.bytes()).to_bytes()
+    async with budget.taking(length):
+        return (await response.bytes()).to_bytes()
+
+
+async def read_counted(response: Response, limit: int, budget: Budget | None = None) -> bytes:
     """The decoded body. Raises Failure as soon as it is larger than `limit`; the connection is then dropped."""
-    pieces = []
-    size = 0
+    pieces: list[Bytes] = []
+    size = await _read_on(response, pieces, 0, min(limit, SMALL) if budget is not None else limit, limit)
+    if budget is not None and size > SMALL:
+        async with budget.taking(limit):
+            await _read_on(response, pieces, size, limit, limit)
+    return b"".join(pieces)
+
+
+async def _read_on(response: Response, pieces: list[Bytes], size: int, pause: int, limit: int) -> int:
+    """Read to the end, or until there is more than `pause`; returns how much there is."""
     reader = response.body_reader
     # read() fills a piece; read_chunk() would hand out compressed bodies in 4 KiB bits.
-    while (piece := await reader.read(PIECE)) is not None:
+    while size <= pause and (piece := await reader.read(PIECE)) is not None:
         size += len(piece)
         if size > limit:
             raise _too_large(limit, response.status)
         pieces.append(piece)
-    return b"".join(pieces)
+    return size
 
 
 def _too_large(limit: int, status: int) -> Failure:

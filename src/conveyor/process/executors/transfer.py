@@ -43,6 +43,8 @@ _MOST_ROUNDS = 1000
 _MOST_IDLE = 3
 _MOST_RESTARTS = 3
 _FIRST_PAUSE = 0.1
+# Headers that say which part of the file is asked for, and how: nobody else may.
+_OURS = frozenset({"range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _REMOVED_AT_ONCE = 1000
 
 
@@ -118,9 +120,9 @@ class Transfer:
             await self._leave()
 
     async def drop(self) -> None:
-        """Forget the file, for good."""
+        """Forget the file and the task's row, for good."""
         before, self._file = self._file, None
-        await self._track.rest(state=self._remember(None))
+        await self._track.remove()
         await self._remove(before)
 
     async def _find(self, left: File | None) -> None:
@@ -173,7 +175,8 @@ class Transfer:
         if offset:
             assert self._file is not None
             sent += rest_headers(self._file, offset)
-        asked = msgspec.structs.replace(request, headers=merged(request.headers, sent))
+        own = tuple(pair for pair in request.headers if pair[0].lower() not in _OURS)
+        asked = msgspec.structs.replace(request, headers=merged(own, sent))
         with self._pace:
             opening = self._exchange.open(self._plan, asked, wanted.patience, wanted.connect)
             answer = await opening.__aenter__()
@@ -276,12 +279,24 @@ class Transfer:
         # The total makes it known, should this attempt be lost from here on, that nothing is missing.
         await self._track.save(total, total, state=self._remember(self._file))
         crashpoint("download.seal.before")
-        body = await self._pieces.seal()
+        body = await self._sealed(self._pieces, total)
         crashpoint("download.seal.after")
         if wanted.sha256 is not None and body.sha256 != wanted.sha256.lower():
             await self._forget()
             raise self._mismatch(body.sha256)
         return Taken(self._file, body)
+
+    async def _sealed(self, pieces: Pieces, total: int) -> BodyRef:
+        """Reading back what an earlier attempt kept, for the hash, may take long: it is not stuck."""
+        sealing = asyncio.ensure_future(pieces.seal())
+        try:
+            while not (await asyncio.wait([sealing], timeout=self._settings.progress_seconds))[0]:
+                await self._track.save(total, total)
+        except BaseException:
+            sealing.cancel()
+            await asyncio.wait([sealing])
+            raise
+        return sealing.result()
 
     def _mismatch(self, digest: str) -> Failure:
         if self._answers == 1 and not self._found:
