@@ -1,7 +1,36 @@
 """Conveyor: durable bulk jobs. Hand over a list, watch it run, take the results away, whole, once."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from conveyor.errors import ConveyorError
 from conveyor.handlers import Cancelled, Context, Handlers, task
 
-__all__ = ["Cancelled", "Context", "Handlers", "task"]
+if TYPE_CHECKING:
+    from conveyor.client import AsyncClient, AsyncExport, AsyncJob, Client, Event, Export, Job, Progress, Result
+
+__all__ = [
+    "AsyncClient",
+    "AsyncExport",
+    "AsyncJob",
+    "Cancelled",
+    "Client",
+    "Context",
+    "ConveyorError",
+    "Event",
+    "Export",
+    "Handlers",
+    "Job",
+    "Progress",
+    "Result",
+    "task",
+]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """The SDK, when it is asked for: a worker, and `conveyor --help`, do without it."""
+    if name in __all__:
+        return getattr(import_module("conveyor.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
+from conveyor.accept.intake import Intake
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
@@ -27,6 +28,7 @@ from conveyor.process.executors.fetch import FetchExecutor
 from conveyor.process.executors.python import PythonExecutor
 from conveyor.process.fetchers import Fetchers
 from conveyor.process.worker import Worker
+from conveyor.recover.callbacks import Callbacks
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
 from conveyor.recover.sweeper import Sweeper
@@ -34,6 +36,7 @@ from conveyor.serve.deliverer import Deliverer
 from conveyor.serve.exporter import Exporter
 from conveyor.serve.herald import Herald
 from conveyor.serve.notify import Notifier
+from conveyor.serve.step_functions import StepAnswers
 from conveyor.service import Role, Service
 from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
@@ -177,9 +180,14 @@ class Embedded:
         settings, records, clock = system.settings, system.records, system.clock
         return [
             Herald(records, system.tasks, clock, settings.failure_notice_seconds),
-            Notifier(settings, records, system.tasks, clock),
+            Notifier(settings, records, system.tasks, clock, StepAnswers(system)),
             Deliverer(settings, records, clock, system.signing_key, self._outbound()),
         ]
+
+    def callbacks(self) -> list[Role]:
+        """The role that keeps state machines waiting and answers them, without waiting for the monitor's next pass."""
+        waiters = self.system.step_functions
+        return [] if waiters is None else [Callbacks(self.system, waiters)]
 
     def scheduler(self) -> Role:
         """The role that fires schedules."""
@@ -216,7 +224,8 @@ class Embedded:
             "ingest": self.ingesters(),
             "sweep": [sweeper, retention, *self.exporters(), *self.tellers()],
             "schedule": [self.scheduler()],
-            "monitor": [monitor_of(system)],
+            "monitor": [monitor_of(system), *self.callbacks()],
+            "intake": [Intake(system)] if system.inboxes else [],
         }
 
 

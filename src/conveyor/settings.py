@@ -78,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Secret that upload links are signed with and webhook secrets made from, at least 32 characters; without it, one is
     # kept in the data directory.
     signing_key: str | None = None
+    # The signing key before this one: task tokens that were sealed with it can still be used.
+    previous_signing_key: str | None = None
     # Runs that have a queue of their own on SQS; those beyond share one.
     run_queue_limit: int = 500
     # Seconds that a worker holds a message between heartbeats.
@@ -129,7 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Bytes of lists that wait for their ingest, of one tenant, above which no more are accepted.
     tenant_staged_bytes: int = 64 * 1024 * 1024 * 1024
     # Requests with a body that are carried out at once in this process.
-    max_requests: int = 64
+    max_requests: int = 1000
     # Bytes of their bodies together.
     max_requests_bytes: int = 512 * 1024 * 1024
     # Largest piece that a download is kept in, in bytes; small files are kept in smaller ones.
@@ -176,6 +178,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_grace_seconds: float = 60.0
     # Seconds that a schedule may take to read its list from a URL.
     schedule_fetch_seconds: float = 600.0
+    # Where the state machines are that wait for jobs: stepfunctions://REGION; without it, jobs carry no task tokens.
+    step_functions: str | None = None
+    # HeartbeatSeconds of those state machines, unless a job says otherwise: heartbeats are sent well within it.
+    callback_heartbeat_seconds: float = 300.0
+    # Seconds without any progress of a run after which a state machine that waits for it is told WORKER_STUCK.
+    callback_stuck_after: float = 1200.0
+    # Seconds that is kept what a state machine was told.
+    callback_log_seconds: float = 1_209_600.0
+    # Queues that jobs come in by, separated by blanks, the first one first: sqs://REGION/NAME, or a queue of our own.
+    intake: str | None = None
+    # Tenant of the jobs that come in by queue.
+    intake_tenant: str = "local"
     # Loops in this process that make exports.
     exporters: int = 1
     # Seconds that an export is kept.
@@ -280,6 +294,9 @@ _LEAST = {
     "webhook_slots": 1,
     "webhook_log_seconds": 1,
     "webhook_overlap_seconds": 0,
+    "callback_heartbeat_seconds": 1,
+    "callback_stuck_after": 1,
+    "callback_log_seconds": 1,
     "max_webhooks": 0,
     "failure_notice_seconds": 0,
     "max_streams": 0,
@@ -304,6 +321,8 @@ def _check(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}WEBHOOK_RETRIES must be numbers of seconds, separated by blanks")
     if settings.signing_key is not None and len(settings.signing_key) < _SHORTEST_SECRET:
         raise InvalidSetting(f"{PREFIX}SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
+    if settings.previous_signing_key is not None and len(settings.previous_signing_key) < _SHORTEST_SECRET:
+        raise InvalidSetting(f"{PREFIX}PREVIOUS_SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
 
 
 def _is_seconds(text: str) -> bool:

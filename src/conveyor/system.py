@@ -4,17 +4,18 @@ Each of the five seams is behind a URL in the settings, or embedded where there 
 one engine: so records, tasks and queue on one Postgres are one database, and a small job is written there in one step.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from conveyor import faults
+from conveyor.callbacks import StepFunctions
 from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName
+from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AcceptsWhole, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
@@ -33,6 +34,8 @@ _SCHEMES = {
     "coordinator": ("redis", "rediss"),
     "blobs": ("s3", "gs", "az"),
 }
+# Queues that nobody else may fill.
+_OWN_QUEUES = ("control", "overdue")
 _EXTRAS = {"postgres": "postgres", "redis": "postgres", "rediss": "postgres"}
 
 
@@ -55,6 +58,10 @@ class System:
     signing_key: bytes
     # Whether large and open jobs are split over shards (settings.task_shard_count).
     sharded: bool
+    # None where no state machine can wait for jobs.
+    step_functions: StepFunctions | None = None
+    # Queues that jobs come in by, the first one first.
+    inboxes: Sequence[Inbox] = ()
 
 
 @asynccontextmanager
@@ -64,9 +71,10 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
     if settings.crash_at is not None:
         faults.arm(faults.kill_at(settings.crash_at))
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with opened_engines(settings, clock) as engines:
+    async with opened_engines(settings, clock) as engines, AsyncExitStack() as stack:
         records = engines["records"]
         one_database = records is engines["tasks"] is engines["queue"]
+        key = signing_key(settings)
         yield System(
             settings=settings,
             clock=clock,
@@ -77,9 +85,11 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             blobs=engines["blobs"].blobs,
             whole=records if one_database else None,
             wakes=getattr(engines["queue"], "wakes", None),
-            signing_key=signing_key(settings),
+            signing_key=key,
             # SQL has no partitions that writes would have to be spread over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
+            step_functions=await _step_functions(settings, key, stack),
+            inboxes=await _inboxes(settings, clock, engines["queue"].queue, stack),
         )
 
 
@@ -95,6 +105,36 @@ async def opened_engines(settings: Settings, clock: Clock) -> AsyncIterator[dict
                 opened[url] = await stack.enter_async_context(_opener(settings, clock, seam, url, engines))
             engines[seam] = opened[url]
         yield engines
+
+
+async def _step_functions(settings: Settings, key: bytes, stack: AsyncExitStack) -> StepFunctions | None:
+    if settings.step_functions is None:
+        return None
+    try:
+        from conveyor.engines.step_functions import StepFunctionsClient
+    except ImportError as error:
+        raise _extra_missing("STEP_FUNCTIONS", "aws", error) from None
+    if settings.records is not None and settings.signing_key is None:
+        raise InvalidSetting("CONVEYOR_STEP_FUNCTIONS needs CONVEYOR_SIGNING_KEY, the same for all processes")
+    before = settings.previous_signing_key
+    keys = [key] if before is None else [key, before.encode()]
+    return await stack.enter_async_context(StepFunctionsClient.open(settings.step_functions, keys))
+
+
+async def _inboxes(settings: Settings, clock: Clock, queue: Queue, stack: AsyncExitStack) -> list[Inbox]:
+    inboxes: list[Inbox] = []
+    for named in (settings.intake or "").split():
+        if ":" not in named:
+            if named in _OWN_QUEUES:
+                raise InvalidSetting(f"CONVEYOR_INTAKE: the queue `{named}` has another use")
+            inboxes.append(QueueInbox(queue, QueueName(named)))
+            continue
+        try:
+            from conveyor.engines.sqs.inbox import SqsInbox
+        except ImportError as error:
+            raise _extra_missing("INTAKE", "aws", error) from None
+        inboxes.append(await stack.enter_async_context(SqsInbox.open(named, clock)))
+    return inboxes
 
 
 async def migrate(settings: Settings, clock: Clock) -> list[str]:
@@ -156,10 +196,7 @@ def _opener(
     try:
         return _OPENERS[scheme](settings, clock, url, engines)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme, "aws")
-        raise InvalidSetting(
-            f"CONVEYOR_{seam.upper()} needs more: pip install 'conveyor-jobs[{extra}]' ({error.name} is missing)"
-        ) from None
+        raise _extra_missing(seam.upper(), _EXTRAS.get(scheme, "aws"), error) from None
 
 
 @asynccontextmanager
@@ -225,6 +262,12 @@ _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsy
     "gs": _objects,
     "az": _objects,
 }
+
+
+def _extra_missing(setting: str, extra: str, error: ImportError) -> InvalidSetting:
+    return InvalidSetting(
+        f"CONVEYOR_{setting} needs more: pip install 'conveyor-jobs[{extra}]' ({error.name} is missing)"
+    )
 
 
 def _url(settings: Settings, seam: str) -> str:

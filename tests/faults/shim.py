@@ -1,7 +1,7 @@
 """A shim between the AWS engines and the emulator: an HTTP proxy that breaks calls in the ways of the real services.
 
 Every call passes through the shim's interceptors, each of which may answer it, change it on its way, or let it pass.
-What a service does is an interceptor: `DynamoFaults` is DynamoDB's. SQS has a proxy of its own, in shim_sqs.py.
+What a service does is an interceptor: `DynamoFaults` is DynamoDB's, `S3Faults` that of S3. SQS has a proxy of its own, in shim_sqs.py.
 
     async with Shim(aws(), DynamoFaults(random.Random(seed), throttle=0.1)) as shim:
         ... an engine with shim.url as its endpoint
@@ -285,6 +285,41 @@ class DynamoFaults:
 
 def statement_error(code: str) -> dict[str, Any]:
     return {"Error": {"Code": code, "Message": f"injected: {code}"}}
+
+
+@dataclass
+class S3Faults:
+    """What S3 does to a client on a bad day; each number is the share of calls that it happens to."""
+
+    random: random.Random
+    # Refused, nothing applied.
+    slow_down: float = 0.0
+    # Failed, and nobody says whether it was applied.
+    error_after: float = 0.0
+    reset_before: float = 0.0
+    reset_after: float = 0.0
+
+    def heal(self) -> None:
+        self.slow_down = self.error_after = self.reset_before = self.reset_after = 0.0
+
+    async def __call__(self, call: Call, forward: Forward) -> Answer:
+        if call.service != S3:
+            return await forward(call)
+        if self._now(self.slow_down):
+            return self._error("SlowDown", 503)
+        if self._now(self.reset_before):
+            raise Reset
+        answer = await forward(call)
+        if self._now(self.reset_after):
+            raise Reset
+        return self._error("InternalError", 500) if self._now(self.error_after) else answer
+
+    def _now(self, share: float) -> bool:
+        return share > 0 and self.random.random() < share
+
+    def _error(self, code: str, status: int) -> Answer:
+        body = f"<Error><Code>{code}</Code><Message>injected: {code}</Message></Error>"
+        return Answer(status, body.encode(), {"Content-Type": "application/xml"})
 
 
 _PLACEHOLDER = re.compile(r"""['"]?(\w+)['"]?\s*[:=]\s*\?""")

@@ -11,6 +11,7 @@ import pytest
 from conveyor.api.app import create_app
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskEnd, TenantId, task_id
+from conveyor.serve.notify import Notifier
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Answer, Api
@@ -47,9 +48,23 @@ MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/exports/{export_id}/manifest"): ("",),
     ("GET", "/v1/exports/{export_id}/parts/{number}"): ("",),
     ("DELETE", "/v1/exports/{export_id}"): ("",),
+    ("GET", "/v1/jobs/{job_id}/deliveries"): ("", "?cursor={delivery_id}"),
+    ("GET", "/v1/jobs/{job_id}/callbacks"): ("",),
+    ("GET", "/v1/webhooks/{webhook_id}"): ("",),
+    ("PATCH", "/v1/webhooks/{webhook_id}"): ("",),
+    ("POST", "/v1/webhooks/{webhook_id}/rotate"): ("",),
+    ("GET", "/v1/webhooks/{webhook_id}/deliveries"): ("", "?cursor={delivery_id}"),
+    ("GET", "/v1/webhooks/deliveries/{delivery_id}"): ("",),
+    ("POST", "/v1/webhooks/deliveries/{delivery_id}/redeliver"): ("",),
+    ("DELETE", "/v1/webhooks/{webhook_id}"): ("",),
+    ("GET", "/v1/schedules/{schedule_id}"): ("",),
+    ("PATCH", "/v1/schedules/{schedule_id}"): ("",),
+    ("DELETE", "/v1/schedules/{schedule_id}"): ("",),
     # Last: what is deleted can not be looked at any more.
     ("DELETE", "/v1/jobs/{job_id}"): ("",),
 }
+# For its owner it goes on as long as the job does.
+WITHOUT_END = {("GET", "/v1/jobs/{job_id}/stream")}
 # The right to it is the signature in the link, whoever asks.
 BY_LINK = {("PUT", "/v1/uploads/{upload_id}/content")}
 # For administrators, who see every tenant's.
@@ -64,6 +79,9 @@ WITHOUT_ID = {
     "/v1/dead-letters",
     "/v1/dead-letters/redrive",
     "/v1/keys",
+    "/v1/webhooks",
+    "/v1/webhooks/secret",
+    "/v1/schedules",
 }
 
 
@@ -76,10 +94,22 @@ class Owned:
     upload_id: str
     export_id: str = "export_" + "0" * 26
     number: str = "1"
+    webhook_id: str = "webhook_" + "0" * 26
+    delivery_id: str = "webhook_" + "0" * 26 + ":evt_" + "0" * 26
+    schedule_id: str = "schedule_" + "0" * 26
 
     def path(self, route: str, query: str) -> str:
         path = route + query
-        for name in ("job_id", "task_id", "upload_id", "export_id", "number"):
+        for name in (
+            "job_id",
+            "task_id",
+            "upload_id",
+            "export_id",
+            "number",
+            "webhook_id",
+            "delivery_id",
+            "schedule_id",
+        ):
             path = path.replace(f"{{{name}}}", getattr(self, name))
         return path
 
@@ -101,7 +131,20 @@ async def make_job(api: Api, tenant: str) -> Owned:
     export_id = (await api.post(f"/v1/jobs/{job.job_id}/exports", {"partial": True})).json["id"]
     while await exporter(api.system).tick() == 0.0:
         pass
-    return Owned(job.job_id, task_id(job.run.run_id, 0), upload_id, export_id)
+    webhook_id = (await api.post("/v1/webhooks", {"url": f"https://{tenant}.example/"})).json["id"]
+    await Notifier(api.system.settings, api.system.records, api.system.tasks, api.system.clock).run_once()
+    sent = (await api.get(f"/v1/webhooks/{webhook_id}/deliveries")).json["items"][0]["id"]
+    template = {"cron": "0 0 * * *", "job": {"tasks": [URL]}, "name": f"of {tenant}"}
+    schedule_id = (await api.post("/v1/schedules", template)).json["id"]
+    return Owned(
+        job.job_id,
+        task_id(job.run.run_id, 0),
+        upload_id,
+        export_id,
+        webhook_id=webhook_id,
+        delivery_id=sent,
+        schedule_id=schedule_id,
+    )
 
 
 def routes(system: System) -> dict[str, set[str]]:
@@ -111,7 +154,7 @@ def routes(system: System) -> dict[str, set[str]]:
 async def test_the_matrix_has_every_route(system: System) -> None:
     found = routes(system)
     with_id = {(method, path) for path, methods in found.items() if "{" in path for method in methods}
-    assert with_id == set(MATRIX) | BY_LINK | BY_ADMINISTRATORS
+    assert with_id == set(MATRIX) | WITHOUT_END | BY_LINK | BY_ADMINISTRATORS
     assert {path for path in found if "{" not in path} == WITHOUT_ID
 
 
@@ -139,7 +182,16 @@ async def test_foreign_is_the_same_as_unknown(server: Api, method: str, route: s
         if "{task_id}" in route + query and "cursor" not in query:
             assert comparable(await ask(intruder, method, mixed.path(route, query))) == unknown
         assert (await server.get(f"/v1/jobs/{own.job_id}")).json["state"] == "running"
-        assert (await ask(server, method, own.path(route, query))).status in {200, 204, 409}
+        assert (await ask(server, method, own.path(route, query))).status in {200, 202, 204, 409}
+
+
+@pytest.mark.parametrize(("method", "route"), WITHOUT_END)
+async def test_nobody_follows_anothers(server: Api, method: str, route: str) -> None:
+    intruder = await server.as_tenant("intruder")
+    own = await make_job(server, "acme")
+    foreign = comparable(await ask(intruder, method, own.path(route, "")))
+    assert foreign == comparable(await ask(intruder, method, UNKNOWN.path(route, "")))
+    assert foreign[0] == 404
 
 
 async def test_other_methods_tell_nothing(server: Api) -> None:

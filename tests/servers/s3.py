@@ -14,9 +14,9 @@ BUCKET = "conveyor-tests"
 _made: set[str] = set()
 
 
-def url_of(place: Path) -> str:
+def url_of(place: Path, endpoint: str | None = None) -> str:
     prefix = sha256(str(place).encode()).hexdigest()[:16]
-    return f"s3://{BUCKET}/{prefix}?region={REGION}&endpoint={aws()}"
+    return f"s3://{BUCKET}/{prefix}?region={REGION}&endpoint={endpoint or aws()}"
 
 
 @asynccontextmanager

@@ -131,16 +131,17 @@ def test_every_body_is_read_once_in_bounded_windows(tasks: list[Task]) -> None:
         assert sum(ref.length for ref in bodies) <= reading._WINDOW_BYTES or len(window) == 1
         if any(ref.length > reading.LARGE for ref in bodies):
             assert len(window) == 1, "a large one is streamed alone"
-            assert reading._ranges(window) == []
+            assert list(reading._ranges(window)) == []
             continue
-        ranges = reading._ranges(window)
-        read = [position for each in ranges for position, _ in each.refs]
+        ranges = list(reading._ranges(window))
+        read = [place for each in ranges for place in each.places]
         assert sorted(read) == list(range(len(window)))
-        order = [(ref.key, ref.offset) for each in ranges for _, ref in each.refs]
+        order = [(bodies[place].key, bodies[place].offset) for place in read]
         assert order == sorted(order), "front to back"
         for each in ranges:
-            for _, ref in each.refs:
+            refs = [bodies[place] for place in each.places]
+            for ref in refs:
                 assert ref.key == each.key
                 assert ref.offset == each.start or each.start <= ref.offset
                 assert ref.offset + ref.length <= max(each.start, 0) + each.length
-            assert each.length <= max(reading._RANGE_BYTES, max(ref.length for _, ref in each.refs))
+            assert each.length <= max(reading._RANGE_BYTES, *(ref.length for ref in refs))

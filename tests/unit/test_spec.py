@@ -60,6 +60,10 @@ def test_every_option_has_its_limits() -> None:
         "failure_threshold",
         "download",
         "export",
+        "outage",
+        "breaker",
+        "upstream",
+        "retry_errors",
         # An enum: its values are its limits.
         "on_invalid",
     }
@@ -67,6 +71,19 @@ def test_every_option_has_its_limits() -> None:
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
+    ("outage.quick_tries", {"quick_tries": 0}),
+    ("outage.delay", {"delay": -1}),
+    ("outage.delay", {"delay": 86_401}),
+    ("breaker.patience", {"patience": -1}),
+    ("upstream", ""),
+    ("upstream", "with a blank"),
+    ("upstream", "x" * 201),
+    ("retry_errors", ["Not A Code"]),
+    ("retry_errors", ["timeout"] * 101),
+    ("task_deadline", 0.5),
+    ("deadline", 0),
+    ("deadline", 366 * 86_400),
+    ("stuck_after", 0.5),
     ("concurrency", 0),
     ("concurrency", 10_001),
     ("rate_per_host", 0),

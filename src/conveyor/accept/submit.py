@@ -22,7 +22,7 @@ import structlog
 from conveyor.accept.admission import Admission
 from conveyor.accept.answer import answer
 from conveyor.accept.limits import check_limits
-from conveyor.accept.notify import check_notify
+from conveyor.accept.notify import check_notify, told_rows
 from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import JobSpec
 from conveyor.deadlines import deadline_rows
@@ -47,7 +47,6 @@ from conveyor.model import (
     TenantId,
     Upload,
 )
-from conveyor.notices import notify_rows
 from conveyor.references import messages, send_all
 from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
@@ -99,7 +98,7 @@ class Submit:
         """Make a job of a list that was staged in this process."""
         check_limits(spec)
         job = self._job(tenant, spec, self._system.clock.new_id("job"), None, source)
-        await self._write_ingested(job, None, [_ingest_message(job)], _rows(job, spec))
+        await self._write_ingested(job, None, [_ingest_message(job)], _rows(self._system, job, spec))
         return job
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, prefer_async: bool) -> Accepted:
@@ -163,7 +162,7 @@ class Submit:
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
         # An open job has nothing to ingest yet.
         outgoing = [] if source is None else [_ingest_message(job)]
-        standing = await self._write_ingested(job, row, outgoing, _rows(job, spec))
+        standing = await self._write_ingested(job, row, outgoing, _rows(self._system, job, spec))
         return self._told(job, ACCEPTED, body, standing, row)
 
     async def _write_ingested(
@@ -187,7 +186,7 @@ class Submit:
         row = ticket.answer(CREATED, body, self._requests.keep_until)
         outgoing = messages(job.key, seeds, job.options.chunk_size)
         write = self._in_one if self._system.whole else self._in_steps
-        standing = await write(job, row, seeds, outgoing, _rows(job, spec))
+        standing = await write(job, row, seeds, outgoing, _rows(self._system, job, spec))
         return self._told(job, CREATED, body, standing, row)
 
     async def _in_one(
@@ -282,9 +281,9 @@ def staged_source(key: str, data: bytes) -> Source:
     return Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL, Compression.NONE)
 
 
-def _rows(job: Job, spec: JobSpec) -> list[Row]:
-    """What is written, and goes, with the job."""
-    return [*notify_rows(job, spec.notify), *deadline_rows(job)]
+def _rows(system: System, job: Job, spec: JobSpec) -> list[Row]:
+    """What is written with the job."""
+    return [*told_rows(system, job, spec.notify), *deadline_rows(job)]
 
 
 def _ingest_message(job: Job) -> Outgoing:

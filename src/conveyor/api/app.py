@@ -13,6 +13,7 @@ from conveyor.accept.admission import Admission
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
 from conveyor.api import (
+    callbacks,
     dead_letters,
     events,
     exports,
@@ -54,7 +55,7 @@ class Api(Litestar):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        await Exchange(self.clock, scope, send).run(super().__call__, receive)
+        await Exchange(self.clock, self.intake, scope, send).run(super().__call__, receive)
 
 
 def create_app(system: System, stop: asyncio.Event | None = None) -> Litestar:
@@ -141,6 +142,7 @@ def _of_tenants(guard: Guard) -> Router:
             webhooks.rotate_secret,
             webhooks.list_deliveries,
             webhooks.list_job_deliveries,
+            callbacks.list_callbacks,
             webhooks.show_delivery,
             webhooks.redeliver,
             schedules.create_schedule,

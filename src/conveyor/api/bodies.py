@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
-from conveyor.api.intake import Intake
+from conveyor.api.intake import in_hand
 from conveyor.errors import BadInput, BodyTooLarge, UnsupportedMediaType
 
 # Longest silence, and longest time in all: a body that drips holds a connection and memory.
@@ -44,15 +44,16 @@ async def read_body(
     """The whole body, or BodyTooLarge as soon as it is."""
     if (announced_length(request) or 0) > limit:
         raise _too_large(limit)
-    app: Any = request.app
-    intake: Intake = app.intake
-    intake.enter(request.scope, announced_length(request) or 0)
+    held = in_hand(request.scope)
+    if held is not None:
+        held.enter(announced_length(request) or 0)
     data = bytearray()
     digest = sha256(f"{request.method} {request.scope['path']}\n".encode())
     try:
         async with asyncio.timeout(total):
             async for piece in pieces(request, idle):
-                intake.take(request.scope, len(piece))
+                if held is not None:
+                    held.take(len(piece))
                 digest.update(piece)
                 data += piece
                 if len(data) > limit:

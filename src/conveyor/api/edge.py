@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from conveyor.api.intake import leave_intake
+from conveyor.api.intake import Intake, hand
 from conveyor.clock import Clock
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ def request_id(scope: Any) -> str:
 class Exchange:
     """One request and its answer, as seen from outside."""
 
-    def __init__(self, clock: Clock, scope: Scope, send: Send) -> None:
+    def __init__(self, clock: Clock, intake: Intake, scope: Scope, send: Send) -> None:
         self._clock = clock
         self._scope = scope
         self._send = send
@@ -45,6 +45,7 @@ class Exchange:
         self._status = 0
         self._ended = False
         scope.setdefault("state", {})["request_id"] = _given_id(scope) or clock.new_id("req")
+        self._held = hand(scope, intake)
 
     async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive) -> None:
         """Let `app` answer. What breaks while it streams can no longer be told: the connection is cut."""
@@ -55,7 +56,7 @@ class Exchange:
             if not self._status:
                 raise
         finally:
-            leave_intake(self._scope)
+            self._held.leave()
             self._log()
 
     async def send(self, message: Message) -> None:

@@ -7,9 +7,9 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import shapes
 from conveyor.api.parts import Cursor, Limit, SystemPart, TenantPart, answer, find_job
-from conveyor.api.results import find_task
 from conveyor.model import Event, Job, Page
 from conveyor.serve.events import event_json, task_events
+from conveyor.serve.runs import locate_task
 from conveyor.system import System
 
 OfTask = Annotated[str | None, QueryParameter(description="A task_id: its own events instead of the job's.")]
@@ -34,5 +34,5 @@ async def list_events(
 async def _events(system: System, job: Job, task_id: str | None, cursor: str | None, limit: int) -> Page[Event]:
     if task_id is None:
         return await system.records.notices(job.tenant, job.job_id, cursor, limit)
-    task = await find_task(system.tasks, job, task_id)
-    return await task_events(system.tasks, job.key, task, cursor, limit)
+    run, task = await locate_task(system.records, system.tasks, job, task_id)
+    return await task_events(system.tasks, run, task, cursor, limit)

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Annotated, Any
 
+import structlog
 from litestar import Response, get, patch, post
+from litestar.background_tasks import BackgroundTask
 from litestar.params import FromPath, QueryParameter
 
 from conveyor.accept.answer import AcceptedView
@@ -22,9 +24,19 @@ from conveyor.api.parts import (
     check_job_cursor,
     find_job,
 )
+from conveyor.errors import ConveyorError
 from conveyor.model import Job
-from conveyor.serve.progress import job_json, status_json, verify_json, without_secrets
+from conveyor.serve.progress import (
+    hot_status_json,
+    job_json,
+    refresh_status,
+    status_json,
+    verify_json,
+    without_secrets,
+)
 from conveyor.system import System
+
+log = structlog.get_logger()
 
 ROUTE = "POST /v1/jobs"
 
@@ -70,7 +82,7 @@ async def show_job(
     errors, and all its runs. With `verify`, the rows are counted and the kept counts held to them."""
     job = await find_job(system.records, tenant, job_id)
     if not verify:
-        return answer(await shown(system, job))
+        return await _hot(system, job)
     verified = await verify_json(system.records, system.tasks, job)
     return answer({**await shown(system, job), "verify": verified})
 
@@ -89,6 +101,23 @@ async def change_job(
     job = await find_job(system.records, tenant, job_id)
     changes = await read_spec(request, system.settings.max_request_bytes, dict[str, Any])
     return answer(await shown(system, await change_options(system, job, changes)))
+
+
+async def _hot(system: System, job: Job) -> Response[bytes]:
+    """Who watches a job does not wait for it to be looked at: that is done behind the answer."""
+    parts = (system.records, system.tasks, system.coordinator, system.clock, job)
+    found, old = await hot_status_json(*parts)
+    response = answer({**found, "options": without_secrets(found["options"])})
+    if old:
+        response.background = BackgroundTask(_refresh, *parts)
+    return response
+
+
+async def _refresh(*parts: Any) -> None:
+    try:
+        await refresh_status(*parts)
+    except ConveyorError as error:
+        log.warning("the status of a job was not refreshed", error=str(error))
 
 
 async def shown(system: System, job: Job) -> dict[str, Any]:

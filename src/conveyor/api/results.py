@@ -25,10 +25,10 @@ from conveyor.api.parts import (
     stream,
     wants_lines,
 )
-from conveyor.engines.tasks import TaskFilter, Tasks
-from conveyor.errors import Conflict, InvalidField, NotFound
+from conveyor.engines.tasks import TaskFilter
+from conveyor.errors import Conflict, InvalidField
 from conveyor.inputs import MAX_LABEL
-from conveyor.model import Job, Task, TaskId
+from conveyor.model import Job, Task
 from conveyor.serve.export import export_zip
 from conveyor.serve.listing import listing_lines, listing_page
 from conveyor.serve.names import body_name
@@ -37,7 +37,6 @@ from conveyor.serve.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_tas
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 _VISIBLE = re.compile(r"[\x20-\x7e]{1,200}")
 # Signing the links of a long page takes a tenth of a second: others get their turn between.
 _SIGNED_AT_ONCE = 50
@@ -141,14 +140,6 @@ async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPa
         )
     pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data)
     return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
-
-
-async def find_task(tasks: Tasks, job: Job, task_id: str) -> Task:
-    """A task of the job's latest run."""
-    task = await tasks.task(job.key, TaskId(task_id)) if _TASK_ID.fullmatch(task_id) else None
-    if task is None:
-        raise NotFound
-    return task
 
 
 def _status(label: str | None) -> TaskStatus | None:

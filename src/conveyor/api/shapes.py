@@ -251,6 +251,28 @@ class DeliveryDetailShape(DeliveryShape, frozen=True):
     payload: dict[str, Any]
 
 
+class CallbackShape(Shape, frozen=True):
+    """A state machine that waits for the job, without its token."""
+
+    id: str
+    # step_functions
+    type: str
+    job_id: JobId
+    run_id: RunId
+    # pending, in_progress, completed, failed, timed_out or callback_sent.
+    status: str
+    created_at: str
+    # Who runs a long task of it, if that is known.
+    worker: str | None
+    last_progress_at: str
+    last_heartbeat_at: str | None
+    next_at: str | None
+    # That of the event which it is told, and the error, once there is an answer.
+    event_id: str | None
+    error: str | None
+    answered_at: str | None
+
+
 class FireShape(Shape, frozen=True):
     """One fire of a schedule: when it was for, when it was made, and what came of it."""
 
@@ -446,6 +468,13 @@ class DeliveriesPage(Shape, frozen=True):
 
     items: list[DeliveryShape]
     next_cursor: str | None
+
+
+class CallbacksPage(Shape, frozen=True):
+    """All callbacks of a job."""
+
+    items: list[CallbackShape]
+    next_cursor: None
 
 
 class SchedulesPage(Shape, frozen=True):

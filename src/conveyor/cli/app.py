@@ -14,10 +14,12 @@ from conveyor.cli import (
     rerun,
     roles,
     run,
+    schedules,
     submit,
     up,
     version,
     watch,
+    webhooks,
 )
 
 app = typer.Typer(
@@ -50,12 +52,15 @@ app.command("pause", rich_help_panel=_SERVER)(control.pause)
 app.command("resume", rich_help_panel=_SERVER)(control.resume)
 app.command("change", rich_help_panel=_SERVER)(control.change)
 app.command("delete", rich_help_panel=_SERVER)(moves.delete)
+app.add_typer(schedules.app, name="schedules", rich_help_panel=_SERVER)
+app.add_typer(webhooks.app, name="webhooks", rich_help_panel=_SERVER)
 app.command("api", rich_help_panel=_ROLES)(roles.api)
 app.command("work", rich_help_panel=_ROLES)(roles.work)
 app.command("ingest", rich_help_panel=_ROLES)(roles.ingest)
 app.command("sweep", rich_help_panel=_ROLES)(roles.sweep)
 app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
 app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
+app.command("intake", rich_help_panel=_ROLES)(roles.intake)
 app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_CARE)
 app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)

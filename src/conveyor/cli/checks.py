@@ -165,7 +165,7 @@ def _key(settings: Settings) -> Check:
         return Check("key", "warn", f"none in CONVEYOR_API_KEY and no {settings.data / 'local.key'}", advice)
     try:
         with Client(settings.url, key) as client:
-            next(client.jobs(1), None)
+            next(client.jobs(), None)
     except ServerUnreachable:
         return Check("key", "warn", f"from {source}, not tried: no server", None)
     except Unauthorized as error:

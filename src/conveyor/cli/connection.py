@@ -1,33 +1,17 @@
 """The way from settings to a server: its address, and the key to send."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conveyor.client.place import local_key_file, local_url_file, read_line
 from conveyor.errors import MissingKey
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
     from conveyor.client import Client
 
+__all__ = ["LOCAL_TENANT", "api_key", "connect", "local_key_file", "local_url_file", "read_line"]
+
 LOCAL_TENANT = "local"
-
-
-def local_key_file(data: Path) -> Path:
-    """Where `conveyor up` leaves the key of the user of this machine."""
-    return data / "local.key"
-
-
-def local_url_file(data: Path) -> Path:
-    """Where `conveyor up` says, as long as it runs, which address it serves this directory on."""
-    return data / "local.url"
-
-
-def read_line(path: Path) -> str | None:
-    """The one line of such a file, if there is one."""
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
 
 
 def api_key(settings: Settings) -> str | None:

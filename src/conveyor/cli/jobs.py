@@ -21,7 +21,7 @@ def jobs(as_json: AsJson = False, limit: Limit = None, url: Server = None, data:
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = itertools.islice(client.jobs(), limit)
+        found = itertools.islice((job.data for job in client.jobs()), limit)
         if as_json:
             print_json_array(found)
         else:
@@ -42,8 +42,9 @@ def show(
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = client.job(job, verify)
-        happened = list(client.events(job)) if events else []
+        seen = client.job(job, verify)
+        happened = [event.as_dict() for event in seen.events()] if events else []
+    found = seen.data
     if as_json:
         print_json({**found, "events": happened} if events else found)
         return
@@ -77,12 +78,12 @@ def results(
 ) -> None:
     """List the tasks of a job with their outcome, as they are read."""
     from conveyor.cli.connection import connect
+    from conveyor.client import path_of
 
     with connect(Settings.load(url=url, data=data)) as client:
-        page = min(limit or 500, 500)
-        every = client.results(
-            job, page, status=status, error_code=error_code, http_status=http_status, tag=tag, run=run
-        )
+        where = {"status": status, "error_code": error_code, "http_status": http_status, "tag": tag, "run": run}
+        query = {name: value for name, value in where.items() if value is not None}
+        every = client.pages(path_of("jobs", job, "results"), {"limit": min(limit or 500, 500), **query})
         found = itertools.islice(every, limit)
         if as_json:
             print_json_array(found)

@@ -21,7 +21,7 @@ def invalid(
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = itertools.islice(client.invalid(job), limit)
+        found = itertools.islice((line.as_dict() for line in client.job(job).invalid_lines()), limit)
         if as_json:
             print_json_array(found)
         else:
@@ -38,9 +38,10 @@ def delete(
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
+        found = client.job(job)
         if not yes:
-            _ask(client.job(job))
-        client.delete(job)
+            _ask(found.data)
+        found.delete()
     print(f"Deleted {job}.")
 
 

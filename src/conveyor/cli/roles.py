@@ -45,6 +45,14 @@ def schedule(data: Data = None, allow_private_targets: AllowPrivate = False) -> 
     _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "schedule")
 
 
+def intake(data: Data = None) -> None:
+    """Take in jobs that come by queue alone."""
+    settings = Settings.load(data=data)
+    if settings.intake is None:
+        raise InvalidSetting("CONVEYOR_INTAKE names no queue that jobs could come in by.")
+    _run(settings, "intake")
+
+
 Once = Annotated[bool, typer.Option("--once", help="Make one pass, print what it did as JSON, and end.")]
 
 

@@ -25,12 +25,12 @@ def one_file(lists: Sequence[str], most: int, progress: Callable[[int], None]) -
         yield _not_empty(Path(file.name))
 
 
-def source_of(lists: Sequence[str], upload_id: str) -> dict[str, Any]:
-    """What POST /v1/jobs is told of the file: its form, where the names say it."""
+def form_of(lists: Sequence[str]) -> Any:
+    """The form of the file, where the names say it."""
     from conveyor.stage.files import list_format
 
     form = list_format(lists)
-    return {"upload_id": upload_id} if form is None else {"upload_id": upload_id, "format": form.value}
+    return None if form is None else form.value
 
 
 def _join(lists: Sequence[str], most: int, file: IO[bytes], progress: Callable[[int], None]) -> None:

@@ -27,7 +27,7 @@ from conveyor.cli.options import (
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
-    from conveyor.client import Client
+    from conveyor.client import Client, Job
 
 
 def submit(
@@ -74,24 +74,26 @@ def submit(
     with connect(settings) as client:
         job = _send(client, lists, spec, settings.max_list_bytes)
         if wait:
-            raise typer.Exit(watch_job(client, job["id"], as_json, Path(lists[0]).name))
+            raise typer.Exit(watch_job(job, as_json, Path(lists[0]).name))
     if as_json:
-        print_json(job)
+        print_json(job.data)
     else:
-        print(job["id"])
+        print(job.id)
 
 
-def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], most: int) -> dict[str, Any]:
-    """The job. One key for all requests: however often they are tried, there is one upload and one job."""
+def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], most: int) -> "Job":
+    """The job. However often its requests are tried, there is one upload and one job."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.staging import one_file, source_of
+    from conveyor.cli.staging import form_of, one_file
     from conveyor.cli.view import of_bytes
-    from conveyor.clock import SystemClock
 
-    key = SystemClock().new_id("cli")
     with (
         progress_bar(spec.get("name") or Path(lists[0]).name) as show,
         one_file(lists, most, lambda size: show(of_bytes("reading", size, None))) as path,
     ):
-        upload_id = client.upload(path, key, lambda sent, total: show(of_bytes("uploading", sent, total)))
-        return client.submit(spec, key, source_of(lists, upload_id))
+        return client.submit(
+            path,
+            format=form_of(lists),
+            progress=lambda sent, total: show(of_bytes("uploading", sent, total)),
+            **spec,
+        )

@@ -2,44 +2,11 @@
 
 from datetime import UTC, datetime
 
+from conveyor.client.text import count, duration, rate, size
+
+__all__ = ["count", "duration", "moment", "rate", "size"]
+
 _MOMENT = "%Y-%m-%d %H:%M:%SZ"
-
-
-def count(number: int) -> str:
-    return f"{number:,}"
-
-
-def rate(per_second: float | None) -> str:
-    if per_second is None:
-        return "-"
-    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
-
-
-def duration(seconds: float | None) -> str:
-    """4 s, 1 min 05 s, 3 h 12 min, 2 d 4 h."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour} h"
-    if hours:
-        return f"{hours} h {minute:02} min"
-    return f"{minutes} min {second:02} s" if minutes else f"{second} s"
-
-
-def size(number: int | None) -> str:
-    if number is None:
-        return "-"
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def moment(timestamp: float | str | None) -> str:

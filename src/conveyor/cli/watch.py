@@ -1,21 +1,15 @@
 """`conveyor watch`: a job of a server, live, until it ends."""
 
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from conveyor.cli import EXIT_INTERRUPTED
 from conveyor.cli.options import AsJson, Data, JobArgument, Server
-from conveyor.errors import ServerUnreachable
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
-    from conveyor.client import Client
-
-_POLL_SECONDS = 0.5
-# A server that is started anew is back within this.
-_PATIENCE = 60.0
+    from conveyor.client import Job
 
 
 def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
@@ -24,10 +18,10 @@ def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: D
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        raise typer.Exit(watch_job(client, job, as_json))
+        raise typer.Exit(watch_job(client.job(job), as_json))
 
 
-def watch_job(client: "Client", job_id: str, as_json: bool, title: str | None = None) -> int:
+def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
     """The exit code that the job's end asks for. `title` is for a job without a name."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
@@ -36,37 +30,20 @@ def watch_job(client: "Client", job_id: str, as_json: bool, title: str | None = 
     from conveyor.cli.view import of_job
 
     try:
-        job = client.job(job_id)
-        with progress_bar(job.get("name") or title or job_id) as show:
-            while not Snapshot.of(job).ended:
-                show(of_job(Snapshot.of(job)))
-                threading.Event().wait(_POLL_SECONDS)
-                job = _ask(client, job_id)
-            show(of_job(Snapshot.of(job)))
+        with progress_bar(job.name or title or job.id) as show:
+            job.wait(progress=lambda seen: show(of_job(Snapshot.of(seen.data))))
     except KeyboardInterrupt:
-        complain(f"Stopped watching; the job goes on. `conveyor watch {job_id}` shows it again.")
+        complain(f"Stopped watching; the job goes on. `conveyor watch {job.id}` shows it again.")
         return EXIT_INTERRUPTED
-    now = Snapshot.of(job)
+    now = Snapshot.of(job.data)
     if as_json:
-        print_json(job)
+        print_json(job.data)
     else:
-        print(f"{job_id}: {of_job(now).line()}")
+        print(f"{job.id}: {of_job(now).line()}")
         if now.reason:
             print(f"  {printable(now.reason)}")
         for code, number in now.errors:
             print(f"  {number:>9,}  {code}")
         if now.invalid:
-            print(f"  {number_of_lines(now.invalid)} no task; `conveyor invalid {job_id}` lists them.")
+            print(f"  {number_of_lines(now.invalid)} no task; `conveyor invalid {job.id}` lists them.")
     return now.exit_code
-
-
-def _ask(client: "Client", job_id: str) -> dict[str, Any]:
-    waited = 0.0
-    while True:
-        try:
-            return client.job(job_id)
-        except ServerUnreachable:
-            if waited >= _PATIENCE:
-                raise
-        threading.Event().wait(2.0)
-        waited += 2.0

@@ -1,5 +1,29 @@
-"""The HTTP client of Conveyor: what the command line talks to a server with."""
+"""The SDK: Client and AsyncClient, and what they hand out. The command line talks to a server with it too.
 
-from conveyor.client.client import Client
+It imports nothing of the server, and needs msgspec and pyreqwest only.
+"""
 
-__all__ = ["Client"]
+from conveyor.client.client import AsyncClient, Client
+from conveyor.client.export import AsyncExport, Export
+from conveyor.client.job import AsyncJob, Job
+from conveyor.client.options import ExportOptions, Filter, JobOptions
+from conveyor.client.shapes import Event, InvalidLine, Progress, Result, Upload
+from conveyor.client.transport import path_of
+
+__all__ = [
+    "AsyncClient",
+    "AsyncExport",
+    "AsyncJob",
+    "Client",
+    "Event",
+    "Export",
+    "ExportOptions",
+    "Filter",
+    "InvalidLine",
+    "Job",
+    "JobOptions",
+    "Progress",
+    "Result",
+    "Upload",
+    "path_of",
+]

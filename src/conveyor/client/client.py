@@ -1,38 +1,34 @@
-"""Client: one method per route, JSON in and out, pages followed as they are asked for."""
+"""Client and AsyncClient: a server, seen by one tenant. The two are one, but for the waiting."""
 
-import os
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import quote
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any, Self, Unpack
 
-import msgspec
+from conveyor.client import submission
+from conveyor.client.export import AsyncExport, Export
+from conveyor.client.files import Moved
+from conveyor.client.io import AwaitedIo, BlockingIo, drive, iterate
+from conveyor.client.job import AsyncJob, Job
+from conveyor.client.lists import Tasks
+from conveyor.client.options import Compression, JobOptions, Kind, ListFormat, ResultLayout
+from conveyor.client.place import find_server
+from conveyor.client.progress import moving
+from conveyor.client.session import Session
+from conveyor.client.shapes import Upload
+from conveyor.client.transport import Json, Query
 
-from conveyor.client.downloads import download
-from conveyor.client.files import Sent, measure, pieces_of
-from conveyor.client.problems import not_conveyor
-from conveyor.client.transport import Query, Transport
-from conveyor.errors import ConveyorError, ExportFailed
-
-Json = dict[str, Any]
-
-# What the API answers to a second PUT, and what an object store does.
-_STORED_BEFORE = frozenset({409, 412})
-# Between two looks at an export.
-_LOOK_SECONDS = 0.3
-# That one redrive takes.
-_MOST_IDS = 1000
+# Seconds that a server which has answered before is given to come back.
+PATIENCE = 120.0
 
 
 class Client:
-    """A server under `url`, seen by the tenant of `key`."""
+    """A server under `url`, seen by the tenant of `key`. Without them: CONVEYOR_URL and CONVEYOR_API_KEY, else the
+    server that `conveyor up` runs here. `patience` is how many seconds a server that has answered before is given to
+    come back. May be used by several threads at once."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self._transport = Transport(url, key)
+    def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
+        self._session = Session(BlockingIo(), *find_server(url, key), patience)
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -40,222 +36,224 @@ class Client:
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._transport.close()
+        drive(self._session.io.close())
 
-    def submit(self, spec: Json, idempotency_key: str, source: Json | None = None) -> Json:
-        """Hand over a job, of its own `tasks` or of a `source` that was uploaded: {upload_id, format, compression}.
-        Sending it again under the same key gives the same job."""
-        body = spec if source is None else {**spec, "source": source}
-        return self._json("POST", "/v1/jobs", body=body, idempotency_key=idempotency_key)
-
-    def upload(self, path: Path, idempotency_key: str, progress: Sent | None = None) -> str:
-        """Send a list, whatever its size; `progress` gets the bytes sent and their total. Returns the upload's id."""
-        size, digest = measure(path)
-        promised = {"size": size, "sha256": digest}
-        place = self._json("POST", "/v1/uploads", body=promised, idempotency_key=idempotency_key)
-        upload_id: str = place["upload_id"]
-        try:
-            self._transport.put(place["url"], place["headers"], size, lambda: pieces_of(path, size, progress))
-        except ConveyorError as error:
-            # A try whose answer was lost has stored it. The link takes this list and no other.
-            if error.status not in _STORED_BEFORE or not self._json("GET", _path("uploads", upload_id))["stored"]:
-                raise
-        return upload_id
-
-    def job(self, job_id: str, verify: bool = False) -> Json:
-        """The job with its live counts; with `verify`, held to a count of its rows."""
-        return self._json("GET", _path("jobs", job_id), query={"verify": "true"} if verify else None)
-
-    def jobs(self, page_size: int = 100) -> Iterator[Json]:
-        """All jobs, newest first."""
-        return self._pages("/v1/jobs", {"limit": page_size})
-
-    def results(self, job_id: str, page_size: int = 500, **filters: str | int | None) -> Iterator[Json]:
-        """Tasks of a job with their outcome; `filters` are the route's: status, error_code, http_status, tag, run."""
-        given = {name: value for name, value in filters.items() if value is not None}
-        return self._pages(_path("jobs", job_id, "results"), {"limit": page_size, **given})
-
-    def task(self, job_id: str, task_id: str) -> Json:
-        """One task."""
-        return self._json("GET", _path("jobs", job_id, "tasks", task_id))
-
-    def events(self, job_id: str, page_size: int = 500) -> Iterator[Json]:
-        """What happened to the job, oldest first."""
-        return self._pages(_path("jobs", job_id, "events"), {"limit": page_size})
-
-    def body(self, job_id: str, task_id: str, to: Path | BinaryIO) -> int:
-        """Write a task's result body to a file or a stream; returns its size."""
-        path = _path("jobs", job_id, "tasks", task_id, "body")
-        return self._save(path, to) if isinstance(to, Path) else self._copy(path, to)
-
-    def archive(self, job_id: str, to: Path, progress: Callable[[int], None] | None = None) -> int:
-        """Write the archive of all results to a file while the server makes it; `progress` gets the bytes so far.
-        Returns the size. For large jobs `export` is the one that goes on where it broke off."""
-        return self._save(_path("jobs", job_id, "export"), to, progress)
-
-    def create_export(self, job_id: str, spec: Json, idempotency_key: str) -> Json:
-        """Have results made into files: {format, compression, bodies, select, part_bytes, partial}. The export as it
-        is then; sent again under the same key it is the same one."""
-        return self._json("POST", _path("jobs", job_id, "exports"), body=spec, idempotency_key=idempotency_key)
-
-    def show_export(self, export_id: str) -> Json:
-        """An export: its state, how far it is, and its parts."""
-        return self._json("GET", _path("exports", export_id))
-
-    def exports(self, job_id: str, page_size: int = 50) -> Iterator[Json]:
-        """The job's exports, oldest first."""
-        return self._pages(_path("jobs", job_id, "exports"), {"limit": page_size})
-
-    def export_manifest(self, export_id: str) -> Json:
-        """What the parts of an export hold, with counts and the sha256 of each."""
-        return self._json("GET", _path("exports", export_id, "manifest"))
-
-    def delete_export(self, export_id: str) -> None:
-        """Remove an export with its files."""
-        self._transport.send("DELETE", _path("exports", export_id))
-
-    def wait_for_export(self, export_id: str, progress: Callable[[Json], None] | None = None) -> Json:
-        """The export, once it is ready; `progress` gets it as it is now and then. Raises ExportFailed."""
-        while True:
-            export = self.show_export(export_id)
-            if progress is not None:
-                progress(export)
-            if export["state"] == "ready":
-                return export
-            if export["state"] == "failed":
-                raise ExportFailed(f"The export failed: {export['error']['message']}", reason=export["error"]["code"])
-            self._transport.pause(_LOOK_SECONDS)
-
-    def download_part(
-        self, export_id: str, number: int, to: Path, progress: Callable[[int], None] | None = None
-    ) -> int:
-        """Write a part of an export to a file, checked against its sha256; returns its size. If it breaks off, the
-        next call with the same file goes on."""
-        return download(self._transport, lambda: self.show_export(export_id)["parts"][number - 1], to, progress)
-
-    def export(self, job_id: str, to: Path, spec: Json | None = None, idempotency_key: str | None = None) -> list[Path]:
-        """All of it: have the export made, wait for it, and download it. Several parts get numbers in their names.
-        Returns the files."""
-        key = idempotency_key or f"export {secrets.token_hex(16)}"
-        export = self.wait_for_export(self.create_export(job_id, spec or {}, key)["id"])
-        files = part_paths(to, len(export["parts"]))
-        for number, path in enumerate(files, start=1):
-            self.download_part(export["id"], number, path)
-        return files
-
-    def invalid(self, job_id: str, page_size: int = 500) -> Iterator[Json]:
-        """Lines of the job's list that were no task, in the order of the list."""
-        return self._pages(_path("jobs", job_id, "invalid"), {"limit": page_size})
-
-    def rerun(
+    def submit(
         self,
-        job_id: str,
-        select: str | Json = "failed",
-        options: Json | None = None,
+        tasks: Tasks | Upload,
+        *,
+        kind: Kind | None = None,
+        name: str | None = None,
+        format: ListFormat | None = None,
+        compression: Compression | None = None,
+        result_layout: ResultLayout | None = None,
+        notify: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
-    ) -> Json:
-        """Run tasks of a job again: `failed`, `all`, or those that match {status, error_code, http_status, tag}. A list
-        that could not be ingested is tried again instead. The job as it is then."""
-        body = {"select": select, "options": options or {}}
-        return self._json("POST", _path("jobs", job_id, "rerun"), body=body, idempotency_key=idempotency_key)
+        progress: bool | Moved = False,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Make a job of tasks: URLs, or what else its kind takes, from any iterable, an open file or the path of one,
+        of any length in flat memory. With `handler` its kind is python, with `export` export_download, else fetch.
 
-    def cancel(self, job_id: str) -> Json:
-        """Start nothing more of a job, for good; the job as it is then."""
-        return self._json("POST", _path("jobs", job_id, "cancel"))
+        However often it has to be tried there is one job; with an `idempotency_key` of your own also when you call this
+        again. `format` and `compression` are those of a file, if its name or first bytes do not tell. `progress`: show
+        what is sent, or call this with the bytes so far and their total."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        form = _given(format=format, compression=compression)
+        with moving(progress, name or "list", "sending") as moved:
+            return Job(
+                self._session, drive(submission.submit(self._session, tasks, spec, form, idempotency_key, moved))
+            )
 
-    def pause(self, job_id: str) -> Json:
-        """Start nothing more of a job until it is resumed; the job as it is then."""
-        return self._json("POST", _path("jobs", job_id, "pause"))
+    def open_job(
+        self,
+        *,
+        kind: Kind | None = None,
+        name: str | None = None,
+        result_layout: ResultLayout | None = None,
+        notify: Sequence[Mapping[str, Any]] | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """A job without tasks yet: `Job.add` adds them while others run, `Job.close` ends the list."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        return Job(self._session, drive(submission.create(self._session, spec, idempotency_key)))
 
-    def resume(self, job_id: str) -> Json:
-        """Go on with a paused job; the job as it is then."""
-        return self._json("POST", _path("jobs", job_id, "resume"))
+    def upload(self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | Moved = False) -> Upload:
+        """Send a list and make no job of it yet: `submit` takes what this returns, also several times."""
+        with moving(progress, "list", "sending") as moved:
+            return drive(submission.upload(self._session, tasks, idempotency_key, moved))
 
-    def change(self, job_id: str, options: Json) -> Json:
-        """Replace options of a job that has not ended; the job as it is then."""
-        return self._json("PATCH", _path("jobs", job_id), body=options)
+    def job(self, job_id: str, verify: bool = False) -> Job:
+        """A job by its id; with `verify`, its counts held to its rows. Raises NotFound."""
+        return Job(self._session, drive(self._session.job(job_id, verify)))
 
-    def delete(self, job_id: str) -> None:
-        """Remove a job with all its results."""
-        self._transport.send("DELETE", _path("jobs", job_id))
+    def jobs(self) -> Iterator[Job]:
+        """All jobs, newest first."""
+        return (Job(self._session, data) for data in iterate(self._session.jobs()))
 
-    def dead_letters(self, page_size: int = 500) -> Iterator[Json]:
+    def export(self, export_id: str) -> Export:
+        """An export by its id. Raises NotFound."""
+        return Export(self._session, drive(self._session.export(export_id)))
+
+    def dead_letters(self) -> Iterator[Json]:
         """What was given up, oldest first."""
-        return self._pages("/v1/dead-letters", {"limit": page_size})
+        return iterate(self._session.dead_letters())
 
     def redrive(self, ids: Sequence[str]) -> Json:
         """Send dead letters back to their queues: {redriven, skipped}."""
-        counts = {"redriven": 0, "skipped": 0}
-        for start in range(0, len(ids), _MOST_IDS):
-            part = self._json("POST", "/v1/dead-letters/redrive", body={"ids": ids[start : start + _MOST_IDS]})
-            counts = {name: number + part[name] for name, number in counts.items()}
-        return counts
+        return drive(self._session.redrive(ids))
 
     def health(self) -> Json:
         """What /healthz says; needs no key."""
-        return self._json("GET", "/healthz")
+        return drive(self._session.health())
 
     def create_key(self, tenant: str, name: str | None = None) -> Json:
-        """A new key of a tenant: {key, key_id, tenant}. With an admin's key, as all that follows."""
-        return self._json("POST", "/v1/keys", body={"tenant": tenant, "name": name})
+        """A new key of a tenant: {key, key_id, tenant}. With an administrator's key, as the two that follow."""
+        return drive(self._session.create_key(tenant, name))
 
     def keys(self, tenant: str | None = None) -> Iterator[Json]:
         """Keys of one tenant, or of all, without their secrets."""
-        return self._pages("/v1/keys", {"tenant": tenant} if tenant else {})
+        return iterate(self._session.keys(tenant))
 
     def revoke_key(self, key_id: str) -> None:
         """End a key."""
-        self._transport.send("DELETE", _path("keys", key_id))
+        drive(self._session.delete("keys", key_id))
 
-    def _json(self, method: str, path: str, **parts: Any) -> Json:
-        answer = self._transport.send(method, path, **parts)
-        try:
-            return msgspec.json.decode(answer, type=Json)
-        except msgspec.DecodeError:
-            raise not_conveyor(200) from None
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Any route of the API, for what has no method here: the JSON that it answers. `path_of` makes a path."""
+        return drive(self._session.request(method, path, query, body, idempotency_key))
 
-    def _pages(self, path: str, query: Query) -> Iterator[Json]:
-        cursor: str | None = None
-        while True:
-            page = self._json("GET", path, query={**query, "cursor": cursor} if cursor else query)
-            yield from page["items"]
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                return
-
-    def _copy(self, path: str, to: BinaryIO, progress: Callable[[int], None] | None = None) -> int:
-        size = 0
-        with self._transport.stream(path) as pieces:
-            for piece in pieces:
-                to.write(piece)
-                size += len(piece)
-                if progress:
-                    progress(size)
-        return size
-
-    def _save(self, path: str, to: Path, progress: Callable[[int], None] | None = None) -> int:
-        """To `<name>.part` first: a file under its own name is whole."""
-        part = to.with_name(to.name + ".part")
-        try:
-            with part.open("wb") as file:
-                size = self._copy(path, file, progress)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(to)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
-        return size
+    def pages(self, path: str, query: Query | None = None) -> Iterator[Json]:
+        """Any listing of the API: all its items, read as they are taken."""
+        return iterate(self._session.pages(path, query))
 
 
-def part_paths(to: Path, count: int) -> list[Path]:
-    """The files that the parts of an export go to: one under its own name, several with their numbers in it."""
-    if count == 1:
-        return [to]
-    stem, dot, ending = to.name.partition(".")
-    return [to.with_name(f"{stem}-{number:04d}{dot}{ending}") for number in range(1, count + 1)]
+class AsyncClient:
+    """As Client, on an event loop: the one that uses it first."""
+
+    def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
+        self._session = Session(AwaitedIo(), *find_server(url, key), patience)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As Client.close."""
+        await self._session.io.close()
+
+    async def submit(
+        self,
+        tasks: Tasks | Upload,
+        *,
+        kind: Kind | None = None,
+        name: str | None = None,
+        format: ListFormat | None = None,
+        compression: Compression | None = None,
+        result_layout: ResultLayout | None = None,
+        notify: Sequence[Mapping[str, Any]] | None = None,
+        idempotency_key: str | None = None,
+        progress: bool | Moved = False,
+        **options: Unpack[JobOptions],
+    ) -> AsyncJob:
+        """As Client.submit; takes async iterables too. An iterable that is not async is read on the event loop."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        form = _given(format=format, compression=compression)
+        with moving(progress, name or "list", "sending") as moved:
+            return AsyncJob(
+                self._session, await submission.submit(self._session, tasks, spec, form, idempotency_key, moved)
+            )
+
+    async def open_job(
+        self,
+        *,
+        kind: Kind | None = None,
+        name: str | None = None,
+        result_layout: ResultLayout | None = None,
+        notify: Sequence[Mapping[str, Any]] | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> AsyncJob:
+        """As Client.open_job."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        return AsyncJob(self._session, await submission.create(self._session, spec, idempotency_key))
+
+    async def upload(
+        self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | Moved = False
+    ) -> Upload:
+        """As Client.upload."""
+        with moving(progress, "list", "sending") as moved:
+            return await submission.upload(self._session, tasks, idempotency_key, moved)
+
+    async def job(self, job_id: str, verify: bool = False) -> AsyncJob:
+        """As Client.job."""
+        return AsyncJob(self._session, await self._session.job(job_id, verify))
+
+    async def jobs(self) -> AsyncGenerator[AsyncJob, None]:
+        """As Client.jobs."""
+        async for data in self._session.jobs():
+            yield AsyncJob(self._session, data)
+
+    async def export(self, export_id: str) -> AsyncExport:
+        """As Client.export."""
+        return AsyncExport(self._session, await self._session.export(export_id))
+
+    def dead_letters(self) -> AsyncGenerator[Json, None]:
+        """As Client.dead_letters."""
+        return self._session.dead_letters()
+
+    async def redrive(self, ids: Sequence[str]) -> Json:
+        """As Client.redrive."""
+        return await self._session.redrive(ids)
+
+    async def health(self) -> Json:
+        """As Client.health."""
+        return await self._session.health()
+
+    async def create_key(self, tenant: str, name: str | None = None) -> Json:
+        """As Client.create_key."""
+        return await self._session.create_key(tenant, name)
+
+    def keys(self, tenant: str | None = None) -> AsyncGenerator[Json, None]:
+        """As Client.keys."""
+        return self._session.keys(tenant)
+
+    async def revoke_key(self, key_id: str) -> None:
+        """As Client.revoke_key."""
+        await self._session.delete("keys", key_id)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """As Client.request."""
+        return await self._session.request(method, path, query, body, idempotency_key)
+
+    def pages(self, path: str, query: Query | None = None) -> AsyncGenerator[Json, None]:
+        """As Client.pages."""
+        return self._session.pages(path, query)
 
 
-def _path(*parts: str) -> str:
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+def _spec(kind: Kind | None, options: JobOptions, **more: Any) -> Json:
+    """The body of POST /v1/jobs without its tasks. What was not given stays the server's choice."""
+    return {**_given(kind=kind or submission.kind_of(options), **more), **options}
+
+
+def _given(**fields: Any) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}

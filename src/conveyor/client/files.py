@@ -1,15 +1,26 @@
 """A file that is to be sent: its measure, and then its pieces. Both read it in turn and keep none of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 from conveyor.errors import ListUnreadable
 
-# Gets the bytes sent so far and their total.
-Sent = Callable[[int, int], None]
+# Gets the bytes so far and how many there are, if that is known.
+Moved = Callable[[int, int | None], None]
 
 _PIECE = 256 * 1024
+
+
+@dataclass(frozen=True)
+class FileBody:
+    """The first `size` bytes of a file. If others stand there since, the receiver finds that by their sha256."""
+
+    path: Path
+    size: int
+    progress: Moved | None = None
 
 
 def measure(path: Path) -> tuple[int, str]:
@@ -23,18 +34,24 @@ def measure(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def pieces_of(path: Path, size: int, progress: Sent | None) -> Iterator[bytes]:
-    """The bytes that were measured. If others stand there since, the receiver finds that by their sha256."""
-    sent = 0
+def open_list(path: Path) -> BinaryIO:
+    """The file, to be read. As an OSError its absence would pass for a failure of the connection."""
     try:
-        with path.open("rb") as file:
-            while piece := file.read(min(_PIECE, size - sent)):
-                sent += len(piece)
-                if progress:
-                    progress(sent, size)
-                yield piece
+        return path.open("rb")
     except OSError as error:
-        # As it is, it would pass for a failure of the connection.
-        raise ListUnreadable(f"{path} can not be read: {error.strerror or error}") from None
-    if sent < size:
-        raise ListUnreadable(f"{path} has become shorter while it was sent.")
+        raise _unreadable(path, error) from None
+
+
+def read_list(file: BinaryIO, body: FileBody, sent: int) -> bytes:
+    """The next piece, never empty."""
+    try:
+        piece = file.read(min(_PIECE, body.size - sent))
+    except OSError as error:
+        raise _unreadable(body.path, error) from None
+    if not piece:
+        raise ListUnreadable(f"{body.path} has become shorter while it was sent.")
+    return piece
+
+
+def _unreadable(path: Path, error: OSError) -> ListUnreadable:
+    return ListUnreadable(f"{path} can not be read: {error.strerror or error}")

@@ -1,205 +1,193 @@
-"""One request and its answer, over pyreqwest: retries where they are safe, and our exceptions.
+"""Requests and their answers: our exceptions, JSON, pages, and another try where that is safe.
 
-A request that never reached the server (the connection was not made) is always tried again. One that may have
-reached it is tried again only when doing it twice changes nothing: GET, DELETE and PATCH, POST under an
-Idempotency-Key, and the PUT of an upload. So is one whose first try, cut off on its way, the server is still carrying out.
+A request that never reached the server (the connection was not made) is always tried again. One that may have reached
+it is tried again only when doing it twice changes nothing: GET, DELETE and PATCH, POST under an Idempotency-Key, PUT
+of an upload. So is one that the server refuses for now (429, 503), after the time that it asks for, and one whose first
+try, cut off on its way, it is still carrying out.
+
+A server that has answered before is given `patience` seconds to come back; one that never did, a moment.
 """
 
-import ipaddress
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from datetime import timedelta
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
-from pyreqwest.client import SyncClient, SyncClientBuilder
-from pyreqwest.exceptions import BuilderError, ConnectTimeoutError, DetailedPyreqwestError, PyreqwestError
-from pyreqwest.request import SyncRequestBuilder, SyncStreamRequest
-from pyreqwest.response import SyncResponse
 
-from conveyor.client.problems import problem
-from conveyor.errors import ConveyorError, IdempotencyInFlight, InvalidSetting, ServerUnreachable
+from conveyor.client.files import FileBody
+from conveyor.client.http import Answer, Broken, Request, host_of
+from conveyor.client.io import Io, Opened
+from conveyor.client.lists import plain_value
+from conveyor.client.problems import not_conveyor, problem, wait_of
+from conveyor.errors import ConveyorError, IdempotencyInFlight, ServerUnreachable
+from conveyor.model import Page
 
+Json = dict[str, Any]
 Query = Mapping[str, str | int]
-Pause = Callable[[float], object]
 T = TypeVar("T")
 
-_PAUSES = (0.1, 0.3, 0.9)
-_CONNECT = timedelta(seconds=10)
-# Between two reads: an export takes as long as it takes, but never this long without a byte.
-_READ = timedelta(seconds=60)
-# The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
-_SLOWEST = 32 * 1024
-_IDEMPOTENT = frozenset({"GET", "DELETE", "PATCH"})
+_IDEMPOTENT = frozenset({"GET", "DELETE", "PATCH", "PUT"})
+# Refused, and certainly not done.
+_TOO_MANY = 429
+# From whoever stands before the server too, while it is started anew.
+_FOR_NOW = frozenset({502, 503, 504})
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+# For a server that has never answered.
+_FIRST_TRIES = 3
 
 
-def _wait(seconds: float) -> None:
-    threading.Event().wait(seconds)
+def path_of(*parts: str) -> str:
+    """A path under /v1; no part can leave its place."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
 class Transport:
-    """A server and a key. Not for use by several threads at once."""
+    """A server and a key."""
 
-    def __init__(self, url: str, key: str | None, pause: Pause = _wait) -> None:
+    def __init__(self, io: Io, url: str, key: str | None, patience: float) -> None:
+        host_of(url)
+        self.io = io
         self.url = url.rstrip("/")
+        self.patience = patience
         self._key = key
-        self.pause = pause
-        self._client = _client(self.url, _READ)
+        self._met = False
 
-    def close(self) -> None:
-        self._client.close()
-
-    def send(
+    async def send(
         self,
         method: str,
         path: str,
         query: Query | None = None,
         body: object = None,
         idempotency_key: str | None = None,
+        safe: bool = False,
     ) -> bytes:
-        """The body of a successful answer; else the server's error, or ServerUnreachable."""
+        """The body of a successful answer; else the server's error, or ServerUnreachable. `body` is made JSON, unless
+        it is bytes. `safe`: sent twice, it does what it does once."""
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        sent = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body, enc_hook=plain_value)
+        request = self._request(method, path, headers, query, sent)
+        answer = await self.exchange(request, safe or method in _IDEMPOTENT or idempotency_key is not None)
+        return answer.body
 
-        def once() -> bytes:
-            builder = self._request(method, path, query)
-            if body is not None:
-                builder = builder.header("Content-Type", "application/json").body_bytes(msgspec.json.encode(body))
-            if idempotency_key is not None:
-                builder = builder.header("Idempotency-Key", idempotency_key)
-            response = builder.build().send()
-            answer = bytes(response.bytes())
-            _check(response, answer)
+    async def get(self, path: str) -> Answer:
+        """A successful answer, with its headers."""
+        return await self.exchange(self._request("GET", path, {}), safe=True)
+
+    async def json(self, method: str, path: str, **parts: Any) -> Json:
+        """As `send`; the JSON object that it answers."""
+        return decoded(await self.send(method, path, **parts), dict)
+
+    async def listing(self, path: str, query: Query | None, item: type[T]) -> AsyncGenerator[T, None]:
+        """All items of a listing, page after page, read as they are taken."""
+        cursor: str | None = None
+        while True:
+            asked = {**(query or {}), **({} if cursor is None else {"cursor": cursor})}
+            page = decoded(await self.send("GET", path, asked), Page[item])  # type: ignore[valid-type]  # known when it runs
+            for each in page.items:
+                yield each
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def put(self, method: str, url: str, headers: Mapping[str, str], body: FileBody) -> None:
+        """Send a file to a link that is a right of its own: the key stays here."""
+        await self.exchange(Request(method, url, headers, body=body), safe=True)
+
+    @asynccontextmanager
+    async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Opened]:
+        """An answer as it comes. Tried again until it begins, not after: whoever reads gets ServerUnreachable. A link
+        to elsewhere is a right of its own: the key stays here."""
+        request = self._request("GET", url, headers) if url.startswith("/") else Request("GET", url, headers)
+
+        async def once() -> tuple[Any, Opened]:
+            opening = self.io.open(request)
+            opened = await opening.__aenter__()
+            if 200 <= opened.status < 300:
+                return opening, opened
+            try:
+                body = b"".join([piece async for piece in pieces_of(opened)])
+            finally:
+                await opening.__aexit__(None, None, None)
+            raise problem(opened.status, body, opened.headers)
+
+        opening, opened = await self._tried(once, safe=True)
+        try:
+            yield opened
+        except Broken as error:
+            raise ServerUnreachable(f"The connection to {self.url} broke while it sent: {error.why}.") from error
+        finally:
+            await opening.__aexit__(None, None, None)
+
+    async def exchange(self, request: Request, safe: bool) -> Answer:
+        """The answer, if it is a success."""
+
+        async def once() -> Answer:
+            answer = await self.io.send(request)
+            if not 200 <= answer.status < 300:
+                raise problem(answer.status, answer.body, answer.headers)
             return answer
 
-        return self._try(once, safe=method in _IDEMPOTENT or idempotency_key is not None)
+        return await self._tried(once, safe)
 
-    def put(self, url: str, headers: Mapping[str, str], size: int, pieces: Callable[[], Iterable[bytes]]) -> None:
-        """Send a body in pieces to a link that is a right of its own: the key stays here. `pieces` are asked for anew
-        by each try."""
-        # Its read timeout would count from the first byte sent: such a client has one timeout for all of it instead.
-        client = _client(url, None)
+    def _request(
+        self, method: str, path: str, headers: Mapping[str, str], query: Query | None = None, body: bytes | None = None
+    ) -> Request:
+        asked = {name: str(value) for name, value in (query or {}).items()}
+        return Request(method, self.url + path, headers, asked, body, self._key)
 
-        def once() -> None:
-            builder = client.put(url).timeout(_READ + timedelta(seconds=size / _SLOWEST))
-            for name, value in {**headers, "Content-Length": str(size)}.items():
-                builder = builder.header(name, value)
-            response = builder.body_stream(pieces()).build().send()
-            _check(response, bytes(response.bytes()))
-
-        with closing(client):
-            self._try(once, safe=True)
-
-    @contextmanager
-    def stream(self, path: str) -> Iterator[Iterator[bytes]]:
-        """The pieces of a body as they come. The request is tried again until its first byte, not after."""
-
-        def once() -> tuple[SyncStreamRequest, SyncResponse]:
-            request = self._request("GET", path, None).build_streamed()
-            return request, request.__enter__()
-
-        request, response = self._try(once, safe=True)
-        try:
-            if response.status >= 300:
-                _check(response, bytes(response.bytes()))
-            yield self._pieces(response)
-        finally:
-            request.__exit__(None, None, None)
-
-    @contextmanager
-    def open(self, url: str, headers: Mapping[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """As `stream`, with headers of one's own, and the status. A link to elsewhere is a right of its own: the key
-        stays here."""
-        elsewhere = None if url.startswith("/") else _client(url, _READ)
-
-        def once() -> tuple[SyncStreamRequest, SyncResponse]:
-            builder = self._request("GET", url, None) if elsewhere is None else elsewhere.get(url)
-            for name, value in headers.items():
-                builder = builder.header(name, value)
-            request = builder.build_streamed()
-            return request, request.__enter__()
-
-        try:
-            request, response = self._try(once, safe=True)
+    async def _tried(self, once: Callable[[], Awaitable[T]], safe: bool) -> T:
+        began: float | None = None
+        failed: ConveyorError
+        tries = 0
+        while True:
+            tries += 1
             try:
-                if response.status >= 300:
-                    _check(response, bytes(response.bytes()))
-                yield response.status, self._pieces(response)
-            finally:
-                request.__exit__(None, None, None)
-        finally:
-            if elsewhere is not None:
-                elsewhere.close()
+                result = await once()
+                self._met = True
+                return result
+            except Broken as error:
+                again = (safe or not error.sent) and (self._met or tries <= _FIRST_TRIES)
+                failed, wait = self._unreachable(error), self._backoff(tries)
+            except ConveyorError as error:
+                self._met = True
+                again = error.status == _TOO_MANY or isinstance(error, IdempotencyInFlight)
+                again = again or (safe and error.status in _FOR_NOW)
+                asked = wait_of(error)
+                failed, wait = error, self._backoff(tries) if asked is None else asked
+            # From the first failure on: what is sent before may be large.
+            began = self.io.monotonic() if began is None else began
+            if not again or self.io.monotonic() - began + wait > self.patience:
+                raise failed
+            await self.io.pause(wait)
 
-    def _pieces(self, response: SyncResponse) -> Iterator[bytes]:
-        reader = response.body_reader
-        try:
-            while (piece := reader.read_chunk()) is not None:
-                yield bytes(piece)
-        except (PyreqwestError, OSError) as error:
-            raise ServerUnreachable(f"The connection to {self.url} broke while it sent.") from error
+    def _backoff(self, tries: int) -> float:
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 3.0 ** (tries - 1))
+        return longest * (0.5 + self.io.jitter() / 2)
 
-    def _request(self, method: str, path: str, query: Query | None) -> SyncRequestBuilder:
-        try:
-            builder = self._client.request(method, self.url + path)
-            if query:
-                builder = builder.query({name: str(value) for name, value in query.items()})
-            if self._key:
-                builder = builder.header("Authorization", f"Bearer {self._key}", is_sensitive=True)
-        except (BuilderError, ValueError) as error:
-            raise InvalidSetting(f"The key or the URL {self.url} can not be sent: {error}") from None
-        return builder
-
-    def _try(self, once: Callable[[], T], safe: bool) -> T:
-        for pause in (*_PAUSES, None):
-            try:
-                return once()
-            except IdempotencyInFlight:
-                if pause is None:
-                    raise
-            except (PyreqwestError, OSError) as error:
-                if pause is None or not (safe or _never_sent(error)):
-                    raise _unreachable(self.url, error) from error
-            self.pause(pause)
-        raise AssertionError("the last try returns or raises")
+    def _unreachable(self, error: Broken) -> ServerUnreachable:
+        if error.sent:
+            failed = ServerUnreachable(f"The server at {self.url} did not answer: {error.why}.")
+        else:
+            failed = ServerUnreachable(
+                f"No Conveyor server answers at {self.url}. Start one with `conveyor up`, or set CONVEYOR_URL."
+            )
+        failed.__cause__ = error
+        return failed
 
 
-def _unreachable(url: str, error: Exception) -> ConveyorError:
-    if _never_sent(error):
-        return ServerUnreachable(
-            f"No Conveyor server answers at {url}. Start one with `conveyor up`, or set CONVEYOR_URL."
-        )
-    return ServerUnreachable(f"The server at {url} did not answer: {_causes(error)[-1]}.")
-
-
-def _never_sent(error: Exception) -> bool:
-    """pyreqwest's ConnectError is also a connection that broke after the request went out; its causes tell."""
-    return isinstance(error, ConnectTimeoutError) or "client error (Connect)" in _causes(error)
-
-
-def _causes(error: Exception) -> list[str]:
-    causes = (error.details["causes"] or []) if isinstance(error, DetailedPyreqwestError) else []
-    return [str(error), *(cause["message"] for cause in causes)]
-
-
-def _client(url: str, read_timeout: timedelta | None) -> SyncClient:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidSetting(f"CONVEYOR_URL must be an http or https address, not {url!r}")
-    builder = SyncClientBuilder().follow_redirects(False).connect_timeout(_CONNECT)
-    if read_timeout is not None:
-        builder = builder.read_timeout(read_timeout)
-    # The proxy of the environment has no way to this machine's own loopback.
-    return (builder.no_proxy() if _is_loopback(parts.hostname) else builder).build()
-
-
-def _is_loopback(host: str) -> bool:
+def decoded(answer: bytes, shape: type[T]) -> T:
+    """An answer's body as such a value."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return msgspec.json.decode(answer, type=shape)
+    except msgspec.DecodeError:
+        raise not_conveyor(200) from None
 
 
-def _check(response: SyncResponse, answer: bytes) -> None:
-    if not 200 <= response.status < 300:
-        raise problem(response.status, answer)
+async def pieces_of(opened: Opened) -> AsyncIterator[bytes]:
+    """The body, as it comes. Raises Broken."""
+    while (piece := await opened.read()) is not None:
+        yield piece

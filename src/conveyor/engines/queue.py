@@ -112,3 +112,52 @@ class Queue(Protocol):
 
     async def drop(self, queue: QueueName) -> None:
         """Remove a queue and all in it."""
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A message that somebody else sent, as it came."""
+
+    message_id: str
+    receipt: str
+    body: bytes
+    # Deliveries so far, this one included.
+    receives: int
+    # When it was sent, where that is known.
+    sent_at: float | None = None
+
+
+class Inbox(Protocol):
+    """A queue that others fill. At least once, in no promised order."""
+
+    async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
+        """Up to `limit` messages that are there now; nobody else sees them for `visibility` seconds."""
+
+    async def done(self, message: Arrived) -> None:
+        """Remove a message for good."""
+
+    async def put_off(self, message: Arrived, delay: float) -> None:
+        """Have it come again after `delay` seconds."""
+
+    async def bury(self, message: Arrived, reason: str) -> None:
+        """Move it to the dead letters."""
+
+
+class QueueInbox:
+    """An inbox that is a queue of our own."""
+
+    def __init__(self, queue: Queue, name: QueueName) -> None:
+        self._queue = queue
+        self._name = name
+
+    async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
+        got = await self._queue.receive(self._name, limit, visibility)
+        return [Arrived(each.message_id, each.receipt, each.body, each.receives) for each in got]
+
+    async def done(self, message: Arrived) -> None:
+        await self._queue.ack(self._name, [message.receipt])
+
+    async def put_off(self, message: Arrived, delay: float) -> None:
+        await self._queue.extend(self._name, [message.receipt], delay)
+
+    async def bury(self, message: Arrived, reason: str) -> None:
+        await self._queue.bury(self._name, [message.receipt], reason)

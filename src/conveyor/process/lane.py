@@ -360,7 +360,8 @@ class Lane:
         refs = [_counted(one.ref, outcome) for one, outcome in zip(held, outcomes, strict=True)]
         self._recorder.add(self.job, [one.chunk for one in held], refs, outcomes)
         self._ended += len(held)
-        if len(self._waiting) <= self._low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery):
+        low = len(self._waiting) <= self._low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery)
+        if low or self._gate.urgent:
             self._hungry()
 
     def _take(self) -> list[Held]:

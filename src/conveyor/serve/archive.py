@@ -51,6 +51,8 @@ ENTRY_BYTES = _LOCAL.size + _CENTRAL.size + 20 + 28 + _DESCRIPTOR64.size
 
 # What some system reads as a path that leaves the archive's folder, or can not hold as a name.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]|^$|^/|//|/$|[. ](?:/|$)")
+# What none of that is in, found in one pass.
+_PLAIN = re.compile(r"[\w-]+(?:[./][\w-]+)*", re.ASCII)
 
 
 class ZipState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -182,6 +184,7 @@ class ZipWriter:
         if size >= _MAX32 or packed >= _MAX32 or offset >= _MAX32:
             wide = [number for number in (size, packed, offset) if number >= _MAX32]
             extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide)
+            size, packed, offset = min(size, _MAX32), min(packed, _MAX32), min(offset, _MAX32)
         record = (
             _CENTRAL.pack(
                 b"PK\1\2",
@@ -192,15 +195,15 @@ class ZipWriter:
                 self._time,
                 self._date,
                 crc,
-                min(packed, _MAX32),
-                min(size, _MAX32),
+                packed,
+                size,
                 len(name),
                 len(extra),
                 0,
                 0,
                 0,
                 _MODE,
-                min(offset, _MAX32),
+                offset,
             )
             + name
             + extra
@@ -301,7 +304,7 @@ def _stored_blocks(data: bytes) -> bytes:
 
 def _checked(name: str) -> bytes:
     raw = name.encode()
-    if len(raw) > _MAX16 or _UNSAFE.search(name):
+    if len(raw) > _MAX16 or (not _PLAIN.fullmatch(name) and _UNSAFE.search(name)):
         raise ValueError(f"not a safe name for an entry: {name[:80]!r}")
     return raw
 

@@ -3,6 +3,7 @@ time left, what it waits for, how long tasks take, most frequent errors), and ha
 counted for that: the cost does not grow with the job, and readers within the same moment share what one of them found.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -28,8 +29,9 @@ _HIDDEN = "[hidden]"
 _WINDOW = 10.0
 _SAMPLE_EVERY = 0.5
 _SAMPLE_TTL = 60.0
-# How old what is shown may be.
+# How old what is shown may be, before it is found out anew, and at all.
 _FRESH = 0.5
+_OLDEST = 1.0
 # How far a list is does not change once all of it is ingested.
 _INGESTED_TTL = 600.0
 
@@ -45,6 +47,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 class Live(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a run at one moment."""
 
+    at: float
     run: Run
     counts: Counts
     running: int
@@ -72,12 +75,44 @@ async def status_json(
 ) -> dict[str, Any]:
     """The same with all its runs. What was found for another reader a moment ago serves this one too; a run that has
     moved since is looked at again."""
-    key = f"status:{job.run.run_id}:{job.state}"
-    live = _decoded(_live, await coordinator.cached(key))
+    live = await _kept(coordinator, job)
+    if live is None or not _is_fresh(live, clock):
+        live = await refresh_status(records, tasks, coordinator, clock, job)
+    return _status_json(job, live)
+
+
+async def hot_status_json(
+    records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job
+) -> tuple[dict[str, Any], bool]:
+    """The same, for who asks again and again: of a moment before that, if need be, rather than late. The second says
+    that it is time to find it out anew."""
+    live = await _kept(coordinator, job)
     if live is None:
-        live = await _look(records, tasks, coordinator, clock, job)
-        live = msgspec.structs.replace(live, older=await _older(records, tasks, job))
-        await coordinator.cache(key, msgspec.json.encode(live), _FRESH)
+        live = await refresh_status(records, tasks, coordinator, clock, job)
+    return _status_json(job, live), not _is_fresh(live, clock)
+
+
+async def refresh_status(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
+    """Look, and keep what is found for others."""
+    found, older = await asyncio.gather(_look(records, tasks, coordinator, clock, job), _older(records, tasks, job))
+    live = msgspec.structs.replace(found, older=older)
+    await coordinator.cache(_status_key(job), msgspec.json.encode(live), _OLDEST)
+    return live
+
+
+async def _kept(coordinator: Coordinator, job: Job) -> Live | None:
+    return _decoded(_live, await coordinator.cached(_status_key(job)))
+
+
+def _status_key(job: Job) -> str:
+    return f"status:{job.run.run_id}:{job.state}"
+
+
+def _is_fresh(live: Live, clock: Clock) -> bool:
+    return 0 <= clock.now() - live.at < _FRESH
+
+
+def _status_json(job: Job, live: Live) -> dict[str, Any]:
     shown = _job_json(job, live)
     return {**shown, "runs": [shown["run"], *(run_json(*each, 0) for each in live.older)]}
 
@@ -85,8 +120,10 @@ async def status_json(
 async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Counts]]:
     if job.run.number == 1:
         return []
-    runs = [_without_secrets(run) for run in await records.runs(job.job_id) if run.number < job.run.number]
-    return [(run, await tasks.counts(_key(job, run))) for run in reversed(runs[-MOST_RUNS:])]
+    before = [run for run in await records.runs(job.job_id) if run.number < job.run.number]
+    runs = [_without_secrets(run) for run in reversed(before[-MOST_RUNS:])]
+    counts = await asyncio.gather(*(tasks.counts(_key(job, run)) for run in runs))
+    return list(zip(runs, counts, strict=True))
 
 
 async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any]:
@@ -117,14 +154,18 @@ def _drift(kept: Counts, counted: Counts, exact: bool) -> int:
 
 async def _look(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
-    counts = await tasks.counts(job.key)
+    # At the same time: each is a moment of waiting for the store.
+    counts, errors, ingest = await asyncio.gather(
+        tasks.counts(job.key), tasks.error_codes(job.key, TOP_ERRORS), _ingest(records, coordinator, job)
+    )
     return Live(
+        at=clock.now(),
         run=_without_secrets(run),
         counts=counts,
         running=await _running(coordinator, run, counts),
         rate=await _rate(coordinator, clock, run, counts),
-        errors=await tasks.error_codes(job.key, TOP_ERRORS) if counts.failed else [],
-        ingest=await _ingest(records, coordinator, job),
+        errors=errors if counts.failed else [],
+        ingest=ingest,
         time=await task_time(coordinator, run.run_id),
         wait=await _wait(coordinator, job, counts),
     )

@@ -98,6 +98,10 @@ WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :af
     AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
 ORDER BY sort_key, idx LIMIT :limit;
 
+-- name: walk_all
+SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
+WHERE run_no = :run_no AND idx > :after ORDER BY idx LIMIT :limit;
+
 -- name: stretch
 SELECT count(*), max(idx) FROM (
     SELECT idx FROM tasks WHERE run_no = :run_no AND idx > :after ORDER BY idx LIMIT :limit

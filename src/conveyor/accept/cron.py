@@ -1,0 +1,74 @@
+"""When a schedule fires: cron expressions in a time zone.
+
+Five fields, as Debian's cron reads them. A time of day that the clocks skip in spring fires at the first moment after
+the gap; one that they repeat in autumn fires the first time only; expressions whose minute or hour begins with * follow
+elapsed time, through both.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from conveyor.errors import InvalidField
+
+MAX_CRON = 200
+
+_FIELDS = 5
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
+_FIRST_SPAN = 3 * 3600.0
+
+
+def check_cron(cron: str, zone: str) -> None:
+    """Raise InvalidField for an expression that is none, that never fires, or for a time zone that there is not."""
+    try:
+        if not _ZONE.fullmatch(zone):
+            raise ValueError
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidField(
+            "`timezone` must be a name of the time zone database, such as Europe/Berlin.", field="timezone"
+        ) from None
+    if len(cron) > MAX_CRON or len(cron.split()) != _FIELDS:
+        raise InvalidField(
+            "`cron` must have five fields: minute, hour, day of the month, month, day of the week.", field="cron"
+        )
+    try:
+        if not next_fires(cron, zone, 0.0, 1):
+            raise InvalidField("`cron` never fires.", field="cron")
+    except CronSimError as error:
+        raise InvalidField(f"`cron`: {error}.", field="cron") from None
+
+
+def next_fires(cron: str, zone: str, after: float, count: int) -> list[float]:
+    """The first fires after a time."""
+    return list(islice(_fires(cron, zone, after), count))
+
+
+def missed_fires(cron: str, zone: str, first: float, until: float, most: int) -> list[float]:
+    """The last fires from `first` to `until`, at most so many, oldest first. What lies further back is not gone
+    through: a schedule of every minute may have slept for a year."""
+    span = _FIRST_SPAN
+    while True:
+        start = max(first, until - span)
+        found = []
+        for at in _fires(cron, zone, start - 1):
+            if at > until:
+                break
+            found.append(at)
+        if len(found) >= most or start <= first:
+            return found[-most:]
+        span *= 2
+
+
+def _fires(cron: str, zone: str, after: float) -> Iterator[float]:
+    last = after
+    for moment in CronSim(cron, datetime.fromtimestamp(after, ZoneInfo(zone))):
+        at = moment.timestamp()
+        # From inside an hour that is repeated, it counts on from the first pass.
+        if at > last:
+            last = at
+            yield at

@@ -1,0 +1,370 @@
+"""Schedules: jobs that are made again and again, by cron. Each is a row, due when it next fires; here it is made,
+shown, changed and removed. `scheduler` fires it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from conveyor.accept.cron import check_cron, next_fires
+from conveyor.accept.limits import MAX_NAME, check_limits
+from conveyor.accept.notify import check_notify, refuse_tokens
+from conveyor.accept.seeds import seeds_of
+from conveyor.accept.spec import JobSpec, decode_body
+from conveyor.clock import iso_text, sortable_id
+from conveyor.engines.records import Row
+from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
+from conveyor.faults import crashpoint
+from conveyor.inputs import headers_problem
+from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
+from conveyor.notices import check_target
+from conveyor.requests import Accepted, Request, Requests, standing_answer
+from conveyor.system import System
+
+SCHEDULE = "schedule"
+CREATED = 201
+# A row holds it; a longer list is uploaded, or read from a URL.
+MAX_TEMPLATE = 256 * 1024
+NEXT_FIRES = 5
+# Fires that a schedule shows.
+SHOWN_FIRES = 20
+# An upload that a schedule reads is kept for so long at a time, and kept on at half of it.
+KEEP_UPLOAD_SECONDS = 14 * 86_400.0
+
+_ID = re.compile(r"schedule_[0-9a-z]{26}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_HIDDEN = "[hidden]"
+_NULL = msgspec.Raw(b"null")
+_TRIES = 5
+
+
+class Missed(StrEnum):
+    """What becomes of fires that nobody was there for: the last of them stands for all, none is made up for, or each
+    is."""
+
+    COALESCE = "coalesce"
+    SKIP = "skip"
+    ALL = "all"
+
+
+class ListSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A list that is read at each fire: one that was uploaded, or what a URL answers then."""
+
+    upload_id: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = {}
+    format: ListFormat | None = None
+    compression: Compression | None = None
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schedule to be made. `job` is a body of POST /v1/jobs, whose `source` may be a `url` too."""
+
+    cron: str
+    job: msgspec.Raw
+    timezone: str = "UTC"
+    name: str | None = None
+    missed: Missed = Missed.COALESCE
+    paused: bool = False
+
+
+class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be different. What is left out stays as it is."""
+
+    cron: str | msgspec.UnsetType = msgspec.UNSET
+    job: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    timezone: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
+    missed: Missed | msgspec.UnsetType = msgspec.UNSET
+    paused: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class Fire(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One fire: when it was for, when it was made, and what came of it."""
+
+    at: float
+    made_at: float
+    job_id: JobId | None = None
+    error: str | None = None
+    # Fires that it stands for, beside its own.
+    coalesced: int = 0
+
+
+class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a schedule's row, as JSON."""
+
+    cron: str
+    timezone: str
+    job: msgspec.Raw
+    created_at: float
+    name: str | None = None
+    missed: Missed = Missed.COALESCE
+    paused: bool = False
+    # The first time that was not fired yet.
+    next_fire: float | None = None
+    # The fire that is under way, who makes it, and how often it was begun.
+    firing: float | None = None
+    coalesced: int = 0
+    holder: str | None = None
+    tries: int = 0
+    # When its upload is to be kept on.
+    keep_at: float | None = None
+    fires: Sequence[Fire] = ()
+    fired: int = 0
+
+
+class Template(msgspec.Struct, frozen=True):
+    """What a fire makes a job of."""
+
+    spec: JobSpec
+    source: ListSource | None
+
+
+_schedule = msgspec.json.Decoder(Schedule)
+
+
+def schedule_of(row: Row) -> Schedule:
+    return _schedule.decode(row.body)
+
+
+def with_schedule(row: Row, schedule: Schedule, due_at: float | None = None) -> Row:
+    """The row as it is to be written; due when the schedule is, unless another time is given."""
+    at = due_at if due_at is not None else due(schedule)
+    return msgspec.structs.replace(row, body=msgspec.json.encode(schedule), due_at=at)
+
+
+def due(schedule: Schedule) -> float | None:
+    """When it next wants attention, for a fire or for its upload."""
+    times = [schedule.keep_at, None if schedule.paused else schedule.next_fire]
+    return min((at for at in times if at is not None), default=None)
+
+
+def fire_job_id(tenant: TenantId, schedule_id: str, at: float) -> JobId:
+    """The job of a fire: the same, whoever makes it."""
+    digest = sha256(f"{tenant}:{schedule_id}:{int(at)}".encode()).digest()
+    return JobId(sortable_id("job", at, int.from_bytes(digest[:10])))
+
+
+def template_of(raw: bytes) -> Template:
+    """Raises BadInput, whose field begins with `job`."""
+    with _inside("job"):
+        fields = decode_body(raw, dict[str, msgspec.Raw])
+        given = fields.pop("source", None)
+        spec = decode_body(msgspec.json.encode(fields), JobSpec)
+    with _inside("job.source"):
+        source = None if given is None or given == _NULL else decode_body(bytes(given), ListSource)
+    return Template(spec, source)
+
+
+class Schedules:
+    """Makes, shows, changes and removes schedules."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._records = system.records
+        self._clock = system.clock
+        self._settings = system.settings
+        self._requests = Requests(system.settings, system.clock, system.records)
+
+    async def create(self, tenant: TenantId, spec: ScheduleSpec, request: Request | None = None) -> Accepted:
+        """Check all of it, and have it fire from now on."""
+        ticket = await self._requests.claim(tenant, request, self._clock.new_id("schedule"))
+        if isinstance(ticket, Accepted):
+            return ticket
+        async with self._requests.carrying_out(ticket):
+            _check_name(spec.name)
+            check_cron(spec.cron, spec.timezone)
+            template = await self._checked(tenant, bytes(spec.job))
+            await self._check_number(tenant)
+            now = self._clock.now()
+            schedule = Schedule(
+                cron=spec.cron,
+                timezone=spec.timezone,
+                job=spec.job,
+                created_at=now,
+                name=spec.name,
+                missed=spec.missed,
+                paused=spec.paused,
+                next_fire=_first(spec.cron, spec.timezone, now),
+                keep_at=await self.keep_upload(template),
+            )
+            made = with_schedule(Row(SCHEDULE, tenant, ticket.subject, b""), schedule)
+            body = msgspec.json.encode(schedule_json(made, now))
+            row = ticket.answer(CREATED, body, self._requests.keep_until)
+            crashpoint("schedule.create.before")
+            standing = await self._records.create_rows([made], None, row)
+            crashpoint("schedule.create.after")
+            if standing is not None and row is not None:
+                return standing_answer(standing, row.fingerprint)
+            return Accepted(CREATED, body, ticket.subject)
+
+    async def find(self, tenant: TenantId, schedule_id: str) -> Row:
+        """The tenant's schedule. One that never was, one that was removed and another's are the same NotFound."""
+        row = await self._records.row(SCHEDULE, tenant, schedule_id) if _ID.fullmatch(schedule_id) else None
+        if row is None:
+            raise NotFound
+        return row
+
+    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Row]:
+        """Schedules, oldest first."""
+        if cursor is not None and not _ID.fullmatch(cursor):
+            raise BadCursor
+        return await self._records.rows(SCHEDULE, tenant, cursor, limit)
+
+    async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Row:
+        """Change a schedule. One that goes on after a pause, or at other times, fires from now on: what lies between
+        was not missed."""
+        given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
+        _check_name(given.get("name"))
+        keep: dict[str, Any] = {}
+        if "job" in given:
+            await self.find(tenant, schedule_id)
+            template = await self._checked(tenant, bytes(given["job"]))
+            keep = {"keep_at": await self.keep_upload(template)}
+        for _ in range(_TRIES):
+            row = await self.find(tenant, schedule_id)
+            changed = msgspec.structs.replace(schedule_of(row), **given, **keep)
+            check_cron(changed.cron, changed.timezone)
+            if not {"cron", "timezone", "paused"}.isdisjoint(given):
+                first = _first(changed.cron, changed.timezone, self._clock.now())
+                changed = msgspec.structs.replace(changed, next_fire=first)
+            # A fire that is under way is seen through, whatever becomes of the schedule.
+            under_way = row.due_at if changed.firing is not None else None
+            crashpoint("schedule.change.before")
+            written = await self._records.replace_row(with_schedule(row, changed, under_way))
+            crashpoint("schedule.change.after")
+            if written is not None:
+                return written
+        raise _contended()
+
+    async def remove(self, tenant: TenantId, schedule_id: str) -> None:
+        """Remove a schedule. The jobs that it made stay."""
+        for _ in range(_TRIES):
+            row = await self.find(tenant, schedule_id)
+            crashpoint("schedule.remove.before")
+            if await self._records.remove_row(row):
+                crashpoint("schedule.remove.after")
+                return
+        raise _contended()
+
+    async def keep_upload(self, template: Template) -> float | None:
+        """Keep the upload that it reads; returns when that is to be done again. It expires by itself once nobody keeps
+        it."""
+        if template.source is None or template.source.upload_id is None:
+            return None
+        now = self._clock.now()
+        await self._records.keep_upload(template.source.upload_id, now + KEEP_UPLOAD_SECONDS)
+        return now + KEEP_UPLOAD_SECONDS / 2
+
+    async def _checked(self, tenant: TenantId, raw: bytes) -> Template:
+        if len(raw) > MAX_TEMPLATE:
+            raise InvalidField(
+                f"`job` must be at most {MAX_TEMPLATE} bytes; name a longer list as its `source`.", field="job"
+            )
+        template = template_of(raw)
+        with _inside("job"):
+            await self._check_template(tenant, template)
+        return template
+
+    async def _check_template(self, tenant: TenantId, template: Template) -> None:
+        spec, source = template.spec, template.source
+        check_limits(spec)
+        refuse_tokens(spec.notify)
+        await check_notify(self._system, tenant, spec.notify)
+        if spec.mode is Mode.OPEN:
+            raise InvalidField("A schedule makes closed jobs.", field="mode")
+        if source is None:
+            seeds_of(spec.kind, spec.tasks, self._settings.max_inline_tasks)
+            return
+        if spec.tasks:
+            raise InvalidField("Give `tasks` or `source`, not both.", field="source")
+        if (source.upload_id is None) == (source.url is None):
+            raise InvalidField("`source` must have `upload_id` or `url`, and not both.", field="source")
+        if source.url is not None:
+            check_target(source.url, self._settings.allow_private_targets, "source.url")
+            wrong = headers_problem(source.headers)
+            if wrong is not None:
+                raise InvalidField(f"`source.headers`: {wrong}.", field="source.headers")
+        else:
+            await self._check_upload(tenant, source.upload_id or "")
+
+    async def _check_upload(self, tenant: TenantId, upload_id: str) -> None:
+        upload = await self._records.upload(upload_id)
+        if upload is None or upload.tenant != tenant:
+            raise NotFound("There is no such upload, or it has expired.")
+
+    async def _check_number(self, tenant: TenantId) -> None:
+        most = self._settings.max_schedules
+        if len((await self._records.rows(SCHEDULE, tenant, None, most + 1)).items) >= most:
+            raise LimitReached(f"There are {most} schedules already, the most that a tenant may have.", limit=most)
+
+
+def schedule_json(row: Row, now: float) -> dict[str, Any]:
+    """A schedule as the API shows it. Header and gateway values are not shown again."""
+    schedule = schedule_of(row)
+    coming = [] if schedule.paused else next_fires(schedule.cron, schedule.timezone, now, NEXT_FIRES)
+    return {
+        "id": row.id,
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "missed": schedule.missed,
+        "paused": schedule.paused,
+        "created_at": iso_text(schedule.created_at),
+        "next_fires": [iso_text(at) for at in coming],
+        "fired": schedule.fired,
+        "fires": [
+            {
+                "at": iso_text(fire.at),
+                "made_at": iso_text(fire.made_at),
+                "job_id": fire.job_id,
+                "error": fire.error,
+                "coalesced": fire.coalesced,
+            }
+            for fire in schedule.fires
+        ],
+        "job": _without_secrets(msgspec.json.decode(schedule.job)),
+    }
+
+
+def _first(cron: str, zone: str, after: float) -> float | None:
+    return next(iter(next_fires(cron, zone, after, 1)), None)
+
+
+def _without_secrets(job: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(job)
+    if shown.get("headers"):
+        shown["headers"] = dict.fromkeys(shown["headers"], _HIDDEN)
+    if shown.get("gateway"):
+        shown["gateway"] = {name: _HIDDEN for name, value in shown["gateway"].items() if value}
+    if shown.get("export"):
+        shown["export"] = _HIDDEN
+    if shown.get("source"):
+        source = dict(shown["source"])
+        if source.get("headers"):
+            source["headers"] = dict.fromkeys(source["headers"], _HIDDEN)
+        shown["source"] = source
+    return shown
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and (len(name) > MAX_NAME or _CONTROL.search(name)):
+        raise InvalidField(f"`name` must be at most {MAX_NAME} characters, without control characters.", field="name")
+
+
+@contextmanager
+def _inside(part: str) -> Iterator[None]:
+    """What is wrong with a part of the body is named from its beginning."""
+    try:
+        yield
+    except (InvalidField, UnknownField) as error:
+        field = ".".join(filter(None, [part, error.details.get("field", "")]))
+        raise type(error)(f"In `{part}`: {error.message}", **{**error.details, "field": field}) from None
+
+
+def _contended() -> Conflict:
+    return Conflict("Others are changing this schedule; try again.")

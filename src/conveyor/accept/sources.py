@@ -1,0 +1,96 @@
+"""Lists that a schedule reads when it fires. Gets a source, copies what it is at that moment to a place of the job's
+own, and hands back what to make a job of."""
+
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+
+from conveyor.accept.schedules import ListSource
+from conveyor.errors import BadInput, ListUnreadable, NotFound, UploadConflict
+from conveyor.faults import crashpoint
+from conveyor.model import JobId, Source, TenantId
+from conveyor.outbound import Outbound, OutboundFailed
+from conveyor.system import System
+
+MAX_REDIRECTS = 5
+
+_PIECE = 256 * 1024
+# Failures and answers that the same request may not get again.
+_PASSING_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
+_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class SourceUnavailable(Exception):
+    """The list of the schedule can not be read now."""
+
+
+class Sources:
+    """Stages lists of schedules."""
+
+    def __init__(self, system: System, outbound: Outbound) -> None:
+        self._system = system
+        self._outbound = outbound
+
+    async def stage(self, tenant: TenantId, job_id: JobId, given: ListSource) -> Source:
+        """A copy for this job: it goes with the job, whatever becomes of the original. Raises BadInput for a list that
+        will not be there another time, SourceUnavailable for one that may be."""
+        pieces = self._uploaded(tenant, given.upload_id) if given.upload_id is not None else self._fetched(given)
+        # Each try has a place of its own: another's, still under way, never writes over what was accepted.
+        key = f"{staged_prefix(tenant, job_id)}/{self._system.clock.new_id('list')}"
+        digest = sha256()
+        crashpoint("schedule.stage.before")
+        size = await self._system.blobs.put_stream(key, self._counted(pieces, digest.update))
+        crashpoint("schedule.stage.after")
+        return Source(key, size, digest.hexdigest(), given.format, given.compression)
+
+    async def drop(self, source: Source) -> None:
+        """Remove one that no job was made of."""
+        await self._system.blobs.delete([source.key])
+
+    async def discard(self, tenant: TenantId, job_id: JobId) -> None:
+        """Remove what was staged for a job that will not be."""
+        while await self._system.blobs.delete_prefix(f"{staged_prefix(tenant, job_id)}/", 1000):
+            pass
+
+    async def _uploaded(self, tenant: TenantId, upload_id: str) -> AsyncIterator[bytes]:
+        upload = await self._system.records.upload(upload_id)
+        if upload is None or upload.tenant != tenant:
+            raise NotFound("The upload of the schedule has expired.")
+        if await self._system.blobs.size(upload.key) != upload.size:
+            raise UploadConflict("The upload of the schedule was not stored yet.")
+        async for piece in self._system.blobs.stream(upload.key):
+            yield piece
+
+    async def _fetched(self, given: ListSource) -> AsyncIterator[bytes]:
+        assert given.url is not None
+        timeout = self._system.settings.schedule_fetch_seconds
+        try:
+            async with self._outbound.get(given.url, list(given.headers.items()), timeout, MAX_REDIRECTS) as response:
+                _check_status(response.status)
+                while (piece := await response.body_reader.read(_PIECE)) is not None:
+                    yield bytes(piece)
+        except OutboundFailed as failed:
+            message = f"The list of the schedule can not be read: {failed.message} ({failed.code})."
+            if failed.code in _PASSING_CODES:
+                raise SourceUnavailable(message) from None
+            raise ListUnreadable(message) from None
+
+    async def _counted(self, pieces: AsyncIterator[bytes], update: Callable[[bytes], None]) -> AsyncIterator[bytes]:
+        most = self._system.settings.max_list_bytes
+        size = 0
+        async for piece in pieces:
+            size += len(piece)
+            if size > most:
+                raise ListUnreadable(f"The list of the schedule is larger than {most} bytes.")
+            update(piece)
+            yield piece
+
+
+def staged_prefix(tenant: TenantId, job_id: JobId) -> str:
+    return f"lists/{tenant}/{job_id}"
+
+
+def _check_status(status: int) -> None:
+    if status == 200:
+        return
+    message = f"The URL of the schedule's list answered {status}."
+    raise SourceUnavailable(message) if status in _PASSING_STATUSES else BadInput(message)

@@ -1,0 +1,181 @@
+"""What can be asked for, typed: the options of a job as keywords, and choices among its tasks.
+
+The names and meanings are those of SPEC §7.3; the server checks the values and has the defaults.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+from conveyor.errors import BadInput
+
+Kind: TypeAlias = Literal["fetch", "download", "export_download", "python"]
+ListFormat: TypeAlias = Literal["text", "jsonl", "csv"]
+Compression: TypeAlias = Literal["none", "gzip", "zstd"]
+ResultLayout: TypeAlias = Literal["object", "packed"]
+Status: TypeAlias = Literal["pending", "succeeded", "failed", "cancelled"]
+ExportFormat: TypeAlias = Literal["zip", "jsonl", "csv", "parquet"]
+ExportCompression: TypeAlias = Literal["none", "deflate", "gzip", "zstd"]
+ExportBodies: TypeAlias = Literal["none", "file", "text", "base64", "binary"]
+
+
+class Backoff(TypedDict, total=False):
+    """Delay before the next attempt, in seconds."""
+
+    base: float
+    rate: float
+    cap: float
+    jitter: bool
+
+
+class Gateway(TypedDict, total=False):
+    """Fetch through a proxy, or an API gateway given as a template with {url}."""
+
+    proxy: str | None
+    url: str | None
+    headers: Mapping[str, str]
+
+
+class FailureThreshold(TypedDict, total=False):
+    """When a job is given up."""
+
+    failed: int | None
+    ratio: float | None
+    after: int
+
+
+class Outage(TypedDict, total=False):
+    """What to do while a target is away."""
+
+    quick_tries: int
+    delay: float
+
+
+class Breaker(TypedDict, total=False):
+    """Whether tasks of a target that fails are held back, and for how long."""
+
+    enabled: bool
+    patience: float
+
+
+class Download(TypedDict, total=False):
+    """How a large file is taken."""
+
+    max_bytes: int
+    min_rate: float
+    min_rate_seconds: float
+
+
+class ExportCall(TypedDict):
+    """A request to an export API."""
+
+    url: str
+    method: NotRequired[str | None]
+    headers: NotRequired[Mapping[str, str]]
+    body: NotRequired[Any]
+
+
+class ExportPoll(TypedDict, total=False):
+    """How often the state of an export is asked for."""
+
+    first: float
+    rate: float
+    cap: float
+    timeout: float
+
+
+class ExportRetry(TypedDict, total=False):
+    """How often a failed call is made again."""
+
+    retries: int
+    base: float
+    rate: float
+    cap: float
+
+
+class ExportApi(TypedDict):
+    """An API that makes a file on request."""
+
+    create: ExportCall
+    id: str
+    status: ExportCall
+    state: str
+    ready: Sequence[str]
+    download: str | ExportCall
+    failed: NotRequired[Sequence[str]]
+    poll: NotRequired[ExportPoll]
+    retry: NotRequired[ExportRetry | None]
+
+
+class JobOptions(TypedDict, total=False):
+    """How a job's tasks are run."""
+
+    concurrency: int
+    rate_per_host: float | None
+    concurrency_per_host: int | None
+    attempts: int
+    backoff: Backoff
+    retry_statuses: Sequence[int]
+    retry_errors: Sequence[str] | None
+    outage: Outage | None
+    upstream: str | None
+    breaker: Breaker
+    task_deadline: float | None
+    deadline: float | None
+    stuck_after: float | None
+    timeout: float
+    connect_timeout: float
+    max_body_bytes: int
+    max_redirects: int
+    headers: Mapping[str, str]
+    success_statuses: Sequence[int]
+    gateway: Gateway | None
+    handler: str | None
+    download: Download
+    export: ExportApi | None
+    priority: int
+    retention_days: float
+    failure_threshold: FailureThreshold | None
+    chunk_size: int
+    on_invalid: Literal["skip", "reject"]
+    idle_timeout: float
+
+
+class Filter(TypedDict, total=False):
+    """Tasks that match all of it. `run` is the id or number of a run, "latest", or "latest-per-task": each task as it
+    came out last."""
+
+    status: Status | None
+    error_code: str | None
+    http_status: int | None
+    tag: str | None
+    run: str | int | None
+
+
+class ExportOptions(Filter, total=False):
+    """Which results are exported, and as what. Without a format, what the file's name says, else zip."""
+
+    format: ExportFormat | None
+    compression: ExportCompression | None
+    bodies: ExportBodies | None
+    part_bytes: int | None
+    # Take what is there while the job goes on.
+    partial: bool
+
+
+def rerun_choice(
+    failed: bool = False,
+    cancelled: bool = False,
+    all: bool = False,
+    error_code: str | None = None,
+    http_status: int | None = None,
+    tag: str | None = None,
+) -> str | dict[str, Any]:
+    """What POST /v1/jobs/{id}/rerun is told to select. Raises BadInput."""
+    chosen: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    statuses = [status for status, wanted in (("failed", failed), ("cancelled", cancelled)) if wanted]
+    if all and (chosen or statuses):
+        raise BadInput("All of them is all: it goes with no other choice.")
+    if all:
+        return "all"
+    return {**chosen, **({"status": statuses} if statuses else {})} or "failed"

@@ -1,0 +1,65 @@
+"""Monitor: a pass over what is late. Long tasks that do not move, tasks of workers that are gone, runs past their
+deadline; each found by the time at which its row is due, never by a scan.
+
+It runs as a role of `conveyor up`, as `conveyor monitor`, and as a Lambda handler (lambda_handler.py): the same pass.
+Several share the load: each change is written on the version that was seen, and one of them wins.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from conveyor.lifecycle import Lifecycle
+from conveyor.recover.callbacks import Callbacks
+from conveyor.recover.deadlines import Deadlines
+from conveyor.recover.monitored import Monitored
+from conveyor.recover.stuck import Stuck, Told
+from conveyor.settings import Settings
+from conveyor.system import System
+
+log = structlog.get_logger()
+
+# Something else that is to be looked after in each pass. It says what it did, in counts of its own.
+Part = Callable[[], Awaitable[Mapping[str, int]]]
+
+
+class Monitor:
+    """A role."""
+
+    def __init__(self, stuck: Stuck, deadlines: Deadlines, settings: Settings, parts: Sequence[Part]) -> None:
+        self.name = "monitor"
+        self.wake: Callable[[], None] = lambda: None
+        self.stopping = False
+        self._stuck = stuck
+        self._deadlines = deadlines
+        self._settings = settings
+        self._parts = parts
+
+    async def tick(self) -> float:
+        seen = await self.run_once()
+        if seen != Monitored():
+            log.info("monitored", **msgspec.structs.asdict(seen))
+        return self._settings.monitor_seconds
+
+    async def close(self) -> None:
+        """Nothing is held between ticks."""
+
+    async def run_once(self) -> Monitored:
+        seen = Monitored()
+        await self._stuck.run_once(seen)
+        await self._deadlines.run_once(seen)
+        for part in self._parts:
+            seen.others = {**seen.others, **await part()}
+        return seen
+
+
+def monitor_of(system: System, *, told: Told | None = None, parts: Sequence[Part] = ()) -> Monitor:
+    """The monitor of a system. `told` hears of each task that was taken over."""
+    records, tasks, queue, clock = system.records, system.tasks, system.queue, system.clock
+    lifecycle = Lifecycle(records, tasks, clock)
+    stuck = Stuck(records, tasks, queue, clock, system.settings, told)
+    deadlines = Deadlines(records, tasks, queue, system.coordinator, lifecycle, clock, system.settings)
+    if system.step_functions is not None:
+        parts = [*parts, Callbacks(system, system.step_functions).part]
+    return Monitor(stuck, deadlines, system.settings, parts)

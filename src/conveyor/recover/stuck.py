@@ -1,0 +1,213 @@
+"""Stuck: takes long tasks from attempts that do not move, or whose worker is gone, and sends them again by the recovery
+queue with the progress that they have; gives up those that never move.
+
+It looks only at rows of long tasks that are due, and at those of workers that give no sign of life. A task is taken
+over by writing its row on the version that was seen: that shuts out the attempt that had it, and every other monitor.
+The row is due again until the next attempt begins, so that a message that was lost between the two steps is sent again.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.engines.queue import Outgoing, Queue, recovery_queue
+from conveyor.engines.records import Records, Row
+from conveyor.engines.tasks import Tasks
+from conveyor.faults import crashpoint
+from conveyor.model import (
+    BEAT,
+    PROGRESS,
+    Beat,
+    Chunk,
+    InputJson,
+    Job,
+    JobId,
+    LongTask,
+    Progress,
+    Task,
+    TaskRef,
+    TenantId,
+    progress_id,
+)
+from conveyor.recover.monitored import Monitored
+from conveyor.references import encode, send_all
+from conveyor.settings import Settings
+from conveyor.states import WORKABLE, RunState, TaskStatus
+
+log = structlog.get_logger()
+
+_PAGE = 100
+# Pages of due rows that one pass looks at.
+_PAGES = 50
+# The part of a lease in which a worker that died may have written after its last sign of life. What was written later
+# was so by another: messages lapse after a whole one.
+_LAST_WORDS = 2 / 3
+
+_progress = msgspec.json.Decoder(Progress)
+_beat = msgspec.json.Decoder(Beat)
+
+# Is told of each task that was found stuck, or was its worker's that is gone.
+Told = Callable[[Job, Progress], Awaitable[None]]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A row that wants attention, read."""
+
+    row: Row
+    progress: Progress
+    # Its worker is gone, as its own row says.
+    orphaned: bool = False
+
+
+class Stuck:
+    """A part of the monitor."""
+
+    def __init__(
+        self,
+        records: Records,
+        tasks: Tasks,
+        queue: Queue,
+        clock: Clock,
+        settings: Settings,
+        told: Told | None = None,
+    ) -> None:
+        self._records = records
+        self._tasks = tasks
+        self._queue = queue
+        self._clock = clock
+        self._settings = settings
+        self._told = told
+
+    async def run_once(self, seen: Monitored) -> None:
+        for _ in range(_PAGES):
+            beats = await self._records.due_rows(BEAT, self._clock.now(), _PAGE)
+            for beat in beats:
+                await self._bury_worker(beat, seen)
+            if len(beats) < _PAGE:
+                break
+        for _ in range(_PAGES):
+            rows = await self._records.due_rows(PROGRESS, self._clock.now(), _PAGE)
+            seen.looked += len(rows)
+            await self._look(await self._read(rows, seen), seen)
+            if len(rows) < _PAGE:
+                break
+
+    async def _bury_worker(self, row: Row, seen: Monitored) -> None:
+        """Send again what a dead worker ran. Its row goes last: whoever finds it again finds the tasks taken over."""
+        try:
+            beat = _beat.decode(row.body)
+        except msgspec.MsgspecError as error:
+            log.error("a worker's row can not be read", worker=row.id, error=str(error))
+            beat = Beat(0.0, [])
+        found = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
+        seen.looked += len(beat.tasks)
+        await self._look(found, seen)
+        crashpoint("monitor.worker.before")
+        if await self._records.remove_row(row):
+            seen.workers += 1
+            log.warning("a worker is gone", worker=row.id, tasks=len(found))
+
+    async def _orphan(self, task: LongTask, beat: Beat) -> Found | None:
+        row = await self._records.row(PROGRESS, task.tenant, progress_id(task.run_id, task.index))
+        if row is None or row.due_at is None:
+            return None
+        progress = _decoded(row)
+        if progress is None or not progress.holder:
+            return None
+        last_words = beat.at + self._settings.lease_seconds * _LAST_WORDS
+        return Found(row, progress, orphaned=True) if progress.at <= last_words else None
+
+    async def _read(self, rows: Sequence[Row], seen: Monitored) -> list[Found]:
+        found = []
+        for row in rows:
+            progress = _decoded(row)
+            if progress is not None and (row.expires_at is None or row.expires_at > self._clock.now()):
+                found.append(Found(row, progress))
+                continue
+            if progress is None:
+                log.error("the row of a task can not be read", tenant=row.tenant, row=row.id)
+            seen.settled += await self._records.remove_row(row)
+        return found
+
+    async def _look(self, found: Sequence[Found], seen: Monitored) -> None:
+        by_run: dict[tuple[TenantId, JobId | None, str], list[Found]] = {}
+        for one in found:
+            by_run.setdefault((one.row.tenant, one.row.job_id, one.progress.run_id), []).append(one)
+        for (tenant, job_id, run_id), group in by_run.items():
+            job = None if job_id is None else await self._records.job(tenant, job_id)
+            if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
+                paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
+                for one in group:
+                    seen.settled += await self._rest(one, paused=paused)
+                continue
+            await self._take_over(job, group, seen)
+
+    async def _take_over(self, job: Job, group: Sequence[Found], seen: Monitored) -> None:
+        tasks = {task.index: task for task in await self._tasks.at(job.key, [one.progress.index for one in group])}
+        outgoing = []
+        for one in group:
+            task = tasks.get(one.progress.index)
+            if task is None or task.status is not TaskStatus.PENDING:
+                seen.settled += await self._rest(one)
+                continue
+            message = await self._taken(job, one, task, seen)
+            if message is not None:
+                outgoing.append(message)
+        if outgoing:
+            crashpoint("monitor.send.before")
+            await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
+            crashpoint("monitor.send.after")
+
+    async def _taken(self, job: Job, one: Found, task: Task, seen: Monitored) -> Outgoing | None:
+        """The message by which the task goes on, or is given up, once it is taken from whoever had it."""
+        before = one.progress
+        stuck_after = job.options.stuck_after or self._settings.stuck_after
+        due_at = self._clock.now() + stuck_after
+        waits = before.holder == ""
+        if waits and (await self._queue.depth(recovery_queue(job.run.run_id))).total:
+            # It was sent, and nobody has had time for it.
+            await self._records.replace_row(msgspec.structs.replace(one.row, due_at=due_at))
+            return None
+        lost = before.lost if waits else 1 if before.done > before.begun else before.lost + 1
+        after = msgspec.structs.replace(
+            before, holder="", lost=lost, begun=max(before.begun, before.done), turn=before.turn + 1, rate=0.0
+        )
+        crashpoint("monitor.take.before")
+        taken = await self._records.replace_row(
+            msgspec.structs.replace(one.row, body=msgspec.json.encode(after), due_at=due_at)
+        )
+        crashpoint("monitor.take.after")
+        if taken is None:
+            # It moves after all, or another monitor was first.
+            return None
+        if self._told is not None:
+            await self._told(job, after)
+        ref = TaskRef(before.index, InputJson(bytes(task.input).decode()), before.attempt)
+        if lost < max(1, self._settings.max_lost_starts):
+            if one.orphaned:
+                seen.orphans += 1
+            else:
+                seen.requeued += 1
+            log.warning("task taken over", run=job.run.run_id, index=before.index, orphaned=one.orphaned, lost=lost)
+            return encode(Chunk(job.key, [ref], turn=after.turn))
+        seen.failed += 1
+        why = f"The task did not move for {stuck_after:g} seconds, {lost} times in a row."
+        if one.orphaned:
+            why = f"The worker was lost {lost} times while it ran this task, which did not move."
+        code = "" if one.orphaned else "stuck"
+        return encode(Chunk(job.key, [ref], alone=True, lost=why, code=code, turn=after.turn))
+
+    async def _rest(self, one: Found, *, paused: bool = False) -> bool:
+        """Nobody is late with a task that has ended, or is not to run now; only the former is forgotten."""
+        if not paused:
+            return await self._records.remove_row(one.row)
+        return await self._records.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None
+
+
+def _decoded(row: Row) -> Progress | None:
+    try:
+        return _progress.decode(row.body)
+    except msgspec.MsgspecError:
+        return None

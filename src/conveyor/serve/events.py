@@ -1,0 +1,47 @@
+"""Events: what happened to a job, and what happened to one of its tasks, in order."""
+
+from typing import Any
+
+from conveyor.clock import iso_text
+from conveyor.engines.tasks import Tasks
+from conveyor.model import Event, Page, RunKey, Task
+from conveyor.states import TaskStatus
+
+# What is noted when a task ends with an error; other ends are seen from its row.
+_NOTED_ENDS = frozenset({"task.failed", "task.dead_lettered"})
+
+
+async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None, limit: int) -> Page[Event]:
+    """Attempts that failed, as they were noted, and behind the last of them how the task ended."""
+    page = await tasks.events(run, task.task_id, cursor, limit)
+    if page.next_cursor is not None or task.status is TaskStatus.PENDING:
+        return page
+    last = page.items[-1] if page.items else None
+    if task.status is TaskStatus.FAILED and last is not None and last.event in _NOTED_ENDS:
+        return page
+    if last is not None and len(page.items) >= limit:
+        # The end has a page of its own.
+        return Page(page.items, str(last.seq))
+    return Page([*page.items, _end(run, task, last, cursor)])
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event as it is shown, in the list and in the stream."""
+    return {
+        "id": event.id,
+        "seq": event.seq,
+        "at": iso_text(event.at),
+        "event": event.event,
+        "run_id": event.run_id,
+        "index": event.index,
+        "data": event.data,
+    }
+
+
+def _end(run: RunKey, task: Task, last: Event | None, cursor: str | None) -> Event:
+    data: dict[str, Any] = {"attempt": task.attempts, "http_status": task.http_status}
+    if task.detail.error is not None:
+        data["error"] = {"code": task.detail.error.code, "message": task.detail.error.message}
+    before = int(cursor or 0) if last is None else last.seq
+    at = task.finished_at or (0.0 if last is None else last.at)
+    return Event(before, at, f"task.{task.status.label}", run.run_id, task.index, data)

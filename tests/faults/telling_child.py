@@ -1,0 +1,254 @@
+"""A process that has a job told of, or made by a schedule, unless it is killed in it:
+
+    python -m tests.faults.telling_child serve     for each request on standard input, {directory, scenario, crash_at},
+                                                   in a fork of its own: the modules are imported once
+
+What the receiver of the webhooks gets is a line in DIRECTORY/received before it is answered, every crash point that is
+passed one in DIRECTORY/passed. A run finds what the last one made and goes on, as a client does that sends the same
+requests until it has an answer.
+"""
+
+import asyncio
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from conveyor import faults
+from conveyor.accept import scheduler as scheduling
+from conveyor.accept.schedules import SCHEDULE, ScheduleChange, Schedules, ScheduleSpec, schedule_of
+from conveyor.accept.spec import JobSpec
+from conveyor.clock import SystemClock
+from conveyor.embedded import Embedded
+from conveyor.errors import IdempotencyInFlight, NotFound, UploadConflict
+from conveyor.model import Backoff, Job, JobId, JobKind
+from conveyor.requests import Accepted, Request
+from conveyor.serve import deliverer, herald, notify
+from conveyor.serve.deliveries import DELIVERY, Deliveries
+from conveyor.serve.webhooks import WebhookChange, Webhooks, WebhookSpec
+from conveyor.settings import Settings
+from conveyor.stage.uploads import Uploads, UploadSpec
+from conveyor.states import ENDED
+from conveyor.system import System, open_system
+from tests.faults.child import LIST, TENANT, TOTAL, Scripted, be_quick, listening
+from tests.receiver import Told
+from tests.site import answer, read_request
+
+SCENARIOS = (
+    "webhooks",  # an endpoint, and a URL that the job names; then they are asked for again, rotated and removed
+    "schedule",  # a job with its tasks
+    "schedule_list",  # one of an upload
+)
+# Yearly: there is one fire to make, and no second one in a test.
+CRON = "0 0 1 1 *"
+
+
+class LongAgo(SystemClock):
+    """What is made by this clock has been due for months."""
+
+    def now(self) -> float:
+        return super().now() - 400 * 86_400
+
+
+async def ask(send: Callable[[Request], Awaitable[Accepted]], key: str) -> Accepted:
+    while True:
+        try:
+            return await send(Request("POST /v1", key, f"fingerprint of {key}"))
+        except IdempotencyInFlight:
+            await asyncio.sleep(0.005)
+
+
+async def receive(directory: Path) -> tuple[asyncio.Server, str]:
+    """A receiver in this process; it answers every second event at its second try only."""
+    tries: dict[str, int] = {}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                told = Told(await read_request(reader))
+                tries[told.id] = tries.get(told.id, 0) + 1
+                ok = len(tries) % 2 == 0 or tries[told.id] > 1
+                names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+                line = {"path": told.seen.path, **{name: told.seen.headers[name] for name in names}, "ok": ok}
+                with (directory / "received").open("a") as file:
+                    file.write(json.dumps({**line, "body": told.seen.body.decode()}) + "\n")
+                answer(writer, b"", 200 if ok else 500)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def job_spec(tasks: list[msgspec.Raw]) -> JobSpec:
+    backoff = Backoff(base=0.001, jitter=False)
+    return JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, tasks=tasks)
+
+
+def tasks() -> list[msgspec.Raw]:
+    return [msgspec.Raw(b"%d" % index) for index in range(TOTAL)]
+
+
+async def ended(system: System, job_id: JobId) -> Job:
+    while True:
+        job = await system.records.job(TENANT, job_id)
+        if job is not None and job.state in ENDED and not await system.records.ended_unswept(1):
+            return job
+        await asyncio.sleep(0.003)
+
+
+async def told(system: System) -> None:
+    """Nothing is left to be passed on, or to be delivered."""
+    while await system.records.untold(1) or await system.records.due_rows(DELIVERY, system.clock.now() + 1e6, 1):  # noqa: ASYNC110
+        await asyncio.sleep(0.003)
+
+
+async def webhooks(system: System, embedded: Embedded, directory: Path) -> None:
+    server, url = await receive(directory)
+    made = Webhooks(system)
+    endpoint = await ask(lambda request: made.create(TENANT, WebhookSpec(f"{url}/endpoint"), request), "endpoint")
+    secrets = directory / "secrets"
+    secrets.write_text(json.loads(endpoint.body)["secret"])
+    # Each process has its receiver on another port.
+    await made.change(TENANT, endpoint.subject, WebhookChange(url=f"{url}/endpoint"))
+    accepted = await ask(lambda request: embedded.submit.submit(TENANT, job_spec(tasks()), request), "job")
+    async with embedded.running():
+        await ended(system, JobId(accepted.subject))
+        await told(system)
+        page = await system.records.rows(DELIVERY, TENANT, None, 1)
+        await Deliveries(system).redeliver(TENANT, page.items[0].id)
+        await told(system)
+    again = await ask(lambda request: made.create(TENANT, WebhookSpec(f"{url}/gone", []), request), "gone")
+    with suppress(NotFound):
+        await made.remove(TENANT, again.subject)
+    server.close()
+
+
+async def schedule(system: System, embedded: Embedded, directory: Path, listed: bool) -> None:
+    template: dict[str, Any] = {"kind": "python", "handler": "scripted", "chunk_size": 10}
+    template["backoff"] = {"base": 0.001, "jitter": False}
+    if listed:
+        template["source"] = {"upload_id": await uploaded(system), "format": "jsonl"}
+    else:
+        template["tasks"] = list(range(TOTAL))
+    past = dataclasses.replace(system, clock=LongAgo())
+    spec = ScheduleSpec(CRON, msgspec.Raw(msgspec.json.encode(template)), name="yearly")
+    accepted = await ask(lambda request: Schedules(past).create(TENANT, spec, request), "schedule")
+    (directory / "schedule").write_text(accepted.subject)
+    async with embedded.running():
+        if not (directory / "removed").exists():
+            while not (jobs := (await system.records.jobs(TENANT, None, 10)).items):  # noqa: ASYNC110
+                await asyncio.sleep(0.003)
+            await ended(system, jobs[0].job_id)
+            await fired(system, accepted.subject)
+            await Schedules(system).change(TENANT, accepted.subject, ScheduleChange(name="renamed"))
+            (directory / "row").write_bytes((await Schedules(system).find(TENANT, accepted.subject)).body)
+            (directory / "removed").touch()
+        with suppress(NotFound):
+            await Schedules(system).remove(TENANT, accepted.subject)
+
+
+async def fired(system: System, schedule_id: str) -> None:
+    while True:
+        row = await system.records.row(SCHEDULE, TENANT, schedule_id)
+        if row is None or schedule_of(row).fires:
+            return
+        await asyncio.sleep(0.003)
+
+
+async def uploaded(system: System) -> str:
+    uploads = Uploads(system)
+    spec = UploadSpec(len(LIST), sha256(LIST).hexdigest())
+    answered = await ask(lambda request: uploads.promise(TENANT, spec, "{}/{}".format, request), "upload")
+    upload_id, _, signature = json.loads(answered.body)["url"].partition("/")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield LIST
+
+    with suppress(UploadConflict):
+        await uploads.fill(upload_id, signature, None, None, pieces())
+    return upload_id
+
+
+async def work(settings: Settings, directory: Path, scenario: str) -> None:
+    async with open_system(settings) as system:
+        embedded = Embedded(system, {JobKind.PYTHON: Scripted(scenario)})
+        async with asyncio.timeout(60):
+            if scenario == "webhooks":
+                await webhooks(system, embedded, directory)
+            else:
+                await schedule(system, embedded, directory, scenario == "schedule_list")
+
+
+def run(directory: Path, scenario: str, crash_at: str) -> None:
+    assert scenario in SCENARIOS
+    settings = Settings.load(
+        {},
+        data=directory / "data",
+        allow_private_targets=True,
+        flush_seconds=0.002,
+        idempotency_lease_seconds=0.02,
+        # Longer than what was made long ago is old.
+        idempotency_seconds=1000 * 86_400.0,
+        webhook_timeout=0.5,
+        webhook_retries=" ".join(["0.01"] * 50),
+        webhook_concurrency=2,
+        failure_notice_seconds=0.0,
+    )
+    structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
+    faults.arm(listening(directory, crash_at or None))
+    asyncio.run(work(settings, directory, scenario))
+
+
+def quicker() -> None:
+    be_quick()
+    deliverer._IDLE = notify._IDLE = 0.01
+    deliverer._LEASE_MARGIN = 0.05
+    herald._EVERY = 0.01
+    scheduling._EVERY = 0.01
+    scheduling.LEASE_SECONDS = 0.3
+    scheduling._LONGEST_PAUSE = 0.05
+
+
+def serve() -> None:
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            leave(asked)
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def leave(asked: dict[str, str]) -> None:
+    """In the fork: standard output belongs to the server."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        directory = Path(asked["directory"])
+        log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        run(directory, asked["scenario"], asked["crash_at"])
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    quicker()
+    serve()

@@ -1,0 +1,160 @@
+"""A2 for long tasks: die at every crash point of a download, of an export and of a handler that kills, come back, and
+go on: one file, one remote export, one dead letter."""
+
+import asyncio
+import json
+import signal
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.model import Job, JobId, Task
+from conveyor.serve.results import stream_body
+from conveyor.settings import Settings
+from conveyor.states import RunState, TaskStatus
+from conveyor.system import System, open_system
+from tests.faults.long_child import TENANT
+from tests.files import MIB, Behaviour, FileSite, digest
+from tests.flow.test_export_download import INPUT, ExportApi
+from tests.flow.test_export_download import SIZE as EXPORT_SIZE
+from tests.places import quick_place
+
+SIZE = 2 * MIB + 77
+DOWNLOAD = [
+    (point, nth)
+    for point in (
+        "progress.begin.before",
+        "progress.begin.after",
+        "progress.write.before",
+        "progress.write.after",
+        "download.piece.before",
+        "download.piece.after",
+        "download.seal.before",
+        "download.seal.after",
+        "recorder.ack.before",
+        "tasks.finish.before",
+        "tasks.finish.after",
+    )
+    for nth in ((1, 2, 5) if point.startswith("download.piece") else (1,))
+]
+EXPORT = (
+    "progress.begin.before",
+    "progress.begin.after",
+    "progress.write.before",
+    "progress.write.after",
+    "export.create.before",
+    "export.create.after",
+    "download.piece.after",
+    "queue.send.before",
+    "queue.send.after",
+)
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place() -> Any:
+    with quick_place() as directory:
+        yield directory
+
+
+async def run(place: Path, crash_at: str | None) -> int:
+    command = [sys.executable, "-m", "tests.faults.long_child", str(place), *([crash_at] if crash_at else [])]
+    process = await asyncio.create_subprocess_exec(*command, cwd=_ROOT)
+    async with asyncio.timeout(60):
+        return await process.wait()
+
+
+async def killed_then_done(place: Path, spec: dict[str, Any], crash_at: str, deaths: int = 1) -> None:
+    """Die there, up to `deaths` times in a row, and then run to the end."""
+    (place / "spec.json").write_text(json.dumps(spec))
+    ends = [await run(place, crash_at) for _ in range(deaths)]
+    assert ends[0] == -signal.SIGKILL
+    # The later ones may have had nothing left to do there.
+    assert set(ends) <= {-signal.SIGKILL, 0}
+    assert await run(place, None) == 0
+
+
+async def ended(system: System, place: Path) -> tuple[Job, Task]:
+    job = await system.records.job(TENANT, JobId((place / "job").read_text()))
+    assert job is not None
+    (task, *_) = await system.tasks.at(job.key, [0])
+    return job, task
+
+
+async def check_file(place: Path, size: int) -> Task:
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job, task = await ended(system, place)
+        assert job.state is RunState.COMPLETED
+        assert task.status is TaskStatus.SUCCEEDED, task.detail.error
+        body = task.detail.body
+        assert body is not None
+        found = sha256()
+        async for piece in stream_body(system.blobs, body):
+            found.update(piece)
+        assert (body.length, found.hexdigest(), body.sha256) == (size, digest(size), digest(size))
+        # Nothing is left of what was given up on the way.
+        kept = [info async for info in system.blobs.listing(f"results/{job.tenant}/{job.job_id}")]
+        assert sum(info.size for info in kept) == size
+    return task
+
+
+@pytest.mark.parametrize(("point", "nth"), DOWNLOAD)
+async def test_a_download(place: Path, point: str, nth: int) -> None:
+    async with FileSite(Behaviour(SIZE)) as site:
+        spec = {"kind": "download", "tasks": [{"url": site.url(), "sha256": digest(SIZE)}], "attempts": 1}
+        await killed_then_done(place, spec, f"{point}:{nth}", deaths=2)
+        assert (await check_file(place, SIZE)).attempts == 1
+
+
+async def test_a_download_that_never_moves_is_given_up(place: Path) -> None:
+    """Its worker dies each time before anything was kept."""
+    async with FileSite(Behaviour(SIZE)) as site:
+        spec = {"kind": "download", "tasks": [site.url()]}
+        await killed_then_done(place, spec, "download.piece.before:1", deaths=3)
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job, task = await ended(system, place)
+        assert (job.state, task.error_code) == (RunState.COMPLETED, "worker_lost")
+        letters = (await system.queue.dead_letters(None, 10)).items
+        assert [letter.reason for letter in letters] == [task.detail.error.message if task.detail.error else None]
+        assert "3 times" in letters[0].reason
+
+
+async def test_a_download_that_has_failed_for_good(place: Path) -> None:
+    async with FileSite(Behaviour(SIZE)) as site:
+        spec = {"kind": "download", "tasks": [{"url": site.url(), "sha256": "0" * 64}]}
+        await killed_then_done(place, spec, "progress.remove.before:1")
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job, task = await ended(system, place)
+        assert (job.state, task.error_code) == (RunState.COMPLETED, "checksum_mismatch")
+        assert [info async for info in system.blobs.listing(f"results/{job.tenant}/{job.job_id}")] == []
+
+
+@pytest.mark.parametrize("point", EXPORT)
+async def test_an_export(place: Path, point: str) -> None:
+    async with ExportApi(ready_after=2) as api:
+        described = api.described(poll={"first": 0.1, "rate": 1, "cap": 0.1})
+        spec = {"kind": "export_download", "tasks": [INPUT], "export": described, "attempts": 1}
+        await killed_then_done(place, spec, f"{point}:1")
+        assert len(api.made) == 1
+    assert (await check_file(place, EXPORT_SIZE)).attempts == 1
+
+
+async def test_a_handler_that_kills(place: Path) -> None:
+    """The worker dies between the verdict on the task and the end of its message."""
+    spec = {
+        "kind": "python",
+        "handler": "kills",
+        "tasks": [{"number": n, "place": str(place), "times": 99 if n == 0 else 0} for n in range(3)],
+    }
+    await killed_then_done(place, spec, "worker.condemn.between:1")
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job, task = await ended(system, place)
+        counts = await system.tasks.counts(job.key)
+        assert (counts.succeeded, counts.failed) == (2, 1)
+        assert task.error_code == "worker_lost"
+        # One for the verdict; a second one if the message that it was about came again before it was known.
+        assert 1 <= len((await system.queue.dead_letters(None, 10)).items) <= 2

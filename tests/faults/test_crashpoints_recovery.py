@@ -1,0 +1,124 @@
+"""A2 for the monitor: die at every crash point of what takes over stuck tasks, buries workers and catches runs that are
+late; come back, and nothing is lost, done twice, or looked at for ever."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor.clock import SystemClock
+from conveyor.deadlines import DEADLINE
+from conveyor.engines.queue import Depth, run_queues
+from conveyor.engines.tasks import TaskFilter
+from conveyor.model import BEAT, BEAT_TENANT, PROGRESS, Job, JobId
+from conveyor.settings import Settings
+from conveyor.states import RunState, TaskStatus
+from conveyor.system import System, open_system
+from tests.faults.recovery_child import HANGS, TENANT, TOTAL
+from tests.places import quick_place
+
+_ROOT = Path(__file__).parents[2]
+# A second process may have to die at a point that only a dead worker leads to.
+STUCK = [
+    ("monitor.take.before:1",),
+    ("monitor.take.after:1",),
+    ("monitor.send.before:1",),
+    ("monitor.send.after:1",),
+    ("monitor.take.after:1", "monitor.take.after:1"),
+    ("monitor.send.after:1", "progress.begin.after:1"),
+    ("worker.beat.before:1",),
+    ("worker.beat.after:1",),
+    ("worker.beat.after:2", "monitor.worker.before:1"),
+]
+OVERDUE = ["monitor.overdue.before", "monitor.overdue.after", "monitor.requeue.after", "queue.send.before"]
+EXPIRED = [
+    "monitor.expire.before",
+    "monitor.expire.after",
+    "queue.bury.before",
+    "queue.bury.after",
+    "monitor.letter.after",
+    "lifecycle.move.before",
+    "lifecycle.move.after",
+]
+
+
+@pytest.fixture
+def place() -> Any:
+    with quick_place() as directory:
+        yield directory
+
+
+async def run(place: Path, scenario: str, crash_at: str | None) -> int:
+    command = [sys.executable, "-m", "tests.faults.recovery_child", str(place), scenario]
+    process = await asyncio.create_subprocess_exec(*command, *([crash_at] if crash_at else []), cwd=_ROOT)
+    async with asyncio.timeout(60):
+        return await process.wait()
+
+
+async def killed_then_done(place: Path, scenario: str, *points: str) -> None:
+    for point in points:
+        assert await run(place, scenario, point) == -signal.SIGKILL, point
+    assert await run(place, scenario, None) == 0
+
+
+async def found(system: System, place: Path) -> Job:
+    job = await system.records.job(TENANT, JobId((place / "job").read_text()))
+    assert job is not None
+    for queue in run_queues(job.run.run_id):
+        assert await system.queue.depth(queue) == Depth(0, 0, 0)
+    assert (await system.records.rows(BEAT, BEAT_TENANT, None, 10)).items == []
+    assert (await system.records.rows(PROGRESS, TENANT, None, 10)).items == []
+    counts = await system.tasks.counts(job.key)
+    assert counts == await system.tasks.recount(job.key)
+    assert counts.ended == job.run.total
+    return job
+
+
+async def events(system: System, job: Job) -> list[str]:
+    """What was told of the run's moves."""
+    told = [event.event for event in (await system.records.notices(TENANT, job.job_id, None, 100)).items]
+    return [event for event in told if event not in ("run.progress", "tasks.failed")]
+
+
+@pytest.mark.parametrize("points", STUCK, ids=" ".join)
+async def test_stuck_tasks_and_lost_workers(place: Path, points: tuple[str, ...]) -> None:
+    await killed_then_done(place, "stuck", *points)
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job = await found(system, place)
+        assert job.state is RunState.COMPLETED
+        tasks = await system.tasks.page(job.key, 0, None, 10, TaskFilter())
+        assert {(task.status, task.attempts) for task in tasks} == {(TaskStatus.SUCCEEDED, 1)}
+        assert (await system.queue.dead_letters(None, 10)).items == []
+
+
+@pytest.mark.parametrize("point", OVERDUE)
+async def test_a_run_past_its_deadline(place: Path, point: str) -> None:
+    await killed_then_done(place, "overdue", f"{point}:1")
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job = await found(system, place)
+        assert (job.state, job.run.total) == (RunState.COMPLETED, TOTAL)
+        told = await events(system, job)
+        assert [event for event in told if event != "run.overdue"] == ["job.accepted", "run.completed"]
+        assert (await system.tasks.counts(job.key)).succeeded == TOTAL
+        assert (await system.queue.dead_letters(None, 10)).items == []
+
+
+@pytest.mark.parametrize("point", EXPIRED)
+async def test_a_run_that_is_given_up(place: Path, point: str) -> None:
+    await killed_then_done(place, "expired", f"{point}:1")
+    async with open_system(Settings(data=place / "data"), SystemClock()) as system:
+        job = await found(system, place)
+        assert job.state is RunState.FAILED
+        assert job.reason is not None
+        assert job.reason.startswith("deadline: ")
+        assert await events(system, job) == ["job.accepted", "run.failed"]
+        (task,) = await system.tasks.at(job.key, [HANGS])
+        assert task.status is TaskStatus.CANCELLED
+        # Written before the run is moved: again, should that be done again.
+        letters = (await system.queue.dead_letters(None, 10)).items
+        assert 1 <= len(letters) <= 2
+        assert {letter.reason for letter in letters} == {job.reason}
+        assert (await system.records.due_rows(DEADLINE, SystemClock().now() + 1e9, 10)) == []

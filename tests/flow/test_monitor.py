@@ -1,0 +1,491 @@
+"""The monitor: stuck tasks, orphans of dead workers, deadlines; several at once, bad rows, and the ways to run it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.accept.control import Control
+from conveyor.accept.options import change_options
+from conveyor.accept.rerun import Rerun, RerunSpec
+from conveyor.deadlines import DEADLINE
+from conveyor.engines.queue import recovery_queue, run_queue
+from conveyor.engines.records import Row
+from conveyor.model import (
+    BEAT,
+    BEAT_TENANT,
+    PROGRESS,
+    Backoff,
+    Beat,
+    Breaking,
+    Job,
+    JobKind,
+    LongTask,
+    Outcome,
+    Progress,
+    TaskRef,
+    progress_id,
+)
+from conveyor.process.progress import ProgressBook
+from conveyor.process.worker import Worker
+from conveyor.recover.lambda_handler import handler
+from conveyor.recover.monitor import Monitor, monitor_of
+from conveyor.recover.monitored import Monitored
+from conveyor.states import RunState, TaskStatus
+from tests.flow.belt import Belt, Recording, failure, open_belt, success
+from tests.jobs import ACME
+
+LEASE = 30.0
+STUCK = 600.0
+
+
+@pytest.fixture
+async def belt() -> AsyncIterator[Belt]:
+    async with open_belt() as made:
+        yield made
+
+
+class Long(Recording):
+    """Long tasks that write their progress and then wait until they are told to end."""
+
+    def __init__(self, belt: Belt) -> None:
+        super().__init__(belt.clock, self._run)
+        self._book = ProgressBook(belt.system.records, belt.clock, belt.system.settings)
+        self.go = asyncio.Event()
+        self.moved = 0
+        self.lost: list[int] = []
+
+    async def _run(self, job: Job, ref: TaskRef) -> Outcome:
+        track = await self._book.begin(job, ref)
+        self.lost.append(track.lost)
+        if self.moved:
+            await track.save(self.moved, 100)
+        await self.go.wait()
+        await track.remove()
+        return success()
+
+
+def long_worker(belt: Belt, executor: Long, **settings: Any) -> Worker:
+    return belt.worker(executor, **settings)
+
+
+async def download(belt: Belt, count: int = 1, **spec: Any) -> Job:
+    urls = [f"https://a.example/{number}" for number in range(count)]
+    return await belt.submit(urls, kind=JobKind.DOWNLOAD, handler=None, **spec)
+
+
+async def progress_of(belt: Belt, job: Job, index: int = 0) -> tuple[Row, Progress]:
+    row = await belt.system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, index))
+    assert row is not None
+    return row, msgspec.json.decode(row.body, type=Progress)
+
+
+class TestStuck:
+    async def test_it_is_taken_over_and_the_hung_attempt_is_broken_off(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt)
+        belt.start(long_worker(belt, executor))
+        await belt.until(lambda: len(executor.starts) == 1)
+        await belt.quiet()
+        belt.clock.advance(STUCK - 5)
+        assert await monitor.run_once() == Monitored()
+        belt.clock.advance(10)
+        assert (await monitor.run_once()).requeued == 1
+        row, progress = await progress_of(belt, job)
+        assert (progress.holder, progress.turn, progress.lost) == ("", 1, 1)
+        assert row.due_at is not None, "it is looked at again should nobody begin it"
+        await belt.until(lambda: len(executor.starts) == 2, within=10)
+        assert executor.running["all"] == 1, "the first is broken off, and its slot is free"
+        assert executor.starts[1].attempt == 1
+        executor.go.set()
+        await belt.ended(job)
+        await belt.check(job)
+
+    async def test_one_that_never_moves_is_given_up(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt, stuck_after=40)
+        belt.start(long_worker(belt, executor))
+        for number in range(1, 4):
+            await belt.until(lambda number=number: len(executor.starts) == number, within=30)
+            # Its worker is alive all the while.
+            await belt.passing(41)
+            seen = await monitor.run_once()
+            assert (seen.requeued, seen.failed) == ((1, 0) if number < 3 else (0, 1))
+        await belt.ended(job, within=60)
+        assert executor.lost == [0, 1, 2]
+        tasks = await belt.check(job)
+        assert (tasks[0].status, tasks[0].error_code) == (TaskStatus.FAILED, "stuck")
+        (letter,) = (await belt.system.queue.dead_letters(None, 10)).items
+        assert "3 times in a row" in letter.reason
+
+    async def test_one_that_moves_now_and_then_is_not(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt, stuck_after=40)
+        belt.start(long_worker(belt, executor))
+        for number in range(1, 6):
+            executor.moved = number
+            await belt.until(lambda number=number: len(executor.starts) == number, within=30)
+            await belt.passing(41)
+            assert (await monitor.run_once()).requeued == 1
+        executor.go.set()
+        await belt.ended(job, within=60)
+        assert (await belt.check(job))[0].status is TaskStatus.SUCCEEDED
+
+    async def test_of_several_monitors_one_does_it(self, belt: Belt) -> None:
+        executor = Long(belt)
+        job = await download(belt, 20)
+        belt.start(long_worker(belt, executor))
+        await belt.until(lambda: len(executor.starts) == 20)
+        await belt.quiet()
+        belt.clock.advance(STUCK + 1)
+        passes = await asyncio.gather(*(monitor_of(belt.system).run_once() for _ in range(4)))
+        assert sum(seen.requeued for seen in passes) == 20
+        assert (await belt.system.queue.depth(recovery_queue(job.run.run_id))).total == 20
+        executor.go.set()
+        await belt.ended(job)
+        await belt.check(job)
+
+    async def test_a_message_that_was_lost_is_sent_again_and_one_that_waits_is_not(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt)
+        service = belt.start(long_worker(belt, executor))
+        await belt.until(lambda: len(executor.starts) == 1)
+        await belt.quiet()
+        belt.clock.advance(STUCK + 1)
+        assert (await monitor.run_once()).requeued == 1
+        await belt.stop(service)
+        queue = recovery_queue(job.run.run_id)
+        assert (await belt.system.queue.depth(queue)).total >= 1
+        belt.clock.advance(STUCK + 1)
+        assert (await monitor.run_once()).requeued == 0, "it waits in its queue"
+        await belt.system.queue.drop(queue)
+        belt.clock.advance(STUCK + 1)
+        assert (await monitor.run_once()).requeued == 1
+        assert (await belt.system.queue.depth(queue)).total == 1
+        _, progress = await progress_of(belt, job)
+        assert (progress.turn, progress.lost) == (2, 1), "nobody was lost meanwhile"
+
+    async def test_rows_of_what_has_ended_or_can_not_be_read_go(self, belt: Belt) -> None:
+        records, now = belt.system.records, belt.clock.now()
+        job = await download(belt, 3)
+        await belt.system.tasks.cancel_pending(job.key, 1, now)
+        (ended,) = [task.index for task in (await belt.tasks(job)).values() if task.status is TaskStatus.CANCELLED]
+        fresh = Progress(job.run.run_id, ended, 1, "hold_1", now)
+
+        def row(name: str, body: bytes, expires_at: float | None = None) -> Row:
+            return Row(PROGRESS, ACME, name, body, due_at=now, expires_at=expires_at, job_id=job.job_id)
+
+        gone = msgspec.structs.replace(fresh, run_id="run_gone")
+        await records.create_rows(
+            [
+                row("ended", msgspec.json.encode(fresh)),
+                row("not json", b"{"),
+                row("another run", msgspec.json.encode(gone)),
+                row("expired", msgspec.json.encode(fresh), expires_at=now + 1),
+            ]
+        )
+        belt.clock.advance(2)
+        seen = await monitor_of(belt.system).run_once()
+        assert (seen.looked, seen.settled, seen.requeued) == (4, 4, 0)
+        assert await monitor_of(belt.system).run_once() == Monitored()
+
+    async def test_a_full_page_of_others_holds_up_nobody(self, belt: Belt) -> None:
+        records, now = belt.system.records, belt.clock.now()
+        job = await download(belt)
+        await belt.system.tasks.put(job.key, [])
+        for start in range(0, 250, 25):
+            await records.create_rows(
+                [
+                    Row(PROGRESS, ACME, f"old {number}", b"{", due_at=now - 1000 + number)
+                    for number in range(start, start + 25)
+                ]
+            )
+        fresh = Progress(job.run.run_id, 0, 1, "hold_1", now - 900)
+        late = Row(
+            PROGRESS, ACME, progress_id(job.run.run_id, 0), msgspec.json.encode(fresh), due_at=now, job_id=job.job_id
+        )
+        await records.create_rows([late])
+        seen = await monitor_of(belt.system).run_once()
+        assert (seen.looked, seen.settled, seen.requeued) == (251, 250, 1)
+
+    async def test_a_paused_job_is_left_alone(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt)
+        worker = long_worker(belt, executor)
+        await belt.abandon(worker, lambda: len(executor.starts) == 1)
+        await Control(belt.system).pause(job)
+        belt.clock.advance(STUCK + 1)
+        seen = await monitor.run_once()
+        assert seen.requeued == seen.orphans == 0
+        assert (await progress_of(belt, job))[0].due_at is None
+
+    async def test_whoever_wants_to_know_is_told(self, belt: Belt) -> None:
+        told: list[tuple[str, int]] = []
+
+        async def hear(job: Job, progress: Progress) -> None:
+            told.append((job.job_id, progress.index))
+
+        async def more() -> dict[str, int]:
+            return {"heartbeats": 7}
+
+        executor = Long(belt)
+        job = await download(belt)
+        await belt.abandon(long_worker(belt, executor), lambda: len(executor.starts) == 1)
+        belt.clock.advance(STUCK + 1)
+        seen = await monitor_of(belt.system, told=hear, parts=[more]).run_once()
+        assert told == [(job.job_id, 0)]
+        assert seen.others == {"heartbeats": 7}
+
+
+class TestOrphans:
+    async def test_what_a_dead_worker_ran_goes_before_new_work(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        executor.moved = 40
+        job = await download(belt, 40, concurrency=3)
+        dead = long_worker(belt, executor, worker_concurrency=3)
+        await belt.abandon(dead, lambda: len(executor.starts) == 3)
+        # Its sign of life, then nothing any more.
+        await dead._keep_held()
+        ran = {start.index for start in executor.starts}
+        belt.clock.advance(2 * LEASE - 1)
+        assert (await monitor.run_once()).workers == 0
+        belt.clock.advance(2)
+        seen = await monitor.run_once()
+        assert (seen.workers, seen.orphans, seen.requeued) == (1, 3, 0)
+        assert (await belt.system.records.rows(BEAT, BEAT_TENANT, None, 10)).items == []
+        executor.go.set()
+        second = Long(belt)
+        second.go.set()
+        belt.start(long_worker(belt, second, worker_concurrency=1))
+        await belt.until(lambda: len(second.starts) >= 3, within=120)
+        assert {start.index for start in second.starts[:3]} == ran, "they come first, with their progress"
+        assert {start.attempt for start in second.starts[:3]} == {1}
+        await belt.ended(job, within=600)
+        await belt.check(job)
+        assert max(second.count().values()) == 1, "the messages that the dead worker held are not run again"
+
+    async def test_what_another_has_begun_since_is_left_to_it(self, belt: Belt) -> None:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt)
+        dead = long_worker(belt, executor)
+        await belt.abandon(dead, lambda: len(executor.starts) == 1)
+        await dead._keep_held()
+        second = Long(belt)
+        belt.start(long_worker(belt, second))
+        # Its message lapses after a lease, and the other worker takes it.
+        await belt.until(lambda: len(second.starts) == 1, within=50)
+        belt.clock.advance(40)
+        seen = await monitor.run_once()
+        assert (seen.workers, seen.orphans) == (1, 0)
+        second.go.set()
+        await belt.ended(job)
+        assert len(second.starts) == 1
+
+    async def test_a_worker_says_nothing_without_long_tasks_and_goes_without_a_trace(self, belt: Belt) -> None:
+        rows = belt.system.records.rows
+        job = await belt.submit(5)
+        executor = Long(belt)
+        long = await download(belt, 2)
+        service = belt.start(belt.worker(kinds=[JobKind.PYTHON]))
+        await belt.ended(job)
+        await belt.passing(40)
+        assert (await rows(BEAT, BEAT_TENANT, None, 10)).items == []
+        assert await belt.system.coordinator.held("workers") == 1
+        second = belt.start(belt.worker(executor, kinds=[JobKind.DOWNLOAD]))
+        await belt.until(lambda: len(executor.starts) == 2)
+        await belt.passing(40)
+        (row,) = (await rows(BEAT, BEAT_TENANT, None, 10)).items
+        tasks = msgspec.json.decode(row.body, type=Beat).tasks
+        assert sorted(tasks, key=lambda task: task.index) == [
+            LongTask(ACME, long.job_id, long.run.run_id, index) for index in (0, 1)
+        ]
+        assert await belt.system.coordinator.held("workers") == 2
+        await belt.stop(second)
+        await belt.stop(service)
+        assert (await rows(BEAT, BEAT_TENANT, None, 10)).items == []
+        assert await belt.system.coordinator.held("workers") == 0
+
+
+class TestDeadlines:
+    async def test_the_row_goes_with_the_job_and_without_a_deadline_there_is_none(self, belt: Belt) -> None:
+        plain, timed = await belt.submit(1), await belt.submit(1, deadline=50)
+        rows = (await belt.system.records.rows(DEADLINE, ACME, None, 10)).items
+        assert [(row.id, row.job_id, row.due_at) for row in rows] == [
+            (timed.run.run_id, timed.job_id, timed.created_at + 50)
+        ]
+        assert plain.options.deadline is None
+
+    async def test_one_that_was_changed_counts_from_the_beginning(self, belt: Belt) -> None:
+        monitor = monitor_of(belt.system)
+        job = await belt.submit(1, deadline=50)
+        belt.clock.advance(10)
+        await change_options(belt.system, job, {"deadline": 200})
+        belt.clock.advance(100)
+        assert (await monitor.run_once()).overdue == 0
+        job = await belt.job(job.job_id)
+        await change_options(belt.system, job, {"deadline": 20})
+        assert (await monitor.run_once()).overdue == 1
+        job = await belt.job(job.job_id)
+        await change_options(belt.system, job, {"deadline": None})
+        belt.clock.advance(500)
+        assert await monitor.run_once() == Monitored()
+        assert (await belt.system.records.rows(DEADLINE, ACME, None, 10)).items == []
+
+    async def test_a_rerun_has_its_own(self, belt: Belt) -> None:
+        belt.executor.act = _fails
+        job = await belt.submit(1, attempts=1, deadline=50)
+        belt.start(belt.worker())
+        await belt.ended(job)
+        belt.clock.advance(1000)
+        await Rerun(belt.system).rerun(await belt.job(job.job_id), RerunSpec())
+        found = await belt.job(job.job_id)
+        row = await belt.system.records.row(DEADLINE, ACME, found.run.run_id)
+        assert row is not None
+        assert row.due_at == found.run.created_at + 50
+
+    async def test_a_paused_job_waits_and_is_caught_when_it_goes_on(self, belt: Belt) -> None:
+        monitor, control = monitor_of(belt.system), Control(belt.system)
+        job = await control.pause(await belt.submit(1, deadline=50))
+        for _ in range(3):
+            belt.clock.advance(100)
+            assert (await monitor.run_once()).overdue == 0
+        await control.resume(job)
+        belt.clock.advance(100)
+        assert (await monitor.run_once()).overdue == 1
+
+    async def test_a_list_that_is_not_ingested_is_late_too(self, belt: Belt) -> None:
+        monitor = monitor_of(belt.system)
+        job = await belt.stage(["1", "2", "3"], deadline=50)
+        for _ in range(4):
+            belt.clock.advance(51)
+            await monitor.run_once()
+        found = await belt.job(job.job_id)
+        assert found.state is RunState.FAILED
+        assert found.reason is not None
+        assert "its list is not ingested" in found.reason
+
+
+async def _fails(job: Job, ref: TaskRef) -> Outcome:
+    return failure()
+
+
+class TestTaskDeadline:
+    async def test_no_attempt_begins_after_it(self, belt: Belt) -> None:
+        belt.executor.act = _fails
+        options = {"attempts": 50, "backoff": Backoff(base=10, rate=1, jitter=False), "task_deadline": 35}
+        job = await belt.submit(2, **options)
+        belt.start(belt.worker())
+        await belt.ended(job, within=200)
+        tasks = await belt.check(job)
+        for task in tasks.values():
+            assert (task.error_code, task.attempts) == ("deadline", 4)
+            assert task.detail.error is not None
+            assert "within 35 seconds; at last: it went wrong" in task.detail.error.message
+        times = belt.executor.times(0)
+        assert times[-1] - times[0] < 35
+
+    async def test_it_counts_from_the_first_attempt_and_not_from_the_job(self, belt: Belt) -> None:
+        job = await belt.submit(3, task_deadline=5)
+        belt.clock.advance(1000)
+        belt.start(belt.worker())
+        await belt.ended(job)
+        assert {task.status for task in (await belt.check(job)).values()} == {TaskStatus.SUCCEEDED}
+
+    async def test_one_that_waited_too_long_in_the_queue_is_not_begun(self, belt: Belt) -> None:
+        belt.executor.act = _fails
+        options = {"attempts": 50, "backoff": Backoff(base=10, rate=1, jitter=False), "task_deadline": 35}
+        job = await belt.submit(1, **options)
+        service = belt.start(belt.worker())
+        await belt.until(lambda: belt.executor.starts)
+        await belt.quiet()
+        await belt.stop(service)
+        belt.clock.advance(100)
+        belt.start(belt.worker())
+        await belt.ended(job)
+        (task,) = (await belt.check(job)).values()
+        assert (task.error_code, task.attempts) == ("deadline", 1)
+        assert len(belt.executor.starts) == 1
+
+
+class TestFleet:
+    async def test_all_workers_together_keep_to_the_limit(self) -> None:
+        async with open_belt(fleet_concurrency=5, worker_concurrency=4) as belt:
+
+            async def act(job: Job, ref: TaskRef) -> Outcome:
+                await belt.clock.sleep(1)
+                return success()
+
+            belt.executor.act = act
+            job = await belt.submit(60, chunk_size=5)
+            for _ in range(3):
+                belt.start(belt.worker())
+            await belt.ended(job)
+            assert belt.executor.most["all"] == 5
+            await belt.check(job)
+
+    async def test_a_worker_holds_no_more_than_its_share_of_memory(self) -> None:
+        async with open_belt(worker_held_bytes=1024 * 1024, worker_concurrency=4) as belt:
+            gate = asyncio.Event()
+
+            async def act(job: Job, ref: TaskRef) -> Outcome:
+                await gate.wait()
+                return success()
+
+            belt.executor.act = act
+            large = "x" * 150_000
+            jobs = [await belt.submit([large] * 4) for _ in range(30)]
+            worker = belt.worker()
+            belt.start(worker)
+            await belt.passing(5)
+            held = sum(lane.held_bytes() for lane in worker._lanes.values())
+            # What one look asked for may come on top.
+            assert held <= 30 * 160_000 + 2 * 1024 * 1024
+            gate.set()
+            await belt.ended(*jobs)
+            for job in jobs:
+                await belt.check(job)
+
+
+class TestRetries:
+    async def test_they_come_by_the_recovery_queue(self, belt: Belt) -> None:
+        belt.executor.act = _fails
+        job = await belt.submit(3, breaker=Breaking(enabled=False), backoff=Backoff(base=100, jitter=False))
+        belt.start(belt.worker())
+        await belt.until(lambda: len(belt.executor.starts) == 3)
+        await belt.quiet()
+        assert (await belt.system.queue.depth(recovery_queue(job.run.run_id))).delayed == 3
+        assert (await belt.system.queue.depth(run_queue(job.run.run_id))).total == 0
+
+
+class TestWays:
+    async def test_as_a_role(self, belt: Belt) -> None:
+        executor = Long(belt)
+        job = await download(belt, stuck_after=40)
+        belt.start(long_worker(belt, executor))
+        monitor: Monitor = monitor_of(belt.system)
+        belt.start(monitor)
+        for _ in range(100):
+            if len(executor.starts) == 2:
+                break
+            await belt.passing(1)
+        (entry,) = [entry for entry in belt.logs if entry["event"] == "monitored"]
+        assert entry["requeued"] == 1
+        executor.go.set()
+        await belt.ended(job)
+
+    def test_as_a_command(self, tmp_path: Path) -> None:
+        conveyor = Path(sys.executable).with_name("conveyor")
+        command = [str(conveyor), "monitor", "--once", "--data", str(tmp_path / "data")]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(ran.stdout) == msgspec.to_builtins(Monitored())
+
+    def test_as_a_function_of_lambda(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CONVEYOR_DATA", str(tmp_path / "data"))
+        event = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
+        assert handler(event, None) == msgspec.to_builtins(Monitored())

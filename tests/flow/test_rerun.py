@@ -1,0 +1,627 @@
+"""Reruns: some or all tasks of a job once more, as a run of its own beside the earlier ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor import faults, lists
+from conveyor.accept.answer import AcceptedView
+from conveyor.accept.rerun import Rerun, RerunSpec, Selection
+from conveyor.api import shapes
+from conveyor.engines.queue import CONTROL
+from conveyor.errors import ConveyorError
+from conveyor.model import Job, JobId, RunKey, TaskRef, TenantId, task_id
+from conveyor.process import worker
+from conveyor.requests import Request
+from conveyor.settings import Settings
+from conveyor.states import RunState, TaskStatus
+from tests.api import Answer, Api
+from tests.belt import Flaky, all_items, ended, until, working
+from tests.clocks import JumpingClock
+from tests.flow.belt import Belt, failure, open_belt, success
+
+ACME = TenantId("acme")
+FIRST, SECOND, THIRD = 1, 2, 3
+
+
+@pytest.fixture(params=[1, 4], ids=["one shard", "four shards"])
+def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
+    """Written in the request, or ingested over shards."""
+    return Settings.load(
+        {},
+        data=settings.data,
+        sync_task_limit=1 if request.param > 1 else 10_000,
+        force_task_shards=request.param > 1,
+        task_shard_count=request.param,
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "BATCH", 7)
+
+
+def inputs(count: int) -> list[Any]:
+    """Every third has a tag."""
+    urls = [f"http://example.com/{number}" for number in range(count)]
+    return [{"url": url, "tag": "third"} if number % 3 == 0 else url for number, url in enumerate(urls)]
+
+
+async def submit(api: Api, count: int, **spec: Any) -> str:
+    answer = await api.submit({"tasks": inputs(count), "attempts": 1, "chunk_size": 10, **spec})
+    assert answer.status in (201, 202), answer.body
+    job_id: str = answer.json["id"]
+    return job_id
+
+
+async def rerun(api: Api, job_id: str, select: Any = "failed", **options: Any) -> Answer:
+    answer = await api.post(f"/v1/jobs/{job_id}/rerun", {"select": select, "options": options})
+    assert answer.status == 202, answer.body
+    return answer
+
+
+async def again(api: Api, job_id: str, select: Any = "failed", **options: Any) -> dict[str, Any]:
+    """Run once more, to the end."""
+    await rerun(api, job_id, select, **options)
+    return await ended(api, job_id)
+
+
+async def results(api: Api, job_id: str, query: str = "", limit: int = 1000) -> dict[int, dict[str, Any]]:
+    """By index; each is there once."""
+    items = await all_items(api, f"/v1/jobs/{job_id}/results{query}", limit)
+    found = {item["index"]: item for item in items}
+    assert len(found) == len(items)
+    return found
+
+
+async def job_of(api: Api, job_id: str) -> Job:
+    job = await api.system.records.job(ACME, JobId(job_id))
+    assert job is not None
+    return job
+
+
+def every(step: int, wrong: int | str = 503) -> Callable[[Job, int], int | str | None]:
+    """In the first run every so many fail."""
+    return lambda job, index: wrong if job.run.number == FIRST and index % step == 0 else None
+
+
+async def test_what_failed_is_run_again(server: Api) -> None:
+    async with working(server.system, Flaky(every(5))) as echo:
+        job_id = await submit(server, 100)
+        first = await ended(server, job_id)
+        assert first["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 80, "failed": 20, "cancelled": 0}
+        answer = await rerun(server, job_id)
+        accepted = msgspec.json.decode(answer.body, type=AcceptedView)
+        assert (accepted.id, accepted.state, accepted.run.number, accepted.run.state) == (
+            job_id,
+            "ingesting",
+            2,
+            "ingesting",
+        )
+        assert answer.headers["location"] == f"/v1/jobs/{job_id}"
+        done = await ended(server, job_id)
+        msgspec.convert(done, shapes.JobShape)
+    assert (done["state"], done["run"]["id"], done["run"]["number"]) == ("completed", accepted.run.id, 2)
+    assert done["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 20, "failed": 0, "cancelled": 0}
+    assert done["ingest"]["tasks"] == 20
+    failed = set(range(0, 100, 5))
+    second = await results(server, job_id)
+    assert set(second) == failed
+    for index, item in second.items():
+        assert item["task_id"] == task_id(accepted.run.id, index)
+        assert (item["status"], item["input"]) == ("succeeded", inputs(100)[index])
+    assert {index for (run, index), _ in echo.ran.items() if run == accepted.run.id} == failed
+    assert all(times == 1 for times in echo.ran.values())
+
+
+async def test_what_the_earlier_run_came_to_stays_readable(server: Api) -> None:
+    async with working(server.system, Flaky(every(4))):
+        job_id = await submit(server, 40)
+        before = (await ended(server, job_id))["run"]
+        old = await results(server, job_id)
+        await again(server, job_id)
+    for which in (before["id"], "1"):
+        assert await results(server, job_id, f"?run={which}", 7) == old
+    one = next(item for item in old.values() if item["status"] == "succeeded")
+    shown = await server.get(f"/v1/jobs/{job_id}/tasks/{one['task_id']}")
+    assert shown.json == one
+    body = await server.get(one["body_url"])
+    assert (body.status, body.headers["etag"]) == (200, f'"{one["sha256"]}"')
+    bad = next(item for item in old.values() if item["status"] == "failed")
+    events = (await server.get(f"/v1/jobs/{job_id}/events?task={bad['task_id']}")).json["items"]
+    assert {event["run_id"] for event in events} == {before["id"]}
+
+
+@pytest.mark.parametrize("limit", [1, 6, 1000])
+async def test_the_union_has_each_task_as_it_came_out_last(server: Api, limit: int) -> None:
+    def fails(job: Job, index: int) -> str | None:
+        stubborn = index % 10 == 0 and job.run.number < THIRD
+        return "timeout" if stubborn or (index % 5 == 0 and job.run.number == FIRST) else None
+
+    async with working(server.system, Flaky(fails)):
+        job_id = await submit(server, 60)
+        await ended(server, job_id)
+        await again(server, job_id)
+        union = await results(server, job_id, "?run=latest-per-task", limit)
+        assert {index for index, item in union.items() if item["status"] == "failed"} == set(range(0, 60, 10))
+        await again(server, job_id)
+    runs = [run["id"] for run in reversed((await server.get(f"/v1/jobs/{job_id}")).json["runs"])]
+    union = await results(server, job_id, "?run=latest-per-task", limit)
+    assert sorted(union) == list(range(60))
+    assert {item["status"] for item in union.values()} == {"succeeded"}
+    for index, item in union.items():
+        newest = 2 if index % 10 == 0 else 1 if index % 5 == 0 else 0
+        assert item["task_id"] == task_id(runs[newest], index)
+    order = [item["index"] for item in await all_items(server, f"/v1/jobs/{job_id}/results?run=1", limit)]
+    assert list(union) == order, "the order of the first run"
+
+
+async def test_the_union_is_filtered_by_the_newest_outcome(server: Api) -> None:
+    async with working(server.system, Flaky(every(5))):
+        job_id = await submit(server, 60)
+        await ended(server, job_id)
+        await again(server, job_id, {"tag": "third", "status": ["failed"]})
+    failed = set(range(0, 60, 5)) - set(range(0, 60, 15))
+    for query, wanted in (
+        ("&status=failed", failed),
+        ("&error_code=http_503", failed),
+        ("&http_status=503", failed),
+        ("&http_status=200", set(range(60)) - failed),
+        ("&tag=third", set(range(0, 60, 3))),
+        ("&tag=third&status=failed", set()),
+        ("&tag=fourth", set()),
+    ):
+        for limit in (4, 1000):
+            assert set(await results(server, job_id, f"?run=latest-per-task{query}", limit)) == wanted, query
+
+
+async def test_chosen_is_by_the_newest_outcome(server: Api) -> None:
+    """One that failed in the first run and was run again since counts as it came out then; one that was not run again
+    still counts as failed."""
+    wrong = {0: "timeout", 1: "dns_failed", 2: "timeout", 3: "dns_failed"}
+    mended: set[int] = set()
+    flaky = Flaky(lambda job, index: None if index in mended else wrong.get(index))
+    async with working(server.system, flaky):
+        job_id = await submit(server, 30)
+        await ended(server, job_id)
+        mended |= {0}
+        done = await again(server, job_id, {"error_code": "timeout"})
+        assert set(await results(server, job_id)) == {0, 2}
+        assert (done["run"]["total"], done["run"]["counts"]["failed"]) == (2, 1)
+        mended |= {1}
+        await again(server, job_id)
+        assert set(await results(server, job_id)) == {1, 2, 3}
+        await again(server, job_id, {"error_code": "timeout"})
+        assert set(await results(server, job_id)) == {2}
+        mended |= {2, 3}
+        await again(server, job_id)
+        assert set(await results(server, job_id)) == {2, 3}
+        answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"select": {"error_code": "bad_url"}})
+        assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
+        # The kept counts of the older runs can not tell that all of it was mended since: a run of nothing.
+        done = await again(server, job_id)
+        assert (done["state"], done["run"]["total"]) == ("completed", 0)
+        # All means all, whatever the last run had.
+        done = await again(server, job_id, "all")
+        assert (done["run"]["total"], done["run"]["number"]) == (30, 7)
+    assert set(await results(server, job_id)) == set(range(30))
+    assert len(await results(server, job_id, "?run=latest-per-task&status=succeeded")) == 30
+
+
+@pytest.mark.parametrize(
+    ("select", "wanted"),
+    [
+        ("failed", range(0, 60, 4)),
+        ("all", range(60)),
+        ({"status": ["failed"]}, range(0, 60, 4)),
+        ({"status": ["succeeded"]}, [index for index in range(60) if index % 4]),
+        ({"status": ["succeeded", "failed"]}, range(60)),
+        ({"error_code": "http_503"}, range(0, 60, 4)),
+        ({"error_code": "http_503", "tag": "third"}, range(0, 60, 12)),
+        ({"http_status": 503}, range(0, 60, 4)),
+        ({"http_status": 200}, [index for index in range(60) if index % 4]),
+        ({"tag": "third"}, range(0, 60, 3)),
+        ({"tag": "nobody's"}, []),
+        ({"http_status": 404, "status": ["failed"]}, []),
+    ],
+    ids=str,
+)
+async def test_what_can_be_chosen(server: Api, select: Any, wanted: Any) -> None:
+    async with working(server.system, Flaky(every(4))):
+        job_id = await submit(server, 60)
+        await ended(server, job_id)
+        done = await again(server, job_id, select)
+    assert set(await results(server, job_id)) == set(wanted)
+    assert (done["state"], done["run"]["total"], done["run"]["counts"]["succeeded"]) == (
+        "completed",
+        len(wanted),
+        len(wanted),
+    )
+
+
+async def test_what_was_cancelled_is_run_again_swept_or_not(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_DRAIN_SECONDS", 0.0)
+    async with working(server.system) as echo:
+        echo.gate.clear()
+        job_id = await submit(server, 50)
+        await until(lambda: job_of(server, job_id), lambda job: job.run.last_batch)
+    # With nobody at work, nobody sweeps.
+    cancelled = await server.post(f"/v1/jobs/{job_id}/cancel")
+    assert (cancelled.json["state"], cancelled.json["run"]["counts"]["pending"]) == ("cancelled", 50)
+    await rerun(server, job_id, {"status": ["cancelled"]})
+    async with working(server.system):
+        done = await ended(server, job_id)
+        assert (done["run"]["number"], done["run"]["total"]) == (2, 50)
+        assert done["runs"][1]["counts"]["cancelled"] == 50
+        assert (await again(server, job_id, {"status": ["cancelled"]}))["run"]["total"] == 0
+    union = await results(server, job_id, "?run=latest-per-task")
+    assert {item["status"] for item in union.values()} == {"succeeded"}
+
+
+async def test_its_lineage_is_shown(server: Api) -> None:
+    async with working(server.system, Flaky(every(5))):
+        job_id = await submit(server, 20)
+        first = await ended(server, job_id)
+        headers, gateway = {"X-Key": "sesame"}, {"url": "http://user:sesame@example.com/{url}"}
+        second = await again(server, job_id, {"error_code": "http_503"}, attempts=7, headers=headers, gateway=gateway)
+        third = await again(server, job_id, "all")
+    assert first["run"]["lineage"] is None
+    assert second["run"]["lineage"] == {
+        "parent": first["run"]["id"],
+        "status": ["failed"],
+        "error_code": "http_503",
+        "http_status": None,
+        "tag": None,
+        "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
+    }
+    assert [run["number"] for run in third["runs"]] == [3, 2, 1]
+    assert third["runs"][0] == third["run"]
+    assert third["runs"][1] == second["run"]
+    assert third["runs"][2] == first["run"]
+    assert third["run"]["lineage"]["parent"] == second["run"]["id"]
+    listed = (await server.get("/v1/jobs")).json
+    msgspec.convert(listed, shapes.JobsPage)
+    assert listed["items"][0]["run"] == third["run"]
+    events = await all_items(server, f"/v1/jobs/{job_id}/events")
+    added = [event for event in events if event["event"] == "run.added"]
+    assert [event["data"]["number"] for event in added] == [2, 3]
+    assert added[0]["data"]["overrides"] == ["attempts", "gateway", "headers"]
+    assert "sesame" not in str([third, listed, events])
+
+
+class TestOptions:
+    async def test_they_override_those_of_the_job(self, server: Api) -> None:
+        async with working(server.system, Flaky(lambda job, _: 503 if job.options.concurrency == 3 else None)):
+            job_id = await submit(server, 30, concurrency=3)
+            await ended(server, job_id)
+            done = await again(server, job_id, concurrency=5, rate_per_host=1000, backoff={"base": 0.5})
+        assert done["run"]["counts"]["succeeded"] == 30
+        kept = {"attempts": 1, "chunk_size": 10, "concurrency": 5, "rate_per_host": 1000}
+        assert done["options"].pop("backoff")["base"] == 0.5
+        assert done["options"] == kept
+        async with working(server.system):
+            done = await again(server, job_id, "all", rate_per_host=None)
+        kept.pop("rate_per_host")
+        assert done["options"].pop("backoff")["base"] == 0.5
+        assert done["options"] == kept, "they stay for the runs that follow, and null is none"
+
+    @pytest.mark.parametrize(
+        ("options", "code", "field"),
+        [
+            ({"concurrency": 0}, "invalid_field", "concurrency"),
+            ({"concurrency": "many"}, "invalid_field", "concurrency"),
+            ({"concurrency": None}, "invalid_field", "concurrency"),
+            ({"backoff": {"base": -1}}, "invalid_field", "backoff.base"),
+            ({"backoff": {"speed": 1}}, "unknown_field", "backoff.speed"),
+            ({"gateway": {"url": "nonsense"}}, "invalid_field", "gateway"),
+            ({"handler": "mine"}, "invalid_field", "handler"),
+            ({"retention_days": 3}, "invalid_field", "retention_days"),
+            ({"on_invalid": "skip"}, "invalid_field", "on_invalid"),
+            ({"tasks": []}, "unknown_field", "tasks"),
+            ({"kind": "python"}, "unknown_field", "kind"),
+            ({"x" * 500: 1}, "unknown_field", "x" * 100),
+        ],
+        ids=str,
+    )
+    async def test_they_are_checked_as_at_submit(
+        self, server: Api, options: dict[str, Any], code: str, field: str
+    ) -> None:
+        async with working(server.system, Flaky(every(2))):
+            job_id = await submit(server, 5)
+            await ended(server, job_id)
+        answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"options": options})
+        assert (answer.status, answer.json["code"], answer.json["field"]) == (400, code, field)
+        assert len((await server.get(f"/v1/jobs/{job_id}")).json["runs"]) == 1
+
+
+class TestRefusals:
+    async def test_not_before_the_run_has_ended(self, server: Api) -> None:
+        async with working(server.system, Flaky(every(2))) as echo:
+            echo.gate.clear()
+            job_id = await submit(server, 20)
+            for path in ("", "/pause"):
+                if path:
+                    assert (await server.post(f"/v1/jobs/{job_id}{path}")).status == 200
+                answer = await server.post(f"/v1/jobs/{job_id}/rerun")
+                assert (answer.status, answer.json["code"]) == (409, "run_not_ended")
+            await server.post(f"/v1/jobs/{job_id}/resume")
+            echo.gate.set()
+            await ended(server, job_id)
+            echo.gate.clear()
+            await rerun(server, job_id)
+            answer = await server.post(f"/v1/jobs/{job_id}/rerun")
+            assert (answer.status, answer.json["code"]) == (409, "run_not_ended")
+            assert answer.json["state"] in ("ingesting", "running")
+            echo.gate.set()
+            await ended(server, job_id)
+
+    async def test_there_is_nothing_to_run_again(self, server: Api) -> None:
+        async with working(server.system):
+            job_id = await submit(server, 5)
+            await ended(server, job_id)
+            for body in (None, {}, {"select": "failed"}, {"select": {"error_code": "timeout"}}):
+                answer = await server.post(f"/v1/jobs/{job_id}/rerun", body)
+                assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
+
+    @pytest.mark.parametrize(
+        ("body", "status", "code"),
+        [
+            ({"select": "some"}, 400, "invalid_field"),
+            ({"select": {}}, 400, "invalid_field"),
+            ({"select": None}, 400, "invalid_field"),
+            ({"select": {"status": ["pending"]}}, 400, "invalid_field"),
+            ({"select": {"status": "failed"}}, 400, "invalid_field"),
+            ({"select": {"http_status": 42}}, 400, "invalid_field"),
+            ({"select": {"tag": ""}}, 400, "invalid_field"),
+            ({"select": {"tag": "x" * 2000}}, 400, "invalid_field"),
+            ({"select": {"error_code": "x" * 201}}, 400, "invalid_field"),
+            ({"select": {"name": "x"}}, 400, "unknown_field"),
+            ({"run": 1}, 400, "unknown_field"),
+            ([], 400, "invalid_field"),
+            (b"{", 400, "malformed_json"),
+        ],
+        ids=str,
+    )
+    async def test_its_body(self, server: Api, body: Any, status: int, code: str) -> None:
+        async with working(server.system, Flaky(every(2))):
+            job_id = await submit(server, 3)
+            await ended(server, job_id)
+        answer = await server.post(f"/v1/jobs/{job_id}/rerun", body)
+        assert (answer.status, answer.json["code"]) == (status, code)
+        text = await server.request(
+            "POST", f"/v1/jobs/{job_id}/rerun", body=b"x", headers={"content-type": "text/plain"}
+        )
+        assert text.status == 415
+
+    async def test_an_open_job_takes_no_more_while_it_is_run_again(self, server: Api, clock: JumpingClock) -> None:
+        async with working(server.system, Flaky(every(2))):
+            job_id = (await server.submit({"mode": "open", "attempts": 1, "idle_timeout": 30})).json["id"]
+            await server.post(f"/v1/jobs/{job_id}/tasks", {"tasks": inputs(20), "last_batch": True})
+            await ended(server, job_id)
+        await rerun(server, job_id)
+        for path, body in (("tasks", {"tasks": inputs(1)}), ("close", None)):
+            answer = await server.post(f"/v1/jobs/{job_id}/{path}", body)
+            assert (answer.status, answer.json["code"]) == (409, "job_closed")
+        # Nothing was added for longer than an open job waits: that is no reason to close this run.
+        clock.advance(60)
+        async with working(server.system):
+            done = await ended(server, job_id)
+        assert (done["state"], done["reason"], done["run"]["total"]) == ("completed", None, 10)
+
+
+class TestIdempotency:
+    async def test_the_same_request_makes_one_run(self, server: Api) -> None:
+        async with working(server.system, Flaky(every(2))):
+            job_id = await submit(server, 20)
+            await ended(server, job_id)
+            send = lambda body: server.post(  # noqa: E731
+                f"/v1/jobs/{job_id}/rerun", body, headers={"idempotency-key": "once"}
+            )
+            first = await send({"select": "failed"})
+            assert (first.status, "idempotency-replayed" in first.headers) == (202, False)
+            await ended(server, job_id)
+            replay = await send({"select": "failed"})
+            assert (replay.status, replay.body, replay.headers["idempotency-replayed"]) == (202, first.body, "true")
+            other = await send({"select": "all"})
+            assert (other.status, other.json["code"]) == (409, "idempotency_key_reused")
+            assert len((await server.get(f"/v1/jobs/{job_id}")).json["runs"]) == 2
+
+    async def test_many_at_once(self, server: Api) -> None:
+        async with working(server.system, Flaky(every(2))):
+            job_id = await submit(server, 20)
+            await ended(server, job_id)
+            job = await job_of(server, job_id)
+            made = Rerun(server.system)
+
+            async def ask(key: str | None) -> object:
+                try:
+                    request = None if key is None else Request("rerun", key, "print")
+                    return (await made.rerun(job, RerunSpec(), request)).subject
+                except ConveyorError as error:
+                    return error.code
+
+            told = await asyncio.gather(*(ask("same" if number % 2 else None) for number in range(20)))
+            refused = {"run_not_ended", "idempotency_key_in_flight"}
+            assert len(set(told) - refused) == 1
+            await ended(server, job_id)
+        assert [run.number for run in await server.system.records.runs(job.job_id)] == [1, 2]
+
+    async def test_a_refused_one_leaves_its_key_free(self, server: Api) -> None:
+        headers = {"idempotency-key": "once"}
+        async with working(server.system, Flaky(every(2))) as echo:
+            echo.gate.clear()
+            job_id = await submit(server, 6)
+            answer = await server.post(f"/v1/jobs/{job_id}/rerun", {}, headers=headers)
+            assert answer.status == 409
+            echo.gate.set()
+            await ended(server, job_id)
+            assert (await server.post(f"/v1/jobs/{job_id}/rerun", {}, headers=headers)).status == 202
+            await ended(server, job_id)
+
+    async def test_a_failed_ingest_is_resumed_under_a_key(self, server: Api) -> None:
+        data = b"".join(b"http://example.com/%d\n" % number for number in range(30))
+        upload_id = await server.upload(data)
+        job_id = (await server.submit({"source": {"upload_id": upload_id}, "attempts": 1})).json["id"]
+        source = (await job_of(server, job_id)).source
+        assert source is not None
+        await server.system.blobs.delete([source.key])
+        headers = {"idempotency-key": "once"}
+        async with working(server.system):
+            assert (await ended(server, job_id))["state"] == "failed"
+            await server.system.blobs.put(source.key, data)
+            body = {"options": {"attempts": 3}}
+            first = await server.post(f"/v1/jobs/{job_id}/rerun", body, headers=headers)
+            assert (first.status, first.json["run"]["number"]) == (202, 1), first.body
+            done = await ended(server, job_id)
+            replay = await server.post(f"/v1/jobs/{job_id}/rerun", body, headers=headers)
+        assert (replay.status, replay.body) == (202, first.body)
+        assert (done["state"], done["run"]["total"], done["options"]["attempts"]) == ("completed", 30, 3)
+
+
+class Crash(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    yield
+    faults.arm(None)
+
+
+@pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
+async def belt(request: pytest.FixtureRequest) -> AsyncIterator[Belt]:
+    async with open_belt(force_task_shards=request.param > 1, task_shard_count=request.param) as opened:
+        yield opened
+
+
+@pytest.mark.usefixtures("disarmed")
+class TestCrashes:
+    POINTS = (
+        "rerun.add.before",
+        "rerun.add.after",
+        "ingest.split.before",
+        "ingest.split.after",
+        "ingest.put.after",
+        "ingest.enqueue.after",
+        "ingest.checkpoint.after",
+        "ingest.done.after",
+        "lifecycle.total.before",
+        "lifecycle.latch.before",
+        "lifecycle.latch.after",
+        "ingester.ack.before",
+    )
+
+    async def _first_run(self, belt: Belt) -> Job:
+        async def act(job: Job, ref: TaskRef) -> Any:
+            return failure("result_not_json") if job.run.number == FIRST and ref.index % 3 == 0 else success(b"body")
+
+        belt.executor.act = act
+        job = await belt.stage([f'{{"n": {number}}}' for number in range(100)], attempts=1, chunk_size=5)
+        for role in (belt.ingester("first"), belt.sweeper, belt.worker()):
+            belt.start(role)
+        (done,) = await belt.ended(job)
+        assert done.state is RunState.COMPLETED
+        return done
+
+    @pytest.mark.parametrize("select", ["failed", "all"])
+    @pytest.mark.parametrize("nth", [1, 3])
+    @pytest.mark.parametrize("point", POINTS)
+    async def test_it_converges(self, belt: Belt, point: str, nth: int, select: Any) -> None:
+        """Whoever is at it dies there, the nth time; others go on."""
+        job = await self._first_run(belt)
+        left = nth
+
+        def die(name: str) -> None:
+            nonlocal left
+            left -= name == point
+            if name == point and left == 0:
+                raise Crash
+
+        made, request = Rerun(belt.system), Request("rerun", "once", "print")
+        faults.arm(die)
+        try:
+            answer = await made.rerun(job, RerunSpec(select), request)
+        except Crash:
+            # As a client does that has no answer: the same again, once the claim has lapsed.
+            await belt.passing(belt.system.settings.idempotency_lease_seconds + 1)
+            answer = await made.rerun(job, RerunSpec(select), request)
+        (done,) = await belt.ended(job, within=3000)
+        faults.arm(None)
+        assert (done.run.number, done.run.run_id, done.state) == (2, answer.subject, RunState.COMPLETED)
+        wanted = range(0, 100, 3) if select == "failed" else range(100)
+        tasks = await belt.tasks(done)
+        assert sorted(tasks) == list(wanted)
+        assert done.run.total == len(wanted)
+        counts = await belt.counts(done)
+        assert counts == await belt.system.tasks.recount(done.key)
+        assert counts.succeeded == len(wanted)
+        ended_events = [event for event in await belt.notices(done) if event == "run.completed"]
+        assert len(ended_events) == 2
+        await belt.passing(5)
+        depth = await belt.system.queue.depth(CONTROL)
+        assert depth.ready + depth.delayed == 0
+        first = RunKey(job.tenant, job.job_id, job.run.run_id, job.task_shard_count)
+        assert (await belt.system.tasks.counts(first)).failed == 34
+
+    async def test_a_rerun_that_is_cancelled_on_its_way(self, belt: Belt) -> None:
+        """It ends with what was copied of it, and the next one takes from what came out last."""
+        job = await self._first_run(belt)
+        left = 3
+
+        def die(name: str) -> None:
+            nonlocal left
+            left -= name == "ingest.checkpoint.after"
+            if left <= 0:
+                faults.arm(None)
+                raise Crash
+
+        faults.arm(die)
+        await Rerun(belt.system).rerun(job, RerunSpec("all"))
+        await belt.until(lambda: left == 0)
+        running = await belt.job(job.job_id)
+        await belt.lifecycle.move(running, RunState.CANCELLED, "enough", await belt.counts(running))
+        await belt.passing(200)
+        cancelled = await belt.job(job.job_id)
+        tasks = await belt.tasks(cancelled)
+        assert 0 < len(tasks) < 100
+        assert cancelled.run.total == len(tasks)
+        assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
+        never = {index for index, task in tasks.items() if task.status is TaskStatus.CANCELLED}
+        failed = {index for index in range(0, 100, 3) if index not in tasks}
+        await Rerun(belt.system).rerun(cancelled, RerunSpec(Selection(status=["failed", "cancelled"])))
+        (done,) = await belt.ended(job)
+        assert set(await belt.tasks(done)) == never | failed
+
+    async def test_a_paused_rerun_goes_on(self, belt: Belt) -> None:
+        from conveyor.accept.control import Control
+
+        job = await self._first_run(belt)
+        await Rerun(belt.system).rerun(job, RerunSpec("all"))
+        control = Control(belt.system)
+        assert (await control.pause(await belt.job(job.job_id))).state is RunState.PAUSED
+        await belt.passing(100)
+        assert (await belt.job(job.job_id)).state is RunState.PAUSED
+        await control.resume(await belt.job(job.job_id))
+        (done,) = await belt.ended(job)
+        assert (done.state, done.run.total) == (RunState.COMPLETED, 100)
+
+
+async def test_pages_are_small(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task set is never in memory: it is read and written a page at a time."""
+    tasks = server.system.tasks
+    put, sizes = tasks.put, []
+
+    async def counted(run: RunKey, seeds: Any) -> None:
+        sizes.append(len(seeds))
+        await put(run, seeds)
+
+    async with working(server.system, Flaky(every(1))):
+        job_id = await submit(server, 200)
+        await ended(server, job_id)
+        monkeypatch.setattr(tasks, "put", counted)
+        await again(server, job_id)
+    assert max(sizes) <= 7
+    assert sum(sizes) == 200

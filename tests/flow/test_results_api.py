@@ -1,0 +1,333 @@
+"""Results over HTTP: filters, runs, all of them as lines, and bodies by range, of every layout and number of shards."""
+
+import asyncio
+import json
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.api import shapes
+from conveyor.engines.blobs import Presigned
+from conveyor.errors import EngineFailed
+from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
+from conveyor.serve import listing, union
+from conveyor.settings import Settings
+from conveyor.states import TaskStatus
+from tests.api import Answer, Api
+from tests.belt import Flaky, all_items, ended, until, working
+from tests.jobs import seeds
+
+ACME = TenantId("acme")
+LINES = {"accept": "application/x-ndjson"}
+
+
+@pytest.fixture(params=[1, 4], ids=["one shard", "four shards"])
+def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
+    return Settings.load(
+        {},
+        data=settings.data,
+        sync_task_limit=1 if request.param > 1 else 10_000,
+        force_task_shards=request.param > 1,
+        task_shard_count=request.param,
+    )
+
+
+def inputs(count: int) -> list[Any]:
+    """With tags in every third, and input that is laid out over lines in every seventh."""
+    made: list[Any] = []
+    for number in range(count):
+        url = f"http://example.com/{number}"
+        made.append({"url": url, "tag": f"é{number % 2}"} if number % 3 == 0 else url)
+    return made
+
+
+async def ran(api: Api, count: int, **spec: Any) -> str:
+    """A job that has ended; every fourth of its tasks failed."""
+    async with working(api.system, Flaky(lambda job, index: 404 if index % 4 == 0 else None)):
+        job_id: str = (await api.submit({"tasks": inputs(count), "attempts": 1, **spec})).json["id"]
+        await ended(api, job_id)
+    return job_id
+
+
+async def job_of(api: Api, job_id: str) -> Job:
+    job = await api.system.records.job(ACME, JobId(job_id))
+    assert job is not None
+    return job
+
+
+async def indexes(api: Api, job_id: str, query: str, limit: int = 9) -> list[int]:
+    return [item["index"] for item in await all_items(api, f"/v1/jobs/{job_id}/results{query}", limit)]
+
+
+async def lines(api: Api, job_id: str, query: str = "") -> list[dict[str, Any]]:
+    answer = await api.get(f"/v1/jobs/{job_id}/results{query}", headers=LINES)
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{job_id}.jsonl"'
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+class TestFilters:
+    async def test_by_tag(self, server: Api) -> None:
+        job_id = await ran(server, 60)
+        tagged = {"%C3%A90": range(0, 60, 6), "%C3%A91": range(3, 60, 6), "x": range(0)}
+        for tag, wanted in tagged.items():
+            assert sorted(await indexes(server, job_id, f"?tag={tag}")) == list(wanted)
+            both = await indexes(server, job_id, f"?tag={tag}&status=failed")
+            assert sorted(both) == [index for index in wanted if index % 4 == 0]
+            assert sorted(item["index"] for item in await lines(server, job_id, f"?tag={tag}")) == list(wanted)
+
+    async def test_by_all_of_them(self, server: Api) -> None:
+        job_id = await ran(server, 40)
+        failed = list(range(0, 40, 4))
+        for query, wanted in (
+            ("?status=failed", failed),
+            ("?error_code=http_404", failed),
+            ("?http_status=404", failed),
+            ("?http_status=200&status=succeeded", [index for index in range(40) if index % 4]),
+            ("?status=pending", []),
+            ("?status=failed&http_status=200", []),
+        ):
+            assert sorted(await indexes(server, job_id, query)) == wanted
+            assert sorted(item["index"] for item in await lines(server, job_id, query)) == wanted
+
+    async def test_while_it_runs(self, server: Api) -> None:
+        async with working(server.system) as echo:
+            echo.gate.clear()
+            job_id: str = (await server.submit({"tasks": inputs(30)})).json["id"]
+            await until(lambda: indexes(server, job_id, "?status=pending"), lambda found: len(found) == 30)
+            assert len(await lines(server, job_id, "?status=pending")) == 30
+            assert await lines(server, job_id, "?status=succeeded") == []
+            echo.gate.set()
+            await ended(server, job_id)
+        assert len(await lines(server, job_id, "?status=succeeded")) == 30
+
+    @pytest.mark.parametrize(
+        ("query", "status", "code"),
+        [
+            ("?run=0", 400, "invalid_field"),
+            ("?run=first", 400, "invalid_field"),
+            ("?run=-1", 400, "invalid_field"),
+            ("?run=", 400, "invalid_field"),
+            ("?run=2", 404, "not_found"),
+            ("?run=run_" + "0" * 26, 404, "not_found"),
+            ("?status=ended", 400, "invalid_field"),
+            ("?tag=" + "x" * 1025, 400, "invalid_field"),
+            ("?tags=x", 400, "unknown_field"),
+            ("?cursor=nonsense", 400, "bad_cursor"),
+            ("?cursor=nonsense&run=latest-per-task", 400, "bad_cursor"),
+        ],
+    )
+    async def test_wrong_ones(self, server: Api, query: str, status: int, code: str) -> None:
+        job_id = (await server.submit({"tasks": inputs(2)})).json["id"]
+        for headers in ({}, LINES):
+            answer = await server.get(f"/v1/jobs/{job_id}/results{query}", headers=headers)
+            assert (answer.status, answer.json["code"]) == (status, code)
+
+    async def test_a_run_of_another_job_is_none(self, server: Api) -> None:
+        jobs = [(await server.submit({"tasks": inputs(2)})).json for _ in range(2)]
+        answer = await server.get(f"/v1/jobs/{jobs[0]['id']}/results?run={jobs[1]['run']['id']}")
+        assert (answer.status, answer.json["code"]) == (404, "not_found")
+
+
+class TestLines:
+    async def test_all_of_them_are_the_pages(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(listing, "_ROWS", 7)
+        job_id = await ran(server, 100)
+        found = await lines(server, job_id)
+        for item in found:
+            msgspec.convert(item, shapes.TaskShape)
+        paged = await all_items(server, f"/v1/jobs/{job_id}/results")
+        assert sorted(found, key=lambda item: item["task_id"]) == paged
+
+    async def test_of_nothing(self, server: Api) -> None:
+        job_id = (await server.submit({"mode": "open"})).json["id"]
+        assert await lines(server, job_id) == []
+
+    async def test_from_a_cursor_on(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(listing, "_ROWS", 7)
+        job_id = await ran(server, 60)
+        for which in ("latest", "latest-per-task"):
+            page = (await server.get(f"/v1/jobs/{job_id}/results?limit=25&run={which}")).json
+            rest = await lines(server, job_id, f"?cursor={page['next_cursor']}&run={which}")
+            assert len(rest) == 35
+            assert sorted(item["index"] for item in [*page["items"], *rest]) == list(range(60))
+
+    async def test_inputs_of_several_lines_are_one(self, server: Api) -> None:
+        body = b'{"tasks": [{"url":\n "http://example.com/"},\n\n"http://example.com/2"]}'
+        job_id = (await server.submit(body)).json["id"]
+        async with working(server.system):
+            await ended(server, job_id)
+        assert len(await lines(server, job_id)) == 2
+
+    @pytest.mark.parametrize("error", [EngineFailed("The store is away."), RuntimeError("a secret of ours")])
+    @pytest.mark.parametrize("which", ["1", "latest-per-task"])
+    async def test_one_that_breaks_off_says_so(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch, error: Exception, which: str
+    ) -> None:
+        monkeypatch.setattr(listing, "_ROWS", 10)
+        monkeypatch.setattr(union, "STRETCH", 10)
+        job_id = await ran(server, 100)
+        async with working(server.system):
+            await server.post(f"/v1/jobs/{job_id}/rerun")
+            await ended(server, job_id)
+        tasks = server.system.tasks
+        page, left = tasks.page, 3
+
+        async def failing(*given: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise error
+            return await page(*given)
+
+        monkeypatch.setattr(tasks, "page", failing)
+        *found, last = await lines(server, job_id, f"?run={which}")
+        assert 0 < len(found) <= 30
+        told = last["stream_error"]
+        assert told["code"] == ("engine_failed" if isinstance(error, EngineFailed) else "internal_error")
+        assert "secret" not in str(last)
+        monkeypatch.setattr(tasks, "page", page)
+        rest = await lines(server, job_id, f"?run={which}&cursor={told['next_cursor']}")
+        assert sorted(item["index"] for item in found + rest) == list(range(100))
+        assert "stream_error" not in rest[-1]
+
+    async def test_one_that_can_not_begin_is_a_problem(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        job_id = await ran(server, 5)
+
+        async def failing(*_: Any) -> Any:
+            raise EngineFailed("The store is away.")
+
+        monkeypatch.setattr(server.system.tasks, "page", failing)
+        answer = await server.get(f"/v1/jobs/{job_id}/results", headers=LINES)
+        assert (answer.status, answer.json["code"]) == (503, "engine_failed")
+
+    async def test_rows_are_read_as_they_are_taken_away(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A reader that stands still holds no more than what fits into the pipe."""
+        monkeypatch.setattr(listing, "_ROWS", 10)
+        pad = "x" * 10_000
+        tasks = [{"url": f"http://example.com/{number}", "tag": "t", "body": pad} for number in range(3000)]
+        tasks = [{**task, "method": "POST"} for task in tasks]
+        job_id = (await server.submit({"tasks": tasks})).json["id"]
+        if (await job_of(server, job_id)).task_shard_count > 1:
+            async with working(server.system) as echo:
+                echo.gate.clear()
+                await until(lambda: job_of(server, job_id), lambda job: job.run.last_batch)
+                await server.post(f"/v1/jobs/{job_id}/cancel")
+        page, read = server.system.tasks.page, 0
+
+        async def counted(*given: Any) -> Any:
+            nonlocal read
+            found = await page(*given)
+            read += len(found)
+            return found
+
+        monkeypatch.setattr(server.system.tasks, "page", counted)
+        reader, writer = await asyncio.open_connection(*server.address)
+        head = f"GET /v1/jobs/{job_id}/results HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {server.key}\r\n"
+        writer.write(f"{head}accept: application/x-ndjson\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        before = -1
+        while read != before:
+            before = read
+            await asyncio.sleep(0.3)
+        assert read < 1500, "30 MB would be all of them"
+        writer.close()
+
+
+class TestBodies:
+    """By range, from an object, a segment, and pieces."""
+
+    BODY = bytes(range(256)) * 20
+
+    async def _task(self, api: Api, layout: str) -> str:
+        """A job whose first task has the body, kept in this way; the address of the body."""
+        job_id = await ran(api, 4)
+        job = await job_of(api, job_id)
+        run = RunKey(job.tenant, job.job_id, job.run.run_id, job.task_shard_count)
+        blobs, digest = api.system.blobs, sha256(self.BODY).hexdigest()
+        if layout == "object":
+            await blobs.put("r/one", self.BODY)
+            ref = BodyRef("r/one", len(self.BODY), digest)
+        elif layout == "packed":
+            await blobs.put("r/seg", b"before" + self.BODY + b"behind" * 1000)
+            ref = BodyRef("r/seg", len(self.BODY), digest, offset=6)
+        else:
+            for number in range(0, len(self.BODY), 1000):
+                await blobs.put(piece_key("r/pieces", number // 1000), self.BODY[number : number + 1000])
+            ref = BodyRef("r/pieces", len(self.BODY), digest, piece=1000)
+        detail = msgspec.json.encode(ResultDetail(body=ref)).decode()
+        await api.system.tasks.put(run, seeds(1, start=1000))
+        await api.system.tasks.finish(run, [TaskEnd(1000, TaskStatus.SUCCEEDED, 1, 200, None, detail, 1.0)])
+        return f"/v1/jobs/{job_id}/tasks/{task_id(run.run_id, 1000)}/body"
+
+    @pytest.mark.parametrize("layout", ["object", "packed", "pieces"])
+    async def test_ranges(self, server: Api, layout: str) -> None:
+        path, size = await self._task(server, layout), len(self.BODY)
+        whole = await server.get(path)
+        assert (whole.status, whole.body, whole.headers["accept-ranges"]) == (200, self.BODY, "bytes")
+        etag = whole.headers["etag"]
+        assert etag == f'"{sha256(self.BODY).hexdigest()}"'
+        for asked, start, stop in (
+            ("bytes=0-0", 0, 1),
+            ("bytes=0-", 0, size),
+            ("bytes=999-1000", 999, 1001),
+            ("bytes=2000-2999", 2000, 3000),
+            (f"bytes={size - 1}-", size - 1, size),
+            (f"bytes=100-{size * 2}", 100, size),
+            ("bytes=-7", size - 7, size),
+            (f"bytes=-{size * 2}", 0, size),
+        ):
+            part = await server.get(path, headers={"range": asked})
+            assert (part.status, part.body) == (206, self.BODY[start:stop]), asked
+            assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+            assert part.headers["content-length"] == str(stop - start)
+            assert part.headers["etag"] == etag
+            assert part.headers["content-disposition"].startswith("attachment")
+
+    @pytest.mark.parametrize("layout", ["object", "packed", "pieces"])
+    async def test_what_is_no_range_of_it(self, server: Api, layout: str) -> None:
+        path, size = await self._task(server, layout), len(self.BODY)
+        for asked in (f"bytes={size}-", f"bytes={size}-{size + 5}", "bytes=-0"):
+            answer = await server.get(path, headers={"range": asked})
+            assert (answer.status, answer.json["code"]) == (416, "range_not_satisfiable")
+            assert answer.headers["content-range"] == f"bytes */{size}"
+        for asked in ("bytes=5-2", "bytes=0-1,3-4", "items=0-1", "bytes=", "bytes=-", "bytes=a-b"):
+            answer = await server.get(path, headers={"range": asked})
+            assert (answer.status, answer.body) == (200, self.BODY), asked
+
+    async def test_only_of_the_same_version(self, server: Api) -> None:
+        path = await self._task(server, "packed")
+        etag = (await server.get(path)).headers["etag"]
+        same = await server.get(path, headers={"range": "bytes=0-9", "if-range": etag})
+        assert (same.status, same.body) == (206, self.BODY[:10])
+        for other in ('"other"', f"W/{etag}", "Sun, 15 Nov 2026 12:00:00 GMT"):
+            answer = await server.get(path, headers={"range": "bytes=0-9", "if-range": other})
+            assert (answer.status, answer.body) == (200, self.BODY)
+
+    async def test_a_store_that_signs_links_serves_objects_itself(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Signed anew with each reading; what is no object of its own comes from here."""
+        signed = 0
+
+        async def sign(key: str, seconds: float, content_type: str, filename: str) -> Presigned:
+            nonlocal signed
+            signed += 1
+            assert (seconds, content_type) == (86_400.0, "application/octet-stream")
+            return Presigned(f"https://store/{key}?{signed}", "GET", {})
+
+        path = await self._task(server, "object")
+        monkeypatch.setattr(server.system.blobs, "presigned_get", sign)
+        task = path.removesuffix("/body")
+        links = {(await server.get(task)).json["body_url"] for _ in range(3)}
+        assert links == {f"https://store/r/one?{number}" for number in (1, 2, 3)}
+        job = task.partition("/tasks/")[0]
+        for query, headers in (("", {}), ("?run=latest-per-task", {}), ("", LINES)):
+            answer: Answer = await server.get(f"{job}/results{query}", headers=headers)
+            assert b"https://store/r/one?" in answer.body
+        for layout in ("packed", "pieces"):
+            path = await self._task(server, layout)
+            assert (await server.get(path.removesuffix("/body"))).json["body_url"] == path

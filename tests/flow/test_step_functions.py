@@ -1,0 +1,595 @@
+"""State machines that wait for jobs: from a message with a task token to the answer, on emulators that run them.
+
+The flow is that of the machine in deploy/stepfunctions on one emulator; heartbeats are minded by the other, whose clock
+the test moves together with its own.
+"""
+
+import asyncio
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.accept.intake import Intake
+from conveyor.accept.spec import decode_spec
+from conveyor.accept.submit import Submit
+from conveyor.callbacks import CALLBACK, Callback, CallbackStatus, callback_of
+from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
+from conveyor.engines.records import Row
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import PROGRESS, Job, JobId, Progress, TaskEnd, progress_id
+from conveyor.recover.callbacks import Callbacks
+from conveyor.serve.notify import Notifier
+from conveyor.serve.step_functions import StepAnswers
+from conveyor.settings import Settings
+from conveyor.states import RunState, TaskStatus
+from conveyor.system import System, open_system
+from tests.api import Api
+from tests.belt import Echo, Flaky, until, working
+from tests.clocks import JumpingClock
+from tests.jobs import ACME
+from tests.machines import Between, Machine, machine
+from tests.servers.aws import aws, server_time
+from tests.servers.moto import moto, moto_time
+
+JOB = {"kind": "python", "handler": "tests.echo", "tasks": [1, 2, 3]}
+HEARTBEAT = 300.0
+
+
+def name_of(place: Path) -> str:
+    return "m" + sha256(str(place).encode()).hexdigest()[:12]
+
+
+@pytest.fixture(params=["ministack"])
+def emulator(request: pytest.FixtureRequest) -> str:
+    """Where state machines run; a test of heartbeats asks for the other."""
+    return aws() if request.param == "ministack" else moto()
+
+
+minds_heartbeats = pytest.mark.parametrize("emulator", ["moto"], indirect=True)
+
+
+@pytest.fixture
+async def between(emulator: str) -> AsyncIterator[Between]:
+    async with Between(emulator).running() as made:
+        yield made
+
+
+@pytest.fixture
+async def waiter(tmp_path: Path, emulator: str) -> AsyncIterator[Machine]:
+    async with machine(emulator, name_of(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def settings(tmp_path: Path, waiter: Machine, between: Between) -> Settings:
+    return Settings.load({}, data=tmp_path / "data", allow_private_targets=True, **waiter.settings(between))
+
+
+@pytest.fixture
+def roles(system: System) -> "Roles":
+    return Roles(system)
+
+
+class Roles:
+    """What keeps a state machine waiting, a pass at a time."""
+
+    def __init__(self, system: System) -> None:
+        assert system.step_functions is not None
+        self.system = system
+        self.intake = Intake(system)
+        self.callbacks = Callbacks(system, system.step_functions)
+        answers = StepAnswers(system)
+        self.notifier = Notifier(system.settings, system.records, system.tasks, system.clock, answers)
+
+    async def take_in(self, number: int = 1) -> None:
+        """Until so many jobs came in."""
+        seen = 0
+        while seen < number:
+            seen += (await self.intake.run_once()).jobs
+
+    async def finish_one(self, job: Job, index: int) -> None:
+        await self.system.tasks.finish(job.key, [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0)])
+
+    async def finish(self, job_id: JobId) -> None:
+        """What a worker does for a job, in one step."""
+        job = await self.job(job_id)
+        ends = [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0) for index in range(job.run.total)]
+        finished = await self.system.tasks.finish(job.key, ends)
+        await Lifecycle(self.system.records, self.system.tasks, self.system.clock).settle(job, finished.counts)
+
+    async def answer(self) -> None:
+        await self.notifier.run_once()
+        await self.callbacks.run_once()
+
+    async def job(self, job_id: JobId) -> Job:
+        job = await self.system.records.job(ACME, job_id)
+        assert job is not None
+        return job
+
+    async def all(self) -> list[Callback]:
+        return [callback_of(row) for row in await self.rows()]
+
+    async def rows(self) -> list[Row]:
+        return (await self.system.records.rows(CALLBACK, ACME, None, 1000)).items
+
+    async def only(self) -> Callback:
+        (found,) = await self.all()
+        return found
+
+
+class TestFlow:
+    async def test_a_state_machine_is_answered(
+        self, system: System, roles: Roles, waiter: Machine, between: Between, settings: Settings
+    ) -> None:
+        await waiter.make()
+        execution = await waiter.start({**JOB, "name": "ours"})
+        async with working(system):
+            output = await waiter.output(execution)
+            found = await until(roles.only, lambda callback: callback.answered_at is not None)
+        assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0}
+        assert (output["total"], output["name"], output["event"]) == (3, "ours", "run.completed")
+        events = (await system.records.notices(ACME, found.job_id, None, 100)).items
+        assert output["event_id"] == events[-1].id
+        assert (found.status, found.token) == (CallbackStatus.SENT, "")
+        (answer,) = between.taken("SendTaskSuccess")
+        assert between.answers() == {answer.token: 1}
+        kept = b"".join(path.read_bytes() for path in settings.data.rglob("*") if path.is_file())
+        assert found.job_id.encode() in kept
+        assert answer.token.encode() not in kept
+
+    async def test_a_job_that_fails_ends_with_a_dead_letter(self, system: System, waiter: Machine) -> None:
+        await waiter.make()
+        execution = await waiter.start({**JOB, "attempts": 1, "failure_threshold": {"failed": 1}})
+        async with working(system, Flaky(lambda job, index: "handler_raised")):
+            seen = await waiter.ended(execution)
+        assert (seen["status"], seen["error"]) == ("FAILED", "ConveyorJobFailed")
+        (letter,) = await waiter.letters(f"{waiter.name}-dead")
+        said = json.loads(letter["Body"])
+        assert (said["error"]["Error"], said["retry_count"], said["execution"]) == ("JOB_FAILED", 0, execution)
+        cause = json.loads(said["error"]["Cause"])
+        assert "failure threshold" in cause["reason"]
+        assert cause["event"] == "run.failed"
+
+    async def test_a_stuck_run_is_reprocessed_with_a_counter(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock, between: Between
+    ) -> None:
+        await waiter.make()
+        execution = await waiter.start(JOB)
+        echo = Echo()
+        echo.gate.clear()
+        async with working(system, echo):
+            await until(roles.all)
+            clock.advance(system.settings.callback_stuck_after + 1)
+            await until(roles.all, lambda all: len(all) == 2)
+            echo.gate.set()
+            output = await waiter.output(execution)
+        first, second = await roles.all()
+        assert first.answer is not None
+        assert first.answer.error == "WORKER_STUCK"
+        assert output["job_id"] == second.job_id
+        assert sorted(between.answers().values()) == [1, 1]
+        assert len((await system.records.jobs(ACME, None, 10)).items) == 2
+
+    async def test_when_retries_are_used_up_somebody_has_to_look(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
+    ) -> None:
+        def none_left(definition: dict[str, Any]) -> None:
+            definition["States"]["Retries left?"]["Choices"][0]["NumericLessThanEquals"] = 0
+
+        await waiter.make(none_left)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        clock.advance(system.settings.callback_stuck_after + 1)
+        await roles.callbacks.run_once()
+        assert (await waiter.ended(execution))["status"] == "FAILED"
+        (letter,) = await waiter.letters(f"{waiter.name}-dead")
+        assert json.loads(letter["Body"])["retry_count"] == 1
+
+    async def test_a_message_that_nobody_waits_for_any_more_makes_no_job(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
+    ) -> None:
+        """The state machine timed out while nobody took it in, and has sent another since."""
+
+        def hasty(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["TimeoutSeconds"] = 1
+
+        await waiter.make(hasty)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("reprocess")
+        clock.advance(HEARTBEAT)
+        async with working(system):
+            output = await waiter.output(execution)
+            await until(lambda: waiter.waiting("intake"), lambda left: left == 0)
+        (job,) = (await system.records.jobs(ACME, None, 10)).items
+        assert output["job_id"] == job.job_id
+
+    async def test_a_message_that_could_not_be_sent_is_sent_again(self, system: System, waiter: Machine) -> None:
+        await waiter.make(queues=False)
+        execution = await waiter.start(JOB)
+
+        async def tries() -> int:
+            history = await waiter.steps.get_execution_history(executionArn=execution, maxResults=1000)
+            return sum(event["type"] == "TaskFailed" for event in history["events"])
+
+        await until(tries, lambda count: count >= 2)
+        for queue in ("intake", "reprocess", "dead"):
+            await waiter.make_queue(queue)
+        async with working(system):
+            await waiter.output(execution)
+
+    async def test_the_answer_can_have_an_export(self, system: System, waiter: Machine, settings: Settings) -> None:
+        def exported(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["Parameters"]["MessageBody"]["export"] = "jsonl"
+
+        await waiter.make(exported)
+        execution = await waiter.start(JOB)
+        async with working(system):
+            output = await waiter.output(execution)
+        (part,) = output["export"]["parts"]
+        assert part["url"] == output["export_url"] == f"/v1/exports/{output['export']['id']}/parts/1"
+        assert output["event"] == "run.completed"
+        events = (await system.records.notices(ACME, JobId(output["job_id"]), None, 100)).items
+        assert output["event_id"] == next(event.id for event in events if event.event == "run.completed")
+
+
+class TestIntake:
+    async def test_what_is_no_job_is_a_dead_letter_and_is_told(
+        self, system: System, roles: Roles, waiter: Machine, between: Between
+    ) -> None:
+        await waiter.make()
+        execution = await waiter.start({**JOB, "tasks": [], "colour": "red"})
+        await waiter.until_sent("intake")
+        assert (await roles.intake.run_once()).refused == 1
+        assert (await waiter.ended(execution))["status"] == "FAILED"
+        (letter,) = await waiter.letters(f"{waiter.name}-intake-dead-letters")
+        assert "colour" in letter["MessageAttributes"]["reason"]["StringValue"]
+        assert json.loads(letter["Body"])["job"]["colour"] == "red"
+        (told,) = between.taken("SendTaskFailure")
+        assert told.said["error"] == "INVALID_JOB"
+        assert json.loads(told.said["cause"])["code"] == "unknown_field"
+        assert (await system.records.jobs(ACME, None, 10)).items == []
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"task_token": 7, "job": {}}', '{"jobs": {}}'])
+    async def test_what_is_no_message_is_a_dead_letter(self, roles: Roles, waiter: Machine, text: str) -> None:
+        await waiter.make()
+        await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=text or " ")
+        assert (await roles.intake.run_once()).refused == 1
+        assert len(await waiter.letters(f"{waiter.name}-intake-dead-letters")) == 1
+        assert await waiter.waiting("intake") == 0
+
+    async def test_a_message_that_comes_again_makes_no_second_job(
+        self, system: System, roles: Roles, waiter: Machine, between: Between, clock: JumpingClock
+    ) -> None:
+        await waiter.make()
+        message = {"task_token": "t" * 40, "job": JOB}
+        for _ in range(3):
+            await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=json.dumps(message))
+        # At the same time: one is under way, the others are put off.
+        taken = await roles.intake.run_once()
+        assert (taken.jobs, taken.again + taken.put_off) == (1, 2)
+        # Long after a client's key would have been forgotten.
+        clock.advance(10 * 86_400)
+        server_time().advance(10 * 86_400)
+        try:
+            await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=json.dumps(message))
+            assert (await roles.intake.run_once()).jobs == 0
+        finally:
+            server_time().reset()
+        assert len((await system.records.jobs(ACME, None, 10)).items) == 1
+        assert between.taken("SendTaskFailure") == []
+
+    async def test_a_token_is_one_jobs(self, system: System, roles: Roles, waiter: Machine, between: Between) -> None:
+        await waiter.make()
+        for job in (JOB, {**JOB, "tasks": [9]}):
+            message = json.dumps({"task_token": "t" * 40, "job": job})
+            await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=message)
+            await roles.intake.run_once()
+        assert len((await system.records.jobs(ACME, None, 10)).items) == 1
+        assert len(await waiter.letters(f"{waiter.name}-intake-dead-letters")) == 1
+        # The first job will answer it.
+        assert [call.operation for call in between.calls] == []
+
+    async def test_without_room_it_stays_in_the_queue_and_is_not_forgotten(
+        self, tmp_path: Path, clock: JumpingClock, waiter: Machine, between: Between
+    ) -> None:
+        await waiter.make()
+        idle = Settings.load({}, data=tmp_path / "idle", min_workers=1, **waiter.settings(between))
+        async with open_system(idle, clock) as system:
+            execution = await waiter.start(JOB)
+            await waiter.until_sent("intake")
+            # Nobody is there who would do the work.
+            assert (await Intake(system).run_once()).put_off == 1
+            assert len(between.taken("SendTaskHeartbeat")) == 1
+            server_time().advance(61)
+            try:
+                async with working(system):
+                    await waiter.output(execution)
+            finally:
+                server_time().reset()
+
+    async def test_a_queue_of_our_own_needs_no_aws(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load({}, data=tmp_path / "own", intake="again jobs", intake_tenant="acme")
+        async with open_system(settings, clock) as system, working(system):
+            for number, queue in enumerate(("jobs", "again", "jobs")):
+                body = json.dumps({"job": {**JOB, "name": f"job {number}"}}).encode()
+                await system.queue.send(QueueName(queue), [Outgoing(body)])
+            await system.queue.send(QueueName("jobs"), [Outgoing(b'{"job": {"colour": "red"}}')])
+
+            async def completed() -> Counter[str | None]:
+                jobs = (await system.records.jobs(ACME, None, 10)).items
+                return Counter(job.name for job in jobs if job.state is RunState.COMPLETED)
+
+            await until(completed, lambda found: len(found) == 3)
+            letters = await until(lambda: system.queue.dead_letters(None, 10), lambda page: page.items)
+        assert "colour" in letters.items[0].reason
+
+
+class TestNotify:
+    async def test_a_job_can_carry_a_token(self, server: Api, system: System, waiter: Machine, roles: Roles) -> None:
+        def straight(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["Parameters"]["QueueUrl"] = waiter.urls["dead"]
+
+        await waiter.make(straight)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("dead")
+        (message,) = await waiter.letters(f"{waiter.name}-dead")
+        token = json.loads(message["Body"])["task_token"]
+        asked = await server.submit({**JOB, "notify": [{"type": "step_functions", "task_token": token}]})
+        assert asked.status == 201
+        path = f"/v1/jobs/{asked.json['id']}/callbacks"
+        shown = (await server.get(path)).json
+        assert shown["next_cursor"] is None
+        (callback,) = shown["items"]
+        assert (callback["status"], callback["last_heartbeat_at"], callback["error"]) == ("pending", None, None)
+        assert token not in json.dumps(shown)
+        await roles.callbacks.run_once()
+        assert (await server.get(path)).json["items"][0]["last_heartbeat_at"] is not None
+        await roles.finish(asked.json["id"])
+        await roles.answer()
+        (callback,) = (await server.get(path)).json["items"]
+        assert callback["status"] == "callback_sent"
+        output = await waiter.output(execution)
+        assert (output["job_id"], output["event_id"]) == (asked.json["id"], callback["event_id"])
+
+    async def test_what_is_wrong_is_named(self, server: Api) -> None:
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({}, "notify[0]"),
+            ({"task_token": ""}, "notify[0].task_token"),
+            ({"task_token": "x" * 2049}, "notify[0].task_token"),
+            ({"task_token": "é"}, "notify[0].task_token"),
+            ({"task_token": "x", "heartbeat_seconds": 0}, "notify[0].heartbeat_seconds"),
+            ({"task_token": "x", "stuck_after": -1}, "notify[0].stuck_after"),
+            ({"task_token": "x", "export": "xls"}, "notify[0].export"),
+            ({"task_token": "x", "url": "http://a.example/"}, "notify[0].url"),
+        ]
+        for entry, field in wrong:
+            answer = await server.submit({**JOB, "notify": [{"type": "step_functions", **entry}]})
+            assert (answer.status, answer.json["field"]) == (400, field)
+
+    async def test_a_schedule_carries_none(self, server: Api) -> None:
+        job = {**JOB, "notify": [{"type": "step_functions", "task_token": "x"}]}
+        answer = await server.post("/v1/schedules", {"cron": "0 0 * * *", "job": job})
+        assert (answer.status, answer.json["field"]) == (400, "job.notify[0]")
+
+    async def test_without_step_functions_there_are_no_tokens(self, tmp_path: Path, clock: JumpingClock) -> None:
+        async with open_system(Settings.load({}, data=tmp_path / "none"), clock) as system:
+            spec = decode_spec(json.dumps({**JOB, "notify": [{"type": "step_functions", "task_token": "x"}]}).encode())
+            with pytest.raises(Exception, match="CONVEYOR_STEP_FUNCTIONS"):
+                await Submit(system).submit(ACME, spec)
+
+    async def test_who_waits_for_a_deleted_job_is_told(
+        self, system: System, roles: Roles, waiter: Machine, between: Between
+    ) -> None:
+        await waiter.make()
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        job_id = (await roles.only()).job_id
+        await system.records.hide_job(ACME, job_id)
+        await system.records.forget_job(job_id)
+        await roles.callbacks.run_once()
+        (told,) = between.taken("SendTaskFailure")
+        assert told.said["error"] == "JOB_DELETED"
+        assert (await waiter.ended(execution))["status"] == "FAILED"
+
+
+class TestFresh:
+    """What counts as progress, and what as waiting."""
+
+    @pytest.fixture(autouse=True)
+    async def waiting(self, roles: Roles, waiter: Machine, between: Between) -> None:
+        await waiter.make()
+        await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        await roles.callbacks.run_once()
+
+    async def test_a_task_that_ends(self, roles: Roles, clock: JumpingClock, between: Between) -> None:
+        job = await roles.job((await roles.only()).job_id)
+        for index in range(2):
+            clock.advance(1100)
+            await roles.finish_one(job, index)
+            await roles.callbacks.run_once()
+            assert (await roles.only()).status is CallbackStatus.IN_PROGRESS
+        clock.advance(1201)
+        await roles.callbacks.run_once()
+        assert [call.said["error"] for call in between.taken("SendTaskFailure")] == ["WORKER_STUCK"]
+
+    async def test_a_long_task_that_moves(self, roles: Roles, clock: JumpingClock, between: Between) -> None:
+        job = await roles.job((await roles.only()).job_id)
+        records = roles.system.records
+        for number in range(3):
+            clock.advance(1100)
+            said = Progress(job.run.run_id, 1, 1, "hold_x", clock.now(), done=number)
+            name = progress_id(job.run.run_id, 1)
+            standing = await records.row(PROGRESS, ACME, name)
+            body = msgspec.json.encode(said)
+            if standing is None:
+                await records.create_rows([Row(PROGRESS, ACME, name, body, job_id=job.job_id)])
+            else:
+                await records.replace_row(Row(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id))
+            await roles.callbacks.run_once()
+        assert between.taken("SendTaskFailure") == []
+        clock.advance(1201)
+        await roles.callbacks.run_once()
+        assert len(between.taken("SendTaskFailure")) == 1
+
+    async def test_a_paused_job_is_not_stuck(self, roles: Roles, clock: JumpingClock, between: Between) -> None:
+        job = await roles.job((await roles.only()).job_id)
+        records = roles.system.records
+        await records.move_run(job.job_id, job.run.run_id, [RunState.RUNNING], RunState.PAUSED, None, None)
+        clock.advance(5000)
+        await roles.callbacks.run_once()
+        assert between.taken("SendTaskFailure") == []
+        await records.move_run(job.job_id, job.run.run_id, [RunState.PAUSED], RunState.RUNNING, None, None)
+        clock.advance(5000)
+        await roles.callbacks.run_once()
+        assert len(between.taken("SendTaskFailure")) == 1
+
+    async def test_retries_that_wait_for_their_time_are_not_stuck(
+        self, roles: Roles, clock: JumpingClock, between: Between
+    ) -> None:
+        job = await roles.job((await roles.only()).job_id)
+        queue = recovery_queue(job.run.run_id)
+        await roles.system.queue.send(queue, [Outgoing(b"x", delay=7000)])
+        clock.advance(5000)
+        await roles.callbacks.run_once()
+        assert between.taken("SendTaskFailure") == []
+        clock.advance(3000)
+        await roles.callbacks.run_once()
+        assert len(between.taken("SendTaskFailure")) == 1
+
+
+@minds_heartbeats
+class TestHeartbeats:
+    async def test_a_state_machine_is_kept_waiting_for_as_long_as_it_takes(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock, between: Between
+    ) -> None:
+        await waiter.make()
+        execution = await waiter.start({**JOB, "stuck_after": 3600})
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        job = await roles.job((await roles.only()).job_id)
+        for minute in range(20):
+            # A pass each minute, as a rule of EventBridge would make it.
+            await roles.callbacks.run_once()
+            if minute % 10 == 9:
+                await roles.finish_one(job, minute // 10)
+            await pass_time(clock, 60)
+        beats = len(between.taken("SendTaskHeartbeat"))
+        assert 5 <= beats <= 10
+        assert (await waiter.look(execution))["status"] == "RUNNING"
+        await roles.finish(job.job_id)
+        await roles.answer()
+        assert (await waiter.output(execution))["counts"]["succeeded"] == 3
+
+    async def test_without_heartbeats_it_is_caught_and_comes_again(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
+    ) -> None:
+        """That the emulator minds them, and that the machine catches it."""
+
+        def hasty(definition: dict[str, Any]) -> None:
+            definition["States"]["Pause"]["Seconds"] = 0
+
+        await waiter.make(hasty)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        await pass_time(clock, HEARTBEAT + 1)
+        await waiter.until_sent("reprocess")
+        # The first one is told that nobody waits; the second goes on.
+        await roles.callbacks.run_once()
+        assert (await roles.only()).status is CallbackStatus.TIMED_OUT
+        await roles.take_in()
+        for callback in await roles.all():
+            await roles.finish(callback.job_id)
+        await roles.answer()
+        output = await waiter.output(execution)
+        assert [each.status for each in await roles.all() if each.job_id == output["job_id"]] == [CallbackStatus.SENT]
+
+    async def test_a_hundred_are_kept_waiting_by_one_pass(
+        self, system: System, waiter: Machine, clock: JumpingClock, between: Between
+    ) -> None:
+        calls: Counter[str] = Counter()
+        watched = dataclasses.replace(
+            system,
+            records=Counted(system.records, "records", calls),
+            tasks=Counted(system.tasks, "tasks", calls),
+            queue=Counted(system.queue, "queue", calls),
+            coordinator=Counted(system.coordinator, "coordinator", calls),
+        )
+        roles = Roles(watched)
+        await waiter.make()
+        executions = await asyncio.gather(*(waiter.start(JOB) for _ in range(100)))
+        await roles.take_in(100)
+        await roles.callbacks.run_once()
+        for _ in range(2):
+            await pass_time(clock, 250)
+            calls.clear()
+            kept = await roles.callbacks.run_once()
+            assert (kept.looked, kept.heartbeats) == (100, 100)
+            # Two pages of due rows, workers once; for each row: claimed, looked at, written.
+            assert calls["records.due_rows"] == 2
+            assert sum(calls.values()) <= 100 * 6 + 3
+        assert calls["tasks.page"] == calls["tasks.at"] == calls["tasks.recount"] == 0
+        for callback in await roles.all():
+            await roles.finish(callback.job_id)
+        while (await roles.notifier.run_once()).notices:
+            pass
+        assert (await roles.callbacks.run_once()).answers == 100
+        assert between.answers() == dict.fromkeys(between.answers(), 1)
+        assert len(between.answers()) == 100
+        for execution in executions:
+            await waiter.output(execution)
+
+    async def test_monitors_share_the_load(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock, between: Between
+    ) -> None:
+        await waiter.make()
+        for _ in range(10):
+            await waiter.start(JOB)
+        await roles.take_in(10)
+        monitors = [roles, Roles(system), Roles(system)]
+        kept = await asyncio.gather(*(each.callbacks.run_once() for each in monitors))
+        assert sum(each.heartbeats for each in kept) == 10
+        for callback in await roles.all():
+            await roles.finish(callback.job_id)
+        # Notifiers too.
+        await asyncio.gather(*(each.notifier.run_once() for each in monitors))
+        kept = await asyncio.gather(*(each.callbacks.run_once() for each in monitors))
+        assert sum(each.answers for each in kept) == 10
+        assert sorted(between.answers().values()) == [1] * 10
+
+
+class Counted:
+    """An engine whose calls are counted."""
+
+    def __init__(self, engine: Any, name: str, calls: Counter[str]) -> None:
+        self._engine = engine
+        self._name = name
+        self._calls = calls
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._engine, method)
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            self._calls[f"{self._name}.{method}"] += 1
+            return await call(*args, **kwargs)
+
+        return counted
+
+
+async def pass_time(clock: JumpingClock, seconds: float) -> None:
+    """Here and at the emulator. What waits there looks at its clock every now and then, whatever the machine's load: so
+    long is waited for it."""
+    clock.advance(seconds)
+    moto_time().advance(seconds)
+    await asyncio.sleep(0.15)

@@ -1,0 +1,191 @@
+"""No webhook and no list of a schedule leads to this machine or its neighbours: every vector of the fetch targets, on
+each way that a user has to have us connect outside of tasks."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from conveyor.accept.schedules import ListSource
+from conveyor.accept.sources import Sources, SourceUnavailable
+from conveyor.clock import SystemClock
+from conveyor.engines.records import Row
+from conveyor.errors import BadInput
+from conveyor.model import JobId
+from conveyor.notices import NOTIFY, WEBHOOK, WebhookNotify, notify_id
+from conveyor.outbound import Outbound, OutboundFailed
+from conveyor.serve.deliverer import Deliverer
+from conveyor.serve.deliveries import DELIVERY, delivery_of, delivery_row
+from conveyor.serve.webhooks import Endpoint, Secret
+from conveyor.settings import Settings
+from conveyor.system import System
+from conveyor.targets import TargetGuard, refusal
+from tests.api import Api
+from tests.jobs import ACME, make_job, make_notice
+from tests.receiver import Receiver, answering
+from tests.site import Canary, Site
+from tests.vectors import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS
+
+PUBLIC = "127.77.0.1"
+REFUSALS = {"target_refused", "bad_url", "bad_redirect"}
+
+Ports = tuple[int, int]
+
+
+@pytest.fixture
+def settings(tmp_path: Any) -> Settings:
+    """As it is by default: private targets are closed."""
+    return Settings.load({}, data=tmp_path / "data")
+
+
+def public(address: str) -> str | None:
+    return None if address == PUBLIC else refusal(address)
+
+
+async def names(host: str, port: int) -> Sequence[str]:
+    return EVIL_NAMES.get(host, [PUBLIC])
+
+
+def guarded() -> Outbound:
+    return Outbound(TargetGuard(allow_private=False, clock=SystemClock(), resolver=names, policy=public))
+
+
+def vectors(ports: Ports) -> list[str]:
+    hosts = [*LOOPBACK_HOSTS, *PRIVATE_HOSTS, *EVIL_NAMES]
+    return [f"{scheme}://{host}:{port}/" for host in hosts for port in ports for scheme in ("http", "https")]
+
+
+@pytest.fixture
+async def canaries() -> AsyncIterator[tuple[Canary, Canary]]:
+    async with Canary("127.0.0.1") as four, Canary("::1") as six:
+        yield four, six
+        assert [four.connections, six.connections] == [0, 0]
+
+
+@pytest.fixture
+def ports(canaries: tuple[Canary, Canary]) -> Ports:
+    return canaries[0].port, canaries[1].port
+
+
+async def refused(outbound: Outbound, url: str) -> str:
+    try:
+        status, _ = await outbound.post(url, [], b"{}", 5.0)
+    except OutboundFailed as failed:
+        return failed.code
+    return f"reached: {status}"
+
+
+async def test_by_the_url_of_an_endpoint(ports: Ports) -> None:
+    outbound = guarded()
+    at_once = asyncio.Semaphore(50)
+
+    async def one(url: str) -> str:
+        async with at_once:
+            return await refused(outbound, url)
+
+    found = await asyncio.gather(*(one(url) for url in vectors(ports)))
+    assert set(found) <= REFUSALS
+    await outbound.close()
+
+
+async def test_what_is_local_by_its_look_is_refused_when_it_is_named(server: Api, ports: Ports) -> None:
+    for url in [f"http://{host}:{ports[0]}/" for host in [*LOOPBACK_HOSTS, *PRIVATE_HOSTS]]:
+        for path, body in (
+            ("/v1/webhooks", {"url": url}),
+            ("/v1/jobs", {"tasks": ["http://target.example/"], "notify": [{"type": "webhook", "url": url}]}),
+            ("/v1/schedules", {"cron": "0 0 * * *", "job": {"source": {"url": url}}}),
+        ):
+            answer = await server.post(path, body)
+            assert answer.status == 400, (path, url)
+            assert answer.json["code"] in {"target_refused", "invalid_field"}
+    for path in ("/v1/webhooks", "/v1/jobs", "/v1/schedules"):
+        assert (await server.get(path)).json["items"] == []
+
+
+async def test_what_was_stored_all_the_same_is_refused_by_each_try(
+    system: System, settings: Settings, ports: Ports
+) -> None:
+    """By rows of before the check, or of a time when private targets were open; an endpoint, and what a job named."""
+    outbound = guarded()
+    deliverer = Deliverer(settings, system.records, system.clock, system.signing_key, outbound)
+    urls = vectors(ports)[::5]
+    now = system.clock.now()
+    for url in urls:
+        job = make_job(system.clock)
+        webhook_id, named = system.clock.new_id("webhook"), notify_id(job.job_id, 0)
+        rows = [
+            Row(WEBHOOK, ACME, webhook_id, msgspec.json.encode(Endpoint(url, now, [Secret(1)]))),
+            Row(NOTIFY, ACME, named, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id),
+        ]
+        notice = make_notice(system.clock, job, "run.completed")
+        rows += [delivery_row(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]
+        await system.records.create_rows(rows)
+    while await system.records.due_rows(DELIVERY, system.clock.now(), 1):
+        await deliverer.tick()
+        await asyncio.gather(*deliverer._running)
+    await deliverer.close()
+    page = await system.records.rows(DELIVERY, ACME, None, 1000)
+    assert len(page.items) == 2 * len(urls)
+    for row in page.items:
+        (attempt,) = delivery_of(row).log
+        assert attempt.error in REFUSALS
+        assert attempt.status is None
+
+
+async def test_by_a_redirect_of_a_receiver(ports: Ports) -> None:
+    outbound = guarded()
+    async with Receiver(PUBLIC) as receiver:
+        for status in (301, 302, 303, 307, 308):
+            for url in vectors(ports)[::40]:
+                receiver.acts = [answering(status, location=quote(url, safe=":/[]%@"))]
+                assert await refused(outbound, receiver.url(host="hop.example")) == f"reached: {status}"
+    await outbound.close()
+
+
+async def test_by_the_url_of_a_schedule_and_its_redirects(system: System, ports: Ports) -> None:
+    outbound = guarded()
+    sources = Sources(system, outbound)
+    async with Site(PUBLIC) as site:
+        for url in vectors(ports):
+            for asked in (url, site.url(f"/redirect?to={quote(url)}", "hop.example")):
+                with pytest.raises((BadInput, SourceUnavailable)):
+                    await sources.stage(ACME, JobId("job_1"), ListSource(url=asked))
+        source = await sources.stage(ACME, JobId("job_1"), ListSource(url=site.url("/ok", "far.example")))
+        assert await system.blobs.get(source.key) == b"ok"
+    listed = [info.key async for info in system.blobs.listing("lists/")]
+    assert listed == [source.key]
+    await outbound.close()
+
+
+async def test_headers_of_a_schedule_do_not_follow_to_another_origin(system: System) -> None:
+    outbound = guarded()
+    async with Site(PUBLIC) as site, Site(PUBLIC) as other:
+        there = other.url("/echo", "other.example")
+        source = ListSource(url=site.url(f"/redirect?to={quote(there)}", "far.example"), headers={"x-token": "secret"})
+        staged = await Sources(system, outbound).stage(ACME, JobId("job_1"), source)
+        said = json.loads(await system.blobs.get(staged.key) or b"")
+        assert "x-token" not in said["headers"]
+        assert site.seen[0].headers["x-token"] == "secret"
+    await outbound.close()
+
+
+async def test_a_failure_says_nothing_of_the_url(system: System) -> None:
+    outbound = guarded()
+    for url in ("http://127.0.0.1/admin?token=hunter2", "https://localhost/hunter2", "http://x:1/hunter2"):
+        with pytest.raises(OutboundFailed) as caught:
+            await outbound.post(url, [], b"", 5.0)
+        assert "hunter2" not in caught.value.message
+    await outbound.close()
+
+
+async def test_the_canaries_would_have_been_reached() -> None:
+    """The control: with private targets allowed, the same request does come through."""
+    outbound = Outbound(TargetGuard(allow_private=True, clock=SystemClock()))
+    async with Canary("127.0.0.1") as canary:
+        assert await refused(outbound, f"http://127.0.0.1:{canary.port}/") == "reached: 200"
+        assert canary.connections == 1
+    await outbound.close()

@@ -1,0 +1,191 @@
+"""The whole system on a bad day: every role at work, and something wrong with every engine at once.
+
+A seed decides what goes wrong, how often, and for how long: then all heals, and whatever was handed over has to end,
+each task once, counted once, told once. `CONVEYOR_FAULT_CASES` asks for more seeds.
+"""
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from conveyor.embedded import Embedded
+from conveyor.engines.queue import CONTROL, run_queues
+from conveyor.model import JobId, JobKind, RunId
+from conveyor.recover.sweeper import Sweeper
+from conveyor.service import Service
+from conveyor.settings import Settings
+from conveyor.system import System, migrate, open_system
+from tests.clocks import ManualClock
+from tests.faults.shim import Answer, Call, DynamoFaults, Forward, S3Faults, Shim
+from tests.faults.shim_sqs import CLEAN, DOUBTFUL
+from tests.faults.shim_sqs import Shim as SqsShim
+from tests.places import quick_place
+from tests.servers import dynamodb, postgres, s3, sqs
+from tests.servers.aws import aws
+from tests.servers.redis import Leak, redis
+from tests.servers.sqs import together
+from tests.stacks.ledger import ACME, Ledger, Uneven, audit, watched
+
+CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "32"))
+PATIENCE = 60.0
+
+_STEP = 0.005
+_LEAP = 1.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Weather:
+    """What goes wrong on one day, as a seed decides it, by the number of calls that were made: a slow machine has the
+    same weather as a quick one."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(f"weather {seed}")
+        self.calls = 0
+        self.over = asyncio.Event()
+        self.dynamo = DynamoFaults(self.random)
+        self.s3 = S3Faults(self.random)
+        self.sqs = SqsShim(seed)
+        self.shim = Shim(aws(), self, self.dynamo, self.s3)
+        self.leak: Leak | None = None
+        self._ends_at = self.random.randint(150, 700)
+        self._flushes = set(self.random.sample(range(30, 400), self.random.choice((0, 1, 1, 3))))
+        self._leaks = self.random.choice((0.0, 0.01, 0.05))
+        self._busy = 0
+
+    @asynccontextmanager
+    async def between(self, place: Path) -> AsyncIterator[dict[str, Any]]:
+        """The URLs of the AWS stack, with all of it on the way."""
+        async with self.shim, self.sqs.running() as queues, Leak.open(redis().port) as self.leak:
+            given = {"wait": self.random.choice((0, 1, 5)), "settle": self.random.choice((0, 10))}
+            yield {
+                "records": dynamodb.url_for(place, self.shim.url),
+                "tasks": dynamodb.url_for(place, self.shim.url),
+                "queue": sqs.url_of(place, queues, **given),
+                "coordinator": f"{self.leak.url}?prefix={place.name}",
+                "blobs": s3.url_of(place, self.shim.url),
+            }
+
+    def begin(self) -> None:
+        for faults in (self.dynamo, self.s3):
+            for kind, rate in self._some([name for name in vars(faults) if name != "random"]).items():
+                setattr(faults, kind, rate)
+        self.sqs.rates = self._some([*CLEAN, *DOUBTFUL])
+
+    def _some(self, kinds: list[str]) -> dict[str, float]:
+        return {kind: self.random.choice((0.01, 0.04, 0.12)) for kind in kinds if self.random.random() < 0.5}
+
+    def heal(self) -> None:
+        self.dynamo.heal()
+        self.s3.heal()
+        self.sqs.rates = {}
+        self._leaks = 0.0
+        self._flushes = set()
+        self.over.set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody waits for an answer, beside those that wait for messages."""
+        return self._busy == 0
+
+    async def __call__(self, call: Call, forward: Forward) -> Answer:
+        self.calls += 1
+        if self.calls in self._flushes:
+            redis().say("FLUSHALL")
+        if self.calls == self._ends_at:
+            self.heal()
+        if self.leak is not None and self.random.random() < self._leaks:
+            self.leak.losing = 1
+        self._busy += 1
+        try:
+            return await forward(call)
+        finally:
+            self._busy -= 1
+
+
+@asynccontextmanager
+async def hurrying(clock: ManualClock, weather: Weather) -> AsyncIterator[None]:
+    """Time goes ten times as fast as it would, here and at AWS; and once all is well, from one thing that is due to the
+    next whenever everybody waits."""
+
+    async def hurry() -> None:
+        while True:
+            await asyncio.sleep(_STEP)
+            leap = weather.over.is_set() and weather.quiet
+            clock.advance(max(10 * _STEP, min(_LEAP, clock.next_wake() or 0.0)) if leap else 10 * _STEP)
+
+    with together(clock):
+        task = asyncio.create_task(hurry())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def at_work(system: System, executor: Uneven) -> AsyncIterator[None]:
+    """The roles that move a job: workers, ingesters, the sweeper."""
+    embedded = Embedded(system, dict.fromkeys(JobKind, executor))
+    sweeper = Service(
+        Sweeper(system.records, system.tasks, system.queue, embedded.lifecycle, system.clock), system.clock
+    )
+    sweeping = asyncio.create_task(sweeper.run())
+    try:
+        async with embedded.running({"work", "ingest"}):
+            yield
+    finally:
+        sweeper.stop()
+        await sweeping
+
+
+async def until_ended(ledger: Ledger) -> None:
+    while not await ledger.ended():  # noqa: ASYNC110  (seen from outside)
+        await asyncio.sleep(0.04)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+async def test_a_bad_day_on_aws(seed: int) -> None:
+    weather, clock, executor = Weather(seed), ManualClock(seed=seed), Uneven()
+    chance = random.Random(f"jobs {seed}")
+    with quick_place() as place, capture_logs() as logs:
+        async with AsyncExitStack() as stack:
+            urls = await stack.enter_async_context(weather.between(place))
+            settings = Settings.load(
+                {},
+                data=place,
+                flush_seconds=0.005,
+                task_shard_count=chance.choice((2, 4, 8)),
+                run_queue_limit=chance.choice((500, 500, 1, 0)),
+                ingest_range_bytes=chance.choice((100, 400, 1_000_000)),
+                # That a lease lapses in the storm is no task's fault.
+                max_lost_starts=50,
+                **urls,
+            )
+            await stack.enter_async_context(hurrying(clock, weather))
+            await migrate(settings, clock)
+            weather.begin(); import time
+            T=[("begin",time.monotonic(),clock.now(),weather.calls,0)]
+            system, tasks = watched(await stack.enter_async_context(open_system(settings, clock)))
+            ledger = Ledger(system, chunk_size=chance.choice((1, 7, 100)), backoff={"base": 0.5})
+            async with asyncio.timeout(PATIENCE), at_work(system, executor):
+                await asyncio.gather(ledger.small(20), ledger.staged(60), ledger.opened([15, 25, 0]))
+                T.append(("submitted",time.monotonic(),clock.now(),weather.calls, weather.over.is_set()))
+                await until_ended(ledger)
+                T.append(("ended",time.monotonic(),clock.now(),weather.calls, weather.over.is_set()))
+            weather.heal()
+            wrong = [line for entry in ledger.entries for line in await audit(system, entry)]
+            wrong += [f"told twice: {each}" for each, times in tasks.moved.items() if times > 1]
+    T.append(("audited",time.monotonic(),clock.now(),weather.calls, weather.over.is_set()))
+    for a,b in zip(T,T[1:]): print(b[0], f"{b[1]-a[1]:.2f}s virtual {b[2]-a[2]:.1f} calls {b[3]} over {b[4]}")
+    print("cpu",time.process_time(), Counter(l["event"] for l in logs).most_common(8), weather.dynamo, Counter(weather.sqs.faults), Counter(weather.sqs.calls))
+    print(weather.shim.received.most_common(8))
+    assert not wrong, f"seed {seed}: " + "\n".join(wrong)

@@ -1,0 +1,71 @@
+"""The line of a lane: what comes again before what is new, within the bound, and nothing lost."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor.process.line import Line
+
+
+@dataclass(frozen=True)
+class One:
+    number: int
+    recovered: bool
+
+
+def filled(ratio: int, again: int, new: int) -> Line[One]:
+    line: Line[One] = Line(ratio)
+    line.extend(One(number, recovered=False) for number in range(new))
+    line.extend(One(number, recovered=True) for number in range(again))
+    return line
+
+
+def drained(line: Line[One]) -> list[One]:
+    return [line.popleft() for _ in range(len(line))]
+
+
+def test_four_to_one_and_each_in_its_order() -> None:
+    taken = drained(filled(4, 8, 4))
+    assert "".join("a" if one.recovered else "n" for one in taken) == "aaaanaaaannn"
+    assert [one.number for one in taken if one.recovered] == list(range(8))
+    assert [one.number for one in taken if not one.recovered] == list(range(4))
+
+
+@given(ratio=st.integers(1, 6), again=st.integers(0, 30), new=st.integers(0, 30))
+def test_neither_starves(ratio: int, again: int, new: int) -> None:
+    line = filled(ratio, again, new)
+    assert (line.again, line.new) == (again, new)
+    run = longest = 0
+    while line.again and line.new:
+        run = run + 1 if line.popleft().recovered else 0
+        longest = max(longest, run)
+    assert longest <= ratio
+    rest = drained(line)
+    assert line.taken == (again, new)
+    assert not line
+    assert len({one.recovered for one in rest}) <= 1
+
+
+def test_who_is_put_back_is_next_of_its_kind() -> None:
+    line = filled(4, 2, 2)
+    first = line.popleft()
+    line.appendleft(first)
+    assert line.popleft() == first
+    line.extendleft([One(8, recovered=False), One(9, recovered=False)])
+    assert [one.number for one in drained(line) if not one.recovered] == [9, 8, 0, 1]
+
+
+def test_from_the_end_new_ones_go_first() -> None:
+    line = filled(4, 1, 1)
+    assert [line.pop().recovered, line.pop().recovered] == [False, True]
+    with pytest.raises(IndexError):
+        line.pop()
+
+
+def test_iterating_and_clearing() -> None:
+    line = filled(4, 2, 3)
+    assert len(list(line)) == 5
+    line.clear()
+    assert list(line) == []
