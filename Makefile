@@ -51,7 +51,7 @@ LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.
 
 .PHONY: lock
 lock: $(DEV) ## Write the lock files again (ARGS=--upgrade for newer versions)
-	$(LOCK) -o requirements/run.txt pyproject.toml requirements/build.in
+	$(LOCK) -o requirements/run.txt --extra server pyproject.toml requirements/build.in
 	$(LOCK) -o requirements/dev.txt -c requirements/run.txt --extra dev pyproject.toml
 
 .PHONY: clean

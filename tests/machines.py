@@ -12,8 +12,19 @@ from typing import Any, NamedTuple
 from aiohttp import ClientSession, web
 from botocore.config import Config
 
+from conveyor.accept.intake import Intake
+from conveyor.callbacks import CALLBACK, Callback, callback_of
+from conveyor.engines.records import Row
 from conveyor.engines.session import aws_session
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import Job, JobId, TaskEnd
+from conveyor.recover.callbacks import Callbacks
+from conveyor.serve.notify import Notifier
+from conveyor.serve.step_functions import StepAnswers
+from conveyor.states import TaskStatus
+from conveyor.system import System
 from tests.belt import until
+from tests.jobs import ACME
 from tests.servers.aws import CREDENTIALS, REGION
 
 DEFINITION = Path(__file__).parents[1] / "deploy" / "stepfunctions" / "state-machine.asl.json"
@@ -31,6 +42,7 @@ class Call(NamedTuple):
     token: str
     status: int
     said: dict[str, Any]
+    at: float
 
 
 class Between:
@@ -38,8 +50,9 @@ class Between:
     `refuse` (not carried out), `error` (answered 500, carried out), `reset` (carried out, the answer is lost), or the
     code of an error."""
 
-    def __init__(self, emulator: str) -> None:
+    def __init__(self, emulator: str, now: Callable[[], float] = lambda: 0.0) -> None:
         self._emulator = emulator
+        self._now = now
         self.calls: list[Call] = []
         self.faults: dict[str, list[str]] = {}
         self.endpoint = ""
@@ -86,7 +99,7 @@ class Between:
             data, status = await answer.read(), answer.status
         if operation.startswith("SendTask"):
             said = json.loads(body)
-            self.calls.append(Call(operation, said.pop("taskToken"), status, said))
+            self.calls.append(Call(operation, said.pop("taskToken"), status, said, self._now()))
         if fault == "error":
             return _error("InternalServerError", 500)
         if fault == "reset":
@@ -99,6 +112,53 @@ class Between:
 def _error(code: str, status: int) -> web.Response:
     body = json.dumps({"__type": code, "message": "as it was told"}).encode()
     return web.Response(body=body, status=status, content_type="application/x-amz-json-1.0")
+
+
+class Roles:
+    """What keeps a state machine waiting, a pass at a time."""
+
+    def __init__(self, system: System) -> None:
+        assert system.step_functions is not None
+        self.system = system
+        self.intake = Intake(system)
+        self.callbacks = Callbacks(system, system.step_functions)
+        answers = StepAnswers(system)
+        self.notifier = Notifier(system.settings, system.records, system.tasks, system.clock, answers)
+
+    async def take_in(self, number: int = 1) -> None:
+        """Until so many jobs came in."""
+        seen = 0
+        while seen < number:
+            seen += (await self.intake.run_once()).jobs
+
+    async def finish_one(self, job: Job, index: int) -> None:
+        await self.system.tasks.finish(job.key, [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0)])
+
+    async def finish(self, job_id: JobId) -> None:
+        """What a worker does for a job, in one step."""
+        job = await self.job(job_id)
+        ends = [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0) for index in range(job.run.total)]
+        finished = await self.system.tasks.finish(job.key, ends)
+        await Lifecycle(self.system.records, self.system.tasks, self.system.clock).settle(job, finished.counts)
+
+    async def answer(self) -> None:
+        await self.notifier.run_once()
+        await self.callbacks.run_once()
+
+    async def job(self, job_id: JobId) -> Job:
+        job = await self.system.records.job(ACME, job_id)
+        assert job is not None
+        return job
+
+    async def all(self) -> list[Callback]:
+        return [callback_of(row) for row in await self.rows()]
+
+    async def rows(self) -> list[Row]:
+        return (await self.system.records.rows(CALLBACK, ACME, None, 1000)).items
+
+    async def only(self) -> Callback:
+        (found,) = await self.all()
+        return found
 
 
 class Machine:
@@ -180,6 +240,12 @@ class Machine:
             QueueUrl=self.urls[queue], AttributeNames=["ApproximateNumberOfMessages"]
         )
         return int(asked["Attributes"]["ApproximateNumberOfMessages"])
+
+    async def held(self, queue: str) -> int:
+        """All messages of a queue."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        asked = await self.sqs.get_queue_attributes(QueueUrl=self.urls[queue], AttributeNames=names)
+        return sum(int(asked["Attributes"][name]) for name in names)
 
     async def until_sent(self, queue: str, number: int = 1) -> None:
         """Until so many messages stand in a queue."""

@@ -58,7 +58,7 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
 )
-from conveyor.process import worker
+from conveyor.process import feeder, worker
 from conveyor.recover import retention, sweeper
 from conveyor.recover.retention import Removed, Retention
 from conveyor.requests import Accepted, Request
@@ -483,8 +483,8 @@ def be_quick() -> None:
     sweeper._EVERY = 0.02
     sweeper._STALLED = 0.1
     worker._LOOK_FOR_RUNS = 0.02
-    worker._LONGEST_POLL = 0.02
-    worker._TRIAL_PAUSE = 0.01
+    feeder._LONGEST_POLL = 0.02
+    feeder._TRIAL_PAUSE = 0.01
     ingest_worker._IDLE = 0.01
     ingest_worker._BUSY_ELSEWHERE = 0.02
     retention.SETTLE_SECONDS = -1.0

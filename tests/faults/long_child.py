@@ -14,7 +14,7 @@ import structlog
 from conveyor.accept.spec import decode_spec
 from conveyor.embedded import Embedded
 from conveyor.model import JobId, TenantId
-from conveyor.process import worker
+from conveyor.process import feeder, worker
 from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import ENDED
@@ -49,5 +49,5 @@ if __name__ == "__main__":
     # Should the test be killed, this one goes too.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
-    worker._LOOK_FOR_RUNS = worker._LONGEST_POLL = worker._TRIAL_PAUSE = 0.02
+    worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))

@@ -22,7 +22,7 @@ from conveyor.accept.spec import JobSpec
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Records
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
-from conveyor.process import worker
+from conveyor.process import feeder, worker
 from conveyor.process.progress import ProgressBook
 from conveyor.recover import deadlines, sweeper
 from conveyor.requests import Request
@@ -121,7 +121,7 @@ if __name__ == "__main__":
     # Should the test be killed, this one goes too.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
-    worker._LOOK_FOR_RUNS = worker._LONGEST_POLL = worker._TRIAL_PAUSE = 0.02
+    worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
     sweeper._EVERY = 0.05
     deadlines._REDO = 0.5
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None))

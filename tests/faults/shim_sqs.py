@@ -53,7 +53,8 @@ class Shim:
         """Its address, for as long as the block runs."""
         app = web.Application(client_max_size=4 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None)
+        # A receive that waits at the emulator is not waited for.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

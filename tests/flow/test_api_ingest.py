@@ -311,7 +311,7 @@ class TestLists:
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"], done["run"]["ended_at"] is None) == ("completed", 5, False)
         events = [item["event"] for item in await all_items(server, f"/v1/jobs/{job_id}/events")]
-        assert events == ["job.accepted", "run.failed", "run.resumed", "run.completed"]
+        assert events == ["job.accepted", "run.failed", "run.resumed", "job.ingested", "run.completed"]
 
     @pytest.mark.parametrize("change", ["another", "shorter", "longer"])
     async def test_a_list_that_was_changed(self, server: Api, change: str) -> None:

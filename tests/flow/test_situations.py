@@ -1,4 +1,4 @@
-"""The nine situations of docs/recovery.md, each from what goes wrong to what a user sees, on a clock that is advanced."""
+"""The nine situations of docs/recovery.md, each from what goes wrong to what a user sees, the clock advanced."""
 
 import asyncio
 from collections import Counter
@@ -16,6 +16,7 @@ from conveyor.engines.queue import Depth
 from conveyor.errors import NoWorkers, Overloaded, QuotaExceeded
 from conveyor.model import Backoff, Breaking, Job, JobId, JobKind, Outage, Outcome, TaskError, TaskRef, TenantId
 from conveyor.recover.monitor import monitor_of
+from conveyor.recover.monitored import Monitored
 from conveyor.serve.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
@@ -64,7 +65,7 @@ class TestStuckDownload:
             monitor = monitor_of(system)
             async with embedded.running({"work"}):
                 await until(lambda: _bytes_kept(system), lambda size: size >= 2 * MIB - 256 * 1024)
-                assert await monitor.run_once() == type(await monitor.run_once())(), "nothing is late yet"
+                assert await monitor.run_once() == Monitored(), "nothing is late yet"
                 clock.advance(301)
                 # The row was written when the download began and not since: it is late.
                 seen = await monitor.run_once()

@@ -19,22 +19,18 @@ import pytest
 from conveyor.accept.intake import Intake
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
-from conveyor.callbacks import CALLBACK, Callback, CallbackStatus, callback_of
+from conveyor.callbacks import CallbackStatus
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Row
-from conveyor.lifecycle import Lifecycle
-from conveyor.model import PROGRESS, Job, JobId, Progress, TaskEnd, progress_id
-from conveyor.recover.callbacks import Callbacks
-from conveyor.serve.notify import Notifier
-from conveyor.serve.step_functions import StepAnswers
+from conveyor.model import PROGRESS, JobId, Progress, progress_id
 from conveyor.settings import Settings
-from conveyor.states import RunState, TaskStatus
+from conveyor.states import RunState
 from conveyor.system import System, open_system
 from tests.api import Api
 from tests.belt import Echo, Flaky, until, working
 from tests.clocks import JumpingClock
 from tests.jobs import ACME
-from tests.machines import Between, Machine, machine
+from tests.machines import Between, Machine, Roles, machine
 from tests.servers.aws import aws, server_time
 from tests.servers.moto import moto, moto_time
 
@@ -73,55 +69,8 @@ def settings(tmp_path: Path, waiter: Machine, between: Between) -> Settings:
 
 
 @pytest.fixture
-def roles(system: System) -> "Roles":
+def roles(system: System) -> Roles:
     return Roles(system)
-
-
-class Roles:
-    """What keeps a state machine waiting, a pass at a time."""
-
-    def __init__(self, system: System) -> None:
-        assert system.step_functions is not None
-        self.system = system
-        self.intake = Intake(system)
-        self.callbacks = Callbacks(system, system.step_functions)
-        answers = StepAnswers(system)
-        self.notifier = Notifier(system.settings, system.records, system.tasks, system.clock, answers)
-
-    async def take_in(self, number: int = 1) -> None:
-        """Until so many jobs came in."""
-        seen = 0
-        while seen < number:
-            seen += (await self.intake.run_once()).jobs
-
-    async def finish_one(self, job: Job, index: int) -> None:
-        await self.system.tasks.finish(job.key, [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0)])
-
-    async def finish(self, job_id: JobId) -> None:
-        """What a worker does for a job, in one step."""
-        job = await self.job(job_id)
-        ends = [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0) for index in range(job.run.total)]
-        finished = await self.system.tasks.finish(job.key, ends)
-        await Lifecycle(self.system.records, self.system.tasks, self.system.clock).settle(job, finished.counts)
-
-    async def answer(self) -> None:
-        await self.notifier.run_once()
-        await self.callbacks.run_once()
-
-    async def job(self, job_id: JobId) -> Job:
-        job = await self.system.records.job(ACME, job_id)
-        assert job is not None
-        return job
-
-    async def all(self) -> list[Callback]:
-        return [callback_of(row) for row in await self.rows()]
-
-    async def rows(self) -> list[Row]:
-        return (await self.system.records.rows(CALLBACK, ACME, None, 1000)).items
-
-    async def only(self) -> Callback:
-        (found,) = await self.all()
-        return found
 
 
 class TestFlow:
@@ -478,14 +427,14 @@ class TestHeartbeats:
         await waiter.until_sent("intake")
         await roles.take_in()
         job = await roles.job((await roles.only()).job_id)
-        for minute in range(20):
+        for minute in range(15):
             # A pass each minute, as a rule of EventBridge would make it.
             await roles.callbacks.run_once()
-            if minute % 10 == 9:
-                await roles.finish_one(job, minute // 10)
+            if minute == 9:
+                await roles.finish_one(job, 0)
             await pass_time(clock, 60)
         beats = len(between.taken("SendTaskHeartbeat"))
-        assert 5 <= beats <= 10
+        assert 4 <= beats <= 8
         assert (await waiter.look(execution))["status"] == "RUNNING"
         await roles.finish(job.job_id)
         await roles.answer()
@@ -505,15 +454,13 @@ class TestHeartbeats:
         await roles.take_in()
         await pass_time(clock, HEARTBEAT + 1)
         await waiter.until_sent("reprocess")
-        # The first one is told that nobody waits; the second goes on.
-        await roles.callbacks.run_once()
-        assert (await roles.only()).status is CallbackStatus.TIMED_OUT
         await roles.take_in()
         for callback in await roles.all():
             await roles.finish(callback.job_id)
         await roles.answer()
-        output = await waiter.output(execution)
-        assert [each.status for each in await roles.all() if each.job_id == output["job_id"]] == [CallbackStatus.SENT]
+        _, second = await roles.all()
+        # The answer to the first comes too late, though this emulator takes it.
+        assert (await waiter.output(execution))["job_id"] == second.job_id
 
     async def test_a_hundred_are_kept_waiting_by_one_pass(
         self, system: System, waiter: Machine, clock: JumpingClock, between: Between
@@ -592,4 +539,4 @@ async def pass_time(clock: JumpingClock, seconds: float) -> None:
     long is waited for it."""
     clock.advance(seconds)
     moto_time().advance(seconds)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.08)

@@ -1,4 +1,4 @@
-"""Runs moto on a free port of the loopback, with heartbeats by a clock that tests move. Started by tests/servers/moto.py.
+"""Runs moto on a free port of the loopback, with heartbeats by a clock that tests move. Started by moto.py beside it.
 
 Prints the port once it listens, and ends when its standard input does: with the process that started it.
 """

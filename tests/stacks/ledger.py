@@ -27,6 +27,7 @@ T = TypeVar("T")
 ACME = TenantId("acme")
 
 _PAGE = 1000
+_LOOK_SECONDS = 1.0
 
 
 class Uneven:
@@ -138,11 +139,23 @@ class Ledger:
             await self._answered(add)
         self._enter(job_id, sum(batches))
 
-    async def ended(self) -> bool:
-        """Whether every job has, and all that is left of them is cleared up."""
-        if await self._system.records.active_jobs() or await self._system.records.ended_unswept(1):
-            return False
-        return (await self._system.queue.depth(CONTROL)).total == 0
+    async def until_ended(self) -> None:
+        """Wait until every job has, and what is left of it is cleared up."""
+        system = self._system
+        for entry in self.entries:
+            while (await self._answered(lambda entry=entry: self._job(entry))).state not in ENDED:  # type: ignore[misc]
+                await system.clock.sleep(_LOOK_SECONDS)
+        while await self._answered(self._left):
+            await system.clock.sleep(_LOOK_SECONDS)
+
+    async def _job(self, entry: Entry) -> Job:
+        job = await self._system.records.job(entry.tenant, entry.job_id)
+        assert job is not None
+        return job
+
+    async def _left(self) -> bool:
+        unswept = await self._system.records.ended_unswept(1)
+        return bool(unswept) or (await self._system.queue.depth(CONTROL)).total > 0
 
     def _enter(self, job_id: str, total: int) -> None:
         self.entries.append(Entry(JobId(job_id), total, sum(map(fails, range(total)))))

@@ -2,6 +2,7 @@
 coordinator only closes them."""
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -121,7 +122,7 @@ class TestTrying:
             await one.look()
         # Both tell of success and only one of them raises the level: it is never raised twice for one look.
         assert places[0] == 1
-        assert all(now <= 2 * before for before, now in zip(places, places[1:], strict=False))
+        assert all(now <= 2 * before for before, now in pairwise(places))
         assert max(places) == 32
         assert not one.watching
         # What it was opened for does not count any more.

@@ -42,9 +42,8 @@ async def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
 
 async def test_small_ones_do_not_wait() -> None:
     budget = Budget(MIB)
-    async with budget.taking(MIB):
-        async with budget.taking(SMALL):
-            assert budget.taken == MIB
+    async with budget.taking(MIB), budget.taking(SMALL):
+        assert budget.taken == MIB
 
 
 @pytest.mark.parametrize("granted", [False, True])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.model import Backoff, Options, Outcome, TaskError
-from conveyor.process.retry import MAX_RETRY_AFTER, RETRYABLE_ERRORS, retry_delay
+from conveyor.model import Backoff, InputJson, Options, Outage, Outcome, TaskError, TaskRef
+from conveyor.process.retry import MAX_RETRY_AFTER, RETRYABLE_ERRORS, retry_delay, too_late
 from conveyor.states import TaskStatus
 
 FINAL_ERRORS = [
@@ -104,3 +104,45 @@ def test_tasks_that_were_told_the_same_moment_come_back_apart() -> None:
     delays = {retry_delay(Options(), 1, outcome, jitter / 10) for jitter in range(10)}
     assert len(delays) == 10
     assert min(delay for delay in delays if delay is not None) == 60.0
+
+
+class TestOutage:
+    OPTIONS = Options(
+        attempts=10, backoff=Backoff(base=1, rate=2, jitter=False), outage=Outage(quick_tries=3, delay=900)
+    )
+
+    @pytest.mark.parametrize(("attempt", "delay"), [(1, 1), (2, 2), (3, 900), (4, 1), (5, 2), (6, 900), (9, 900)])
+    def test_a_few_quick_tries_and_then_a_long_wait(self, attempt: int, delay: float) -> None:
+        assert retry_delay(self.OPTIONS, attempt, failed("connect_failed"), 0.0) == delay
+        assert retry_delay(self.OPTIONS, attempt, failed("http_503", 503), 0.0) == delay
+
+    def test_not_all_come_back_in_one_moment(self) -> None:
+        assert retry_delay(self.OPTIONS, 3, failed("timeout"), 0.5) == pytest.approx(945)
+
+    def test_a_target_may_ask_for_more(self) -> None:
+        assert retry_delay(self.OPTIONS, 3, failed("http_503", 503, 2000), 0.0) == 2000
+
+    def test_other_failures_are_tried_as_ever(self) -> None:
+        assert retry_delay(self.OPTIONS, 3, failed("http_429", 429), 0.0) == 4
+        assert retry_delay(self.OPTIONS, 3, failed("handler_raised"), 0.0) == 4
+
+    def test_attempts_are_spent_all_the_same(self) -> None:
+        assert retry_delay(self.OPTIONS, 10, failed("connect_failed"), 0.0) is None
+
+
+def test_a_job_may_choose_the_errors_that_are_tried_again() -> None:
+    options = Options(retry_errors=["tls_failed", "stuck", "deadline"])
+    assert retry_delay(options, 1, failed("tls_failed"), 0.0) is not None
+    assert retry_delay(options, 1, failed("timeout"), 0.0) is None
+    assert retry_delay(options, 1, failed("http_503", 503), 0.0) is not None, "statuses have a list of their own"
+    for code in ("stuck", "deadline", "worker_lost", "target_down"):
+        assert retry_delay(options, 1, failed(code), 0.0) is None
+
+
+def test_too_late_is_counted_from_the_first_attempt() -> None:
+    options = Options(task_deadline=100)
+    begun = TaskRef(0, InputJson("1"), 2, since=1000)
+    assert not too_late(options, begun, 1099)
+    assert too_late(options, begun, 1100)
+    assert not too_late(options, TaskRef(0, InputJson("1")), 1e12), "one that never began has all its time"
+    assert not too_late(Options(), begun, 1e12)

@@ -124,7 +124,8 @@ class Admission:
     async def _load(self) -> Load:
         """What was known a moment ago; if that is too old, one of those who ask looks again."""
         coordinator, clock = self._system.coordinator, self._system.clock
-        kept = _decoded(await coordinator.cached(_KEY))
+        raw = await coordinator.cached(_KEY)
+        kept = _decoded(raw)
         if kept is not None:
             fresh = max(_FRESH, kept.took * _SHARE)
             if clock.now() < kept.at + fresh or not await coordinator.swap(_TURN, None, b"x", fresh):
@@ -133,8 +134,10 @@ class Admission:
         at = clock.now()
         amounts = await self._look()
         load = Load(at, clock.monotonic() - began, amounts)
-        await coordinator.cache(_KEY, msgspec.json.encode(load), _KEEP_SECONDS)
-        return load
+        if await coordinator.swap(_KEY, raw, msgspec.json.encode(load), _KEEP_SECONDS):
+            return load
+        # Of those who looked at the same time, all count with one: what they admit is added up under its time.
+        return _decoded(await coordinator.cached(_KEY)) or load
 
     async def _look(self) -> dict[str, int]:
         active = await self._system.records.active_jobs()

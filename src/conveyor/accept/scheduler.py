@@ -58,6 +58,8 @@ _TRIES = 20
 _READS = 5
 _LONGEST_PAUSE = 60.0
 _CLOSE_SECONDS = 5.0
+# The statuses of what fails on our side begin here.
+_OURS = 500
 
 
 class Plan(NamedTuple):
@@ -221,7 +223,7 @@ class Scheduler:
         try:
             if tries <= _TRIES:
                 await self._make_job(row, job_id, plan.at)
-            elif await self._records.job(row.tenant, job_id) is None:
+            else:
                 error = f"The fire was begun {_TRIES} times and never came to an end."
         except IdempotencyInFlight:
             # Its maker died a moment ago, or is at it.
@@ -231,9 +233,12 @@ class Scheduler:
                 raise Later(str(unavailable)) from None
             error = str(unavailable)
         except ConveyorError as failed:
-            if (failed.status >= 500 or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
+            if (failed.status >= _OURS or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
                 raise Later(failed.message) from None
             error = failed.message
+        if error is not None and await self._records.job(row.tenant, job_id) is not None:
+            # It was made all the same, by a try that did not hear of it.
+            error = None
         if error is not None:
             log.warning("schedule fired and no job was made", schedule=row.id, error=error)
             await self._sources.discard(row.tenant, job_id)
@@ -252,7 +257,13 @@ class Scheduler:
             source = await self._sources.stage(row.tenant, job_id, template.source)
         name = f"{row.id}:{int(at)}"
         crashpoint("schedule.submit.before")
-        accepted = await self._submit.submit_as(job_id, row.tenant, spec, source, Request(ROUTE, name, name))
+        try:
+            accepted = await self._submit.submit_as(job_id, row.tenant, spec, source, Request(ROUTE, name, name))
+        except ConveyorError as refused:
+            # What fails on our side may have been written all the same.
+            if source is not None and refused.status < _OURS:
+                await self._sources.drop(source)
+            raise
         crashpoint("schedule.submit.after")
         if accepted.replayed and source is not None:
             await self._sources.drop(source)

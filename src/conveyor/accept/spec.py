@@ -46,7 +46,7 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Without it, the number of tasks decides.
     result_layout: ResultLayout | None = None
     # Who is told of the job, beside the tenant's own endpoints.
-    notify: list[Notify] = []
+    notify: list[Notify] = msgspec.field(default_factory=list)
 
     def options(self) -> Options:
         """The part that is kept with the job. A message of long tasks carries one of them, whatever was asked for."""

@@ -82,4 +82,5 @@ def _inlined(node: Any, parts: dict[str, Any]) -> Any:
         name = node["$ref"].rpartition("/")[2]
         beside = {key: value for key, value in node.items() if key not in {"$ref", "$defs"}}
         return {**_inlined(parts[name], parts), **beside}
-    return {key: _inlined(value, parts) for key, value in node.items() if key != "$defs"}
+    # What a discriminator adds to the tags themselves leads there too.
+    return {key: _inlined(value, parts) for key, value in node.items() if key not in {"$defs", "discriminator"}}

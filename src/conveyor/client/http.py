@@ -4,14 +4,16 @@ What goes wrong on the way is Broken, which says whether the server may have see
 """
 
 import asyncio
+import atexit
 import ipaddress
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from pyreqwest.client import Client, ClientBuilder
+from pyreqwest.client import Client, ClientBuilder, SyncClientBuilder
 from pyreqwest.exceptions import BuilderError, ConnectTimeoutError, DetailedPyreqwestError, PyreqwestError
 from pyreqwest.request import RequestBuilder, StreamRequest
 from pyreqwest.response import Response
@@ -23,6 +25,8 @@ from conveyor.errors import InvalidSetting
 _CONNECT = timedelta(seconds=10)
 # Between two reads: an export takes as long as it takes, but never this long without a byte.
 _READ = timedelta(seconds=60)
+# Whether there was any request.
+_used: list[bool] = []
 # The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
 _SLOWEST = 32 * 1024
 
@@ -129,6 +133,7 @@ class Http:
     def _client(self, host: str, uploads: bool) -> Client:
         kind = (is_loopback(host), uploads)
         if kind not in self._clients:
+            _used[:] = [True]
             builder = ClientBuilder().follow_redirects(False).connect_timeout(_CONNECT)
             builder = builder.user_agent(f"conveyor-python/{__version__}")
             if not uploads:
@@ -136,6 +141,15 @@ class Http:
             # The proxy of the environment has no way to this machine's own loopback.
             self._clients[kind] = (builder.no_proxy() if kind[0] else builder).build()
         return self._clients[kind]
+
+
+@atexit.register
+def _settle() -> None:
+    """pyreqwest has one thread, which wakes the event loop when an answer is there. If the interpreter ends while it
+    still does, the process is aborted. A request that blocks goes through the same thread, behind all of that."""
+    if _used:
+        with suppress(PyreqwestError):
+            SyncClientBuilder().no_proxy().connect_timeout(_CONNECT).build().get("http://127.0.0.1:0/").build().send()
 
 
 def host_of(url: str) -> str:
