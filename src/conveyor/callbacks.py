@@ -154,13 +154,20 @@ def callback_rows(job: Job, entries: Sequence[Notify], waiters: StepFunctions | 
                 token=waiters.seal(entry.task_token, seal_name(row)),
                 created_at=job.created_at,
                 heartbeat_seconds=entry.heartbeat_seconds or settings.callback_heartbeat_seconds,
-                stuck_after=entry.stuck_after or settings.callback_stuck_after,
+                stuck_after=entry.stuck_after or _patience(job, settings),
                 progress_at=job.created_at,
                 export=entry.export,
             )
             # At once: nobody knows for how long the state machine has waited already.
             rows.append(with_callback(row, callback, job.created_at))
     return rows
+
+
+def _patience(job: Job, settings: Settings) -> float:
+    """How long nothing of the run may move: long enough for an attempt that says nothing, and for a task that is stuck
+    to be taken from it and begun again."""
+    options = job.options
+    return max(settings.callback_stuck_after, 2 * max(options.stuck_after or settings.stuck_after, options.timeout))
 
 
 def first_of(job_id: JobId) -> str:

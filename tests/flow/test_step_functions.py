@@ -20,12 +20,14 @@ from conveyor.accept.intake import Intake
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.callbacks import CallbackStatus
+from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Row
 from conveyor.model import PROGRESS, JobId, Progress, progress_id
+from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
-from conveyor.system import System, open_system
+from conveyor.system import System, migrate, open_system
 from tests.api import Api
 from tests.belt import Echo, Flaky, until, working
 from tests.clocks import JumpingClock
@@ -33,6 +35,7 @@ from tests.jobs import ACME
 from tests.machines import Between, Machine, Roles, machine
 from tests.servers.aws import aws, server_time
 from tests.servers.moto import moto, moto_time
+from tests.stacks.conftest import urls
 
 JOB = {"kind": "python", "handler": "tests.echo", "tasks": [1, 2, 3]}
 HEARTBEAT = 300.0
@@ -75,7 +78,13 @@ def roles(system: System) -> Roles:
 
 class TestFlow:
     async def test_a_state_machine_is_answered(
-        self, system: System, roles: Roles, waiter: Machine, between: Between, settings: Settings
+        self,
+        system: System,
+        roles: Roles,
+        waiter: Machine,
+        between: Between,
+        settings: Settings,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         await waiter.make()
         execution = await waiter.start({**JOB, "name": "ours"})
@@ -92,6 +101,9 @@ class TestFlow:
         kept = b"".join(path.read_bytes() for path in settings.data.rglob("*") if path.is_file())
         assert found.job_id.encode() in kept
         assert answer.token.encode() not in kept
+        logged = capsys.readouterr()
+        assert found.job_id in logged.out + logged.err
+        assert answer.token not in logged.out + logged.err
 
     async def test_a_job_that_fails_ends_with_a_dead_letter(self, system: System, waiter: Machine) -> None:
         await waiter.make()
@@ -299,7 +311,8 @@ class TestNotify:
         (callback,) = shown["items"]
         assert (callback["status"], callback["last_heartbeat_at"], callback["error"]) == ("pending", None, None)
         assert token not in json.dumps(shown)
-        await roles.callbacks.run_once()
+        seen = await monitor_of(system).run_once()
+        assert seen.others == {"callback_looked": 1, "callback_heartbeats": 1}
         assert (await server.get(path)).json["items"][0]["last_heartbeat_at"] is not None
         await roles.finish(asked.json["id"])
         await roles.answer()
@@ -417,12 +430,21 @@ class TestFresh:
         assert len(between.taken("SendTaskFailure")) == 1
 
 
+def waiting_state_alone(definition: dict[str, Any]) -> None:
+    """The state that waits, and nothing else: the emulator reads the machine anew for each execution, and slowly."""
+    submit = definition["States"]["Submit"]
+    for field in ("Catch", "Retry", "Next", "ResultPath"):
+        del submit[field]
+    del submit["Parameters"]["MessageBody"]["retry_count.$"]
+    definition.update(StartAt="Submit", States={"Submit": {**submit, "End": True}})
+
+
 @minds_heartbeats
 class TestHeartbeats:
     async def test_a_state_machine_is_kept_waiting_for_as_long_as_it_takes(
         self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock, between: Between
     ) -> None:
-        await waiter.make()
+        await waiter.make(waiting_state_alone)
         execution = await waiter.start({**JOB, "stuck_after": 3600})
         await waiter.until_sent("intake")
         await roles.take_in()
@@ -474,7 +496,7 @@ class TestHeartbeats:
             coordinator=Counted(system.coordinator, "coordinator", calls),
         )
         roles = Roles(watched)
-        await waiter.make()
+        await waiter.make(waiting_state_alone)
         executions = await asyncio.gather(*(waiter.start(JOB) for _ in range(100)))
         await roles.take_in(100)
         await roles.callbacks.run_once()
@@ -500,7 +522,7 @@ class TestHeartbeats:
     async def test_monitors_share_the_load(
         self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock, between: Between
     ) -> None:
-        await waiter.make()
+        await waiter.make(waiting_state_alone)
         for _ in range(10):
             await waiter.start(JOB)
         await roles.take_in(10)
@@ -514,6 +536,25 @@ class TestHeartbeats:
         kept = await asyncio.gather(*(each.callbacks.run_once() for each in monitors))
         assert sum(each.answers for each in kept) == 10
         assert sorted(between.answers().values()) == [1] * 10
+
+
+@pytest.mark.parametrize("stack", ["aws", "postgres"])
+async def test_on_engines_that_processes_share(stack: str, tmp_path: Path, waiter: Machine, between: Between) -> None:
+    """Records on DynamoDB and on Postgres; one process takes the job in, the other does the rest."""
+    given = {**urls(stack, tmp_path / "data"), **waiter.settings(between), "signing_key": "s" * 32}
+    settings = Settings.load({}, data=tmp_path / "data", **given)
+    await migrate(settings, SystemClock())
+    await waiter.make()
+    execution = await waiter.start({**JOB, "stuck_after": 3600})
+    await waiter.until_sent("intake")
+    async with open_system(settings, SystemClock()) as first:
+        await Roles(first).take_in()
+        assert (await Roles(first).callbacks.run_once()).heartbeats == 1
+    async with open_system(settings, SystemClock()) as second, working(second):
+        output = await waiter.output(execution)
+        (found,) = await until(lambda: Roles(second).all(), lambda all: all[0].status is CallbackStatus.SENT)
+    assert output["job_id"] == found.job_id
+    assert set(between.answers().values()) == {1}
 
 
 class Counted:

@@ -18,11 +18,13 @@ from conveyor.accept.spec import JobSpec, decode_body, decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.callbacks import StepFunctions, Told
 from conveyor.engines.queue import Arrived, Inbox
-from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch
+from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, InvalidField, InvalidSetting
 from conveyor.faults import crashpoint
 from conveyor.keys import check_tenant
+from conveyor.model import TenantId
 from conveyor.notices import StepFunctionsNotify
 from conveyor.requests import Request
+from conveyor.settings import Settings
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -73,7 +75,7 @@ class Intake:
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         settings = system.settings
-        self._tenant = check_tenant(settings.intake_tenant)
+        self._tenant = _tenant(settings)
         self._inboxes = system.inboxes
         self._waiters = system.step_functions
         self._clock = system.clock
@@ -98,7 +100,11 @@ class Intake:
                 break
             arrived = await inbox.arrived(_AT_ONCE, _VISIBILITY)
             crashpoint("intake.receive.after")
-            await asyncio.gather(*(self._take(inbox, message, taken) for message in arrived))
+            takes = [self._take(inbox, message, taken) for message in arrived]
+            # One that fails does not keep the others out; it comes again.
+            for came in await asyncio.gather(*takes, return_exceptions=True):
+                if came is not None:
+                    raise came
         return taken
 
     async def _take(self, inbox: Inbox, message: Arrived, taken: Taken) -> None:
@@ -184,6 +190,13 @@ class Intake:
 
     async def _heartbeat(self, waiters: StepFunctions, token: str) -> Told:
         return await waiters.heartbeat(waiters.seal(token, _SEALED_FOR), _SEALED_FOR)
+
+
+def _tenant(settings: Settings) -> TenantId:
+    try:
+        return check_tenant(settings.intake_tenant)
+    except InvalidField as error:
+        raise InvalidSetting(f"CONVEYOR_INTAKE_TENANT: {error.message}") from None
 
 
 def _spec_of(given: IntakeMessage) -> JobSpec:

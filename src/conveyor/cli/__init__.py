@@ -16,6 +16,16 @@ EXIT_TERMINATED = 143
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `conveyor` command."""
-    from conveyor.cli.guard import guarded
-
+    try:
+        from conveyor.cli.guard import guarded
+    except ModuleNotFoundError as error:
+        sys.exit(f"conveyor: {missing(error)}")
     sys.exit(guarded(arguments))
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """What to do about a library that is not there. The SDK alone is installed without those of the command line."""
+    return (
+        f"The command line and the server need more than the SDK (there is no {error.name}). "
+        "Install them: pip install 'conveyor-jobs[server]' [not_installed]"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from conveyor.cli import EXIT_BAD_INPUT, EXIT_ERROR, EXIT_INTERRUPTED
+from conveyor.cli import EXIT_BAD_INPUT, EXIT_ERROR, EXIT_INTERRUPTED, missing
 from conveyor.errors import BadInput, ConveyorError
 
 
@@ -27,6 +27,9 @@ def guarded(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         return _fail(_of_system(error), "os_error", EXIT_ERROR)
     except Exception as error:  # the last door before the user: one line for a bug too
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("conveyor"):
+            complain(missing(error))
+            return EXIT_ERROR
         _show_traceback()
         return _fail(f"Unexpected {type(error).__name__}: {error}", "internal_error", EXIT_ERROR)
     return code if isinstance(code, int) else 0

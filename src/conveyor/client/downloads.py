@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from conveyor.client.files import Moved, measure
+from conveyor.client.http import Broken
 from conveyor.client.transport import Transport, pieces_of
 from conveyor.errors import ConveyorError, ServerUnreachable
 
@@ -33,18 +34,15 @@ async def download(
     partial = to.with_name(f"{to.name}.{remote.sha256[:12]}.part")
     fruitless = 0
     while (have := _size(partial)) < remote.size or not partial.exists():
-        failed: ConveyorError = ServerUnreachable("The server ends the download before it is whole.")
         try:
             await _more(transport, remote, partial, have, progress)
-        except ServerUnreachable as error:
-            failed = error
         except ConveyorError as error:
-            if error.status != _LAPSED:
+            if error.status != _LAPSED or fruitless + 1 == _MOST_FRUITLESS:
                 raise
-            failed, remote = error, await find()
+            remote = await find()
         fruitless = 0 if _size(partial) > have else fruitless + 1
-        if fruitless >= _MOST_FRUITLESS:
-            raise failed
+        if fruitless == _MOST_FRUITLESS:
+            raise ServerUnreachable("The server ends the download before it is whole.")
         if fruitless:
             await transport.io.pause(0.2 * 2**fruitless)
     if await transport.io.aside(measure, partial) != (remote.size, remote.sha256):
@@ -55,6 +53,7 @@ async def download(
 
 
 async def _more(transport: Transport, remote: Remote, partial: Path, have: int, progress: Moved | None) -> None:
+    """As much as comes, until the connection breaks."""
     # What is compressed on its way has no ranges of what it is.
     headers = {"Accept-Encoding": "identity"}
     if have:
@@ -72,6 +71,8 @@ async def _more(transport: Transport, remote: Remote, partial: Path, have: int, 
                 have += len(piece)
                 if progress is not None:
                     progress(have, remote.size)
+        except Broken:
+            pass
         finally:
             await aside(_settle, file)
 

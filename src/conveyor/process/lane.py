@@ -17,7 +17,7 @@ from conveyor.process.line import Line
 from conveyor.process.progress import Superseded
 from conveyor.process.recorder import HeldChunk, Recorder
 from conveyor.process.retry import late, too_late
-from conveyor.process.watchdog import Attempt, limit_of
+from conveyor.process.watchdog import Attempt, Watchdog
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
@@ -92,11 +92,8 @@ class Lane:
         self._hungry = hungry
         self._gate = gate
         self._exits = exits
-        self._stuck_after = stuck_after
         self._waiting: Line[Held] = Line(recovery_ratio)
-        # Attempts under way, by the number of each.
-        self._attempts: dict[int, Attempt] = {}
-        self._begun = 0
+        self._watchdog = Watchdog(clock, stuck_after)
         # References that were fed since the last look, and sent back for their targets.
         self._fed = 0
         self._sidelined = 0
@@ -216,26 +213,17 @@ class Lane:
         job = self.job
         if job.kind not in LONG_KINDS:
             return []
-        refs = [ref for attempt in self._attempts.values() for ref in attempt.refs]
+        refs = [ref for attempt in self._watchdog.attempts for ref in attempt.refs]
         return [LongTask(job.tenant, job.job_id, job.run.run_id, ref.index) for ref in refs]
 
     def watch(self) -> list[Attempt]:
         """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
-        now = self._clock.monotonic()
-        suspects = []
-        for attempt in list(self._attempts.values()):
-            if attempt.broken:
-                continue
-            if now - attempt.begun >= _MOVING_SECONDS and self.job.kind in LONG_KINDS:
-                self._gate.moving(attempt.held)
-            if attempt.due is not None and now >= attempt.due:
-                log.error("attempt broken off", run=self.job.run.run_id, seconds=round(now - attempt.begun, 1))
-                attempt.expired = True
-                attempt.task.cancel()
-            elif now >= attempt.look_at and len(attempt.refs) == 1:
-                attempt.look_at = now + self._stuck_after / 2
-                suspects.append(attempt)
-        return suspects
+        if self.job.kind in LONG_KINDS and self._gate.watching:
+            begun = self._clock.monotonic() - _MOVING_SECONDS
+            for attempt in self._watchdog.attempts:
+                if attempt.begun <= begun:
+                    self._gate.moving(attempt.held)
+        return self._watchdog.look()
 
     async def stop(self, grace: float) -> list[HeldChunk]:
         """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
@@ -276,7 +264,8 @@ class Lane:
             for one in held:
                 if one.chunk.suspect:
                     await self._recorder.mark_started(one.chunk)
-            outcomes = await self._watched(held, refs)
+            making = self._executor.attempt(self.job, refs)
+            outcomes = await self._watchdog.guard(self.job, held, refs, held[0].chunk.turn, making)
             assert len(outcomes) == len(refs)
             if any(_is_verdict(outcome) for outcome in outcomes):
                 held, outcomes = await self._without_condemned(held, outcomes)
@@ -299,27 +288,6 @@ class Lane:
         self._record(held, outcomes)
         if self._recorder.full:
             await self._recorder.room()
-
-    async def _watched(self, held: list[Held], refs: list[TaskRef]) -> list[Outcome]:
-        """Make the attempts, unless they are broken off: for their length, or because another has the task."""
-        task = asyncio.current_task()
-        assert task is not None
-        now, limit = self._clock.monotonic(), limit_of(self.job, refs)
-        due = None if limit is None else now + limit
-        attempt = Attempt(task, refs, held, held[0].chunk.turn, now, due, now + self._stuck_after)
-        self._begun += 1
-        number = self._begun
-        self._attempts[number] = attempt
-        try:
-            return await self._executor.attempt(self.job, refs)
-        except asyncio.CancelledError:
-            if not attempt.broken or task.uncancel() > 0:
-                raise
-            if attempt.overtaken:
-                raise Superseded from None
-            return [_expired(self._clock.monotonic() - attempt.begun) for _ in refs]
-        finally:
-            del self._attempts[number]
 
     async def _without_condemned(self, held: list[Held], outcomes: list[Outcome]) -> tuple[list[Held], list[Outcome]]:
         left: list[tuple[Held, Outcome]] = []
@@ -457,8 +425,3 @@ def _counted(ref: TaskRef, outcome: Outcome) -> TaskRef:
 
 def _uncounted(ref: TaskRef) -> TaskRef:
     return msgspec.structs.replace(ref, attempt=ref.attempt - 1)
-
-
-def _expired(seconds: float) -> Outcome:
-    message = f"the attempt was broken off after {seconds:.0f} seconds"
-    return Outcome(TaskStatus.FAILED, error=TaskError("timeout", message), elapsed=seconds)

@@ -1,16 +1,22 @@
-"""Watchdog: attempts under way in one lane, and those of them that must be broken off. Executors keep to a task's
-timeout themselves; this is for one that does not, and for long tasks that another attempt has taken over."""
+"""Watchdog: the attempts under way in one lane, and those of them that must be broken off. Executors keep to a task's
+timeout themselves; this is for one that does not, and for a long task that another attempt has taken over."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 
+from conveyor.clock import Clock
 from conveyor.errors import BadInput
 from conveyor.inputs import MAX_TIMEOUT, parse_fetch_input
-from conveyor.model import Job, JobKind, TaskRef
+from conveyor.model import Job, JobKind, Outcome, TaskError, TaskRef
 from conveyor.process.gate import Passing
+from conveyor.process.progress import Superseded
+from conveyor.states import TaskStatus
+
+log = structlog.get_logger()
 
 # What an executor may take beyond the timeouts of its tasks: a process to start, a store that is slow.
 GRACE = 30.0
@@ -39,6 +45,59 @@ class Attempt(msgspec.Struct):
         return self.expired or self.overtaken
 
 
+class Watchdog:
+    """`stuck_after` is when a long task that did not move may have been given to another attempt."""
+
+    def __init__(self, clock: Clock, stuck_after: float) -> None:
+        self._clock = clock
+        self._stuck_after = stuck_after
+        self._attempts: dict[int, Attempt] = {}
+        self._number = 0
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return list(self._attempts.values())
+
+    async def guard(
+        self, job: Job, held: Sequence[Passing], refs: Sequence[TaskRef], turn: int, making: Awaitable[list[Outcome]]
+    ) -> list[Outcome]:
+        """Make the attempts, unless they are broken off. Raises Superseded if that is because another has the task."""
+        task = asyncio.current_task()
+        assert task is not None
+        now, limit = self._clock.monotonic(), limit_of(job, refs)
+        due = None if limit is None else now + limit
+        attempt = Attempt(task, refs, held, turn, now, due, now + self._stuck_after)
+        self._number += 1
+        number = self._number
+        self._attempts[number] = attempt
+        try:
+            return await making
+        except asyncio.CancelledError:
+            if not attempt.broken or task.uncancel() > 0:
+                raise
+            if attempt.overtaken:
+                raise Superseded from None
+            return [_expired(self._clock.monotonic() - attempt.begun) for _ in refs]
+        finally:
+            del self._attempts[number]
+
+    def look(self) -> list[Attempt]:
+        """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
+        now = self._clock.monotonic()
+        suspects = []
+        for attempt in self.attempts:
+            if attempt.broken:
+                continue
+            if attempt.due is not None and now >= attempt.due:
+                log.error("attempt broken off", index=attempt.refs[0].index, seconds=round(now - attempt.begun, 1))
+                attempt.expired = True
+                attempt.task.cancel()
+            elif now >= attempt.look_at and len(attempt.refs) == 1:
+                attempt.look_at = now + self._stuck_after / 2
+                suspects.append(attempt)
+        return suspects
+
+
 def limit_of(job: Job, refs: Sequence[TaskRef]) -> float | None:
     """Seconds that attempts which are made at once may take at most. None for kinds whose timeout is for silence, and
     for handlers: those wait for a process first, which is killed when their time is over."""
@@ -56,3 +115,8 @@ def timeout_of(job: Job, ref: TaskRef) -> float:
         except BadInput:
             return timeout
     return min(timeout, MAX_TIMEOUT)
+
+
+def _expired(seconds: float) -> Outcome:
+    message = f"the attempt was broken off after {seconds:.0f} seconds"
+    return Outcome(TaskStatus.FAILED, error=TaskError("timeout", message), elapsed=seconds)

@@ -109,7 +109,11 @@ class Callbacks:
             rows = await self._records.due_rows(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
-            await asyncio.gather(*(self._look(row, workers or {}, kept) for row in rows))
+            looks = [self._look(row, workers or {}, kept) for row in rows]
+            # One that fails does not keep the others waiting; it is looked at again when its claim has lapsed.
+            for came in await asyncio.gather(*looks, return_exceptions=True):
+                if came is not None:
+                    raise came
             if len(rows) < _PAGE or self.stopping:
                 break
         return kept

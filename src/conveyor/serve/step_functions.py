@@ -33,6 +33,8 @@ from conveyor.system import System
 _EXPORTED = frozenset({"export.ready", "export.failed"})
 _ERRORS = {"run.failed": "JOB_FAILED", "run.cancelled": "JOB_CANCELLED"}
 _TRIES = 20
+# An answer has room for so many links.
+_PARTS = 50
 
 
 async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Row]:
@@ -138,8 +140,9 @@ class StepAnswers:
             return {**summary, "export": shown}
         if found.export.state is ExportState.READY:
             export = await export_json(self._system.blobs, found.row, found.export, self._clock.now())
+            shown["part_count"] = len(export["parts"])
             shown["parts"] = [
-                {name: part[name] for name in ("name", "size", "sha256", "url")} for part in export["parts"]
+                {name: part[name] for name in ("name", "size", "sha256", "url")} for part in export["parts"][:_PARTS]
             ]
             shown["expires_at"] = export["expires_at"]
             summary["export_url"] = export["parts"][0]["url"] if export["parts"] else None
