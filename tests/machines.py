@@ -48,11 +48,13 @@ class Call(NamedTuple):
 class Between:
     """A proxy before the emulator. `faults` has, for an operation, what befalls the next calls of it: `throttle` and
     `refuse` (not carried out), `error` (answered 500, carried out), `reset` (carried out, the answer is lost), or the
-    code of an error."""
+    code of an error. With `settled`, an answer is acknowledged once the emulator knows its token no more, as AWS does
+    it at once."""
 
-    def __init__(self, emulator: str, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, emulator: str, now: Callable[[], float] = lambda: 0.0, *, settled: bool = False) -> None:
         self._emulator = emulator
         self._now = now
+        self._settled = settled
         self.calls: list[Call] = []
         self.faults: dict[str, list[str]] = {}
         self.endpoint = ""
@@ -99,6 +101,8 @@ class Between:
             data, status = await answer.read(), answer.status
         if operation.startswith("SendTask"):
             said = json.loads(body)
+            if self._settled and status == 200 and operation != "SendTaskHeartbeat":
+                await self._until_known_no_more(headers, said["taskToken"])
             self.calls.append(Call(operation, said.pop("taskToken"), status, said, self._now()))
         if fault == "error":
             return _error("InternalServerError", 500)
@@ -107,6 +111,17 @@ class Between:
             request.transport.abort()
         kept = {name: answer.headers[name] for name in ("Content-Type", "x-amzn-RequestId") if name in answer.headers}
         return web.Response(body=data, status=status, headers=kept)
+
+    async def _until_known_no_more(self, headers: dict[str, str], token: str) -> None:
+        asked = {name: value for name, value in headers.items() if name.lower() != "content-length"}
+        asked["X-Amz-Target"] = "AWSStepFunctions.SendTaskHeartbeat"
+
+        async def status() -> int:
+            body = json.dumps({"taskToken": token}).encode()
+            async with self._session.post(self._emulator, data=body, headers=asked) as answer:
+                return answer.status
+
+        await until(status, lambda status: status != 200)
 
 
 def _error(code: str, status: int) -> web.Response:

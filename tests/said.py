@@ -51,7 +51,11 @@ def serving() -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            announced = int(self.headers.get("content-length", 0))
+            body = self.rfile.read(announced)
+            if len(body) < announced:
+                self.close_connection = True
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             told.asked.append(Asked(self.command, self.path, headers, body))
             said = told.answers.pop(0)

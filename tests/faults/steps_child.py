@@ -3,8 +3,10 @@ a fork of its own: the modules are imported once. It dies where the request says
 what its callbacks are at is written to the file `shown`."""
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.belt import Echo
 from tests.faults.child import be_quick
 
 _LOOK_SECONDS = 0.02
+_PR_SET_PDEATHSIG = 1
 
 assert inbox and StepFunctionsClient
 
@@ -46,8 +49,13 @@ def be_quicker() -> None:
     notify._IDLE = 0.02
 
 
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def run_and_leave(request: dict[str, Any]) -> None:
     """In the fork: standard output belongs to the server."""
+    die_with_parent()
     status = 1
     try:
         place = Path(request["directory"])
@@ -73,6 +81,7 @@ def run_and_leave(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    die_with_parent()
     be_quicker()
     while line := sys.stdin.readline():
         pid = os.fork()

@@ -79,7 +79,7 @@ class Died(BaseException):
 
 @pytest.fixture
 async def between(clock: JumpingClock) -> AsyncIterator[Between]:
-    async with Between(aws(), clock.now).running() as made:
+    async with Between(aws(), clock.now, settled=True).running() as made:
         yield made
     server_time().reset()
     faults.arm(None)

@@ -23,8 +23,10 @@ from conveyor.callbacks import CallbackStatus
 from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Row
-from conveyor.model import PROGRESS, JobId, Progress, progress_id
+from conveyor.model import EXPORT, PROGRESS, JobId, Progress, progress_id
 from conveyor.recover.monitor import monitor_of
+from conveyor.serve.exports import Exports
+from conveyor.serve.step_functions import StepAnswers
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, migrate, open_system
@@ -199,6 +201,29 @@ class TestFlow:
         assert output["event"] == "run.completed"
         events = (await system.records.notices(ACME, JobId(output["job_id"]), None, 100)).items
         assert output["event_id"] == next(event.id for event in events if event.event == "run.completed")
+
+    async def test_an_export_is_asked_for_once(self, system: System, roles: Roles, waiter: Machine) -> None:
+        def exported(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["Parameters"]["MessageBody"]["export"] = "csv"
+
+        await waiter.make(exported)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        job_id = (await roles.only()).job_id
+        await roles.finish(job_id)
+        (notice,) = [notice for notice in await system.records.untold(10) if notice.event == "run.completed"]
+        await asyncio.gather(*(StepAnswers(system).take(notice) for _ in range(3)))
+        (export,) = (await system.records.rows(EXPORT, ACME, None, 10)).items
+        assert (await roles.only()).export_id == export.id
+        # It waits for the export, which counts as progress while it is made; and goes without one that is gone.
+        await roles.callbacks.run_once()
+        assert (await roles.only()).answer is None
+        await Exports(system).delete(ACME, export.id)
+        system.clock.advance(300)  # type: ignore[attr-defined]
+        await roles.callbacks.run_once()
+        output = await waiter.output(execution)
+        assert (output["job_id"], output["export"], output["event_id"]) == (job_id, None, notice.notice_id)
 
 
 class TestIntake:

@@ -118,8 +118,8 @@ def test_an_open_file_is_read_from_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "urls.txt"
     path.write_text("http://example.com/ä\n" * 30_000)
     with path.open("rb") as binary:
-        binary.readline()
-        assert gather(binary).data == path.read_bytes()[23:] or gather(binary).data
+        first = binary.readline()
+        assert gather(binary).data == path.read_bytes().removeprefix(first)
     with path.open() as text:
         found = gather(text)
     assert found.data == path.read_bytes()

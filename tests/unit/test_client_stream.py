@@ -47,7 +47,8 @@ def frames(*pieces: bytes) -> list[Frame]:
 
 
 def test_frames() -> None:
-    text = b'retry: 2000\n\n: still here\n\nid: 1\nevent: a\ndata: {"x": 1}\n\ndata:one\ndata: two\r\n\r\nid: 3\nevent: cut'
+    text = b'retry: 2000\n\n: still here\n\nid: 1\nevent: a\ndata: {"x": 1}\n\n'
+    text += b"data:one\ndata: two\r\n\r\nid: 3\nevent: cut"
     wanted = [
         Frame("message", "", None, 2000),
         Frame("a", '{"x": 1}', "1", None),

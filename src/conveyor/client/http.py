@@ -106,7 +106,8 @@ class Http:
 
     async def begin(self, request: Request) -> Incoming:
         """The answer, as soon as its head is there. Raises Broken."""
-        opened = self._builder(request).build_streamed()
+        # As it comes: by itself it would wait for the first 64 KiB.
+        opened = self._builder(request).streamed_read_buffer_limit(0).build_streamed()
         try:
             return Incoming(opened, await opened.__aenter__())
         except (PyreqwestError, OSError) as error:

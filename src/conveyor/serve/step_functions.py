@@ -5,9 +5,11 @@ A success has a summary of the run, a failure has it as its cause; both name the
 export is wanted, it is asked for first, and the answer follows when it is ready.
 """
 
+import dataclasses
 from typing import Any
 
 import msgspec
+import structlog
 
 from conveyor.callbacks import (
     CALLBACK,
@@ -21,7 +23,7 @@ from conveyor.callbacks import (
 )
 from conveyor.clock import iso_text
 from conveyor.engines.records import Records, Row
-from conveyor.errors import BadInput, Conflict, ConveyorError, EngineFailed, NotFound
+from conveyor.errors import BadInput, Conflict, ConveyorError, EngineFailed, IdempotencyInFlight, NotFound
 from conveyor.faults import crashpoint
 from conveyor.model import Job, JobId, Notice, TenantId
 from conveyor.notices import ENDS, MAX_NOTIFY
@@ -29,6 +31,8 @@ from conveyor.requests import Request
 from conveyor.serve.exports import Exports, ExportState, export_json
 from conveyor.serve.forms import ExportFormat, ExportSpec
 from conveyor.system import System
+
+log = structlog.get_logger()
 
 _EXPORTED = frozenset({"export.ready", "export.failed"})
 _ERRORS = {"run.failed": "JOB_FAILED", "run.cancelled": "JOB_CANCELLED"}
@@ -50,7 +54,9 @@ class StepAnswers:
         self._system = system
         self._records = system.records
         self._clock = system.clock
-        self._exports = Exports(system)
+        # Whoever asks for an export again, because another died over it, need not wait: it is given the same.
+        settings = msgspec.structs.replace(system.settings, idempotency_lease_seconds=0.0)
+        self._exports = Exports(dataclasses.replace(system, settings=settings))
 
     async def take(self, notice: Notice) -> int:
         """Have those told who wait for this; returns how many answers there are now that were not there before."""
@@ -58,7 +64,10 @@ class StepAnswers:
             return 0
         answered = 0
         for row in await callbacks_of(self._records, notice.tenant, notice.job_id):
-            answered += await self._take(row, notice)
+            try:
+                answered += await self._take(row, notice)
+            except msgspec.MsgspecError as error:
+                log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
         return answered
 
     async def _take(self, row: Row, notice: Notice) -> bool:
@@ -123,6 +132,8 @@ class StepAnswers:
         try:
             spec = ExportSpec(ExportFormat(callback.export or ""))
             asked = await self._exports.create(job, spec, Request("callback", row.id, notice.notice_id))
+        except IdempotencyInFlight:
+            raise
         except (BadInput, Conflict, NotFound, ValueError) as error:
             code = error.code if isinstance(error, ConveyorError) else "invalid_field"
             failed = {"id": None, "format": callback.export, "error": {"code": code, "message": str(error)}}
