@@ -519,8 +519,8 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the tasks of a run come from: those of an earlier run, and of the runs before it, that match as they came out
-    last. They keep their indexes."""
+    """Where the tasks of a run come from: those of an earlier run, and of the runs before it, that match as they came
+    out last. They keep their indexes."""
 
     parent: RunId
     # Only tasks that ended so; empty: all.

@@ -1,7 +1,8 @@
 """A shim between the AWS engines and the emulator: an HTTP proxy that breaks calls in the ways of the real services.
 
 Every call passes through the shim's interceptors, each of which may answer it, change it on its way, or let it pass.
-What a service does is an interceptor: `DynamoFaults` is DynamoDB's, `S3Faults` that of S3. SQS has a proxy of its own, in shim_sqs.py.
+What a service does is an interceptor: `DynamoFaults` is DynamoDB's, `S3Faults` that of S3. SQS has a proxy of its
+own, in shim_sqs.py.
 
     async with Shim(aws(), DynamoFaults(random.Random(seed), throttle=0.1)) as shim:
         ... an engine with shim.url as its endpoint

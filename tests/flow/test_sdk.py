@@ -399,8 +399,8 @@ def test_a_script_finds_the_server_of_this_machine_and_ends_well(up: Up, program
             [sys.executable, "-W", "error", "-c", program], env=env, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout) == (0, "True ['a', 'b']\n"), done.stderr
-        [line] = done.stderr.splitlines()
-        assert line.endswith("completed, 2 of 2 done")
+        assert done.stderr.endswith("completed, 2 of 2 done\n"), done.stderr
+        assert "Warning" not in done.stderr
 
 
 def test_the_key_of_this_machine_goes_nowhere_else(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """A ledger of jobs: what was handed over, and whether that is what came of it."""
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -13,11 +12,24 @@ import msgspec
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
-from conveyor.engines.queue import CONTROL, run_queues
+from conveyor.engines.queue import CONTROL
 from conveyor.engines.tasks import Finished, TaskFilter, Tasks
 from conveyor.errors import IdempotencyInFlight, Unavailable
-from conveyor.model import Counts, Job, JobId, JobKind, ListFormat, Outcome, RunId, RunKey, Source, Task, TaskEnd
-from conveyor.model import TaskError, TaskRef, TenantId
+from conveyor.model import (
+    Counts,
+    Job,
+    JobId,
+    ListFormat,
+    Outcome,
+    RunId,
+    RunKey,
+    Source,
+    Task,
+    TaskEnd,
+    TaskError,
+    TaskRef,
+    TenantId,
+)
 from conveyor.requests import Request
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
@@ -110,7 +122,9 @@ class Ledger:
 
     async def small(self, count: int) -> None:
         """One whose tasks are in the request."""
-        accepted = await self._answered(lambda: self._submit.submit(ACME, self._spec(tasks=_inputs(count)), self._key()))
+        accepted = await self._answered(
+            lambda: self._submit.submit(ACME, self._spec(tasks=_inputs(count)), self._key())
+        )
         self._enter(accepted.subject, count)
 
     async def staged(self, count: int) -> None:
@@ -186,7 +200,9 @@ async def audit(system: System, entry: Entry) -> list[str]:
         return [f"{entry.job_id} is not there"]
     tasks, told = await _tasks(system, job), await _notices(system, job)
     kept, truth = await system.tasks.counts(job.key), await system.tasks.recount(job.key)
-    wrong = [task.index for task in tasks if (task.status is TaskStatus.FAILED) != bool(entry.failed and fails(task.index))]
+    wrong = [
+        task.index for task in tasks if (task.status is TaskStatus.FAILED) != bool(entry.failed and fails(task.index))
+    ]
     ends = {name: told[name] for name in ("run.completed", "run.failed", "run.cancelled") if told[name]}
     expected = {
         "state": (job.state, RunState.COMPLETED),

@@ -49,7 +49,7 @@ Verify = Annotated[bool, QueryParameter(description="Count the rows, and report 
     operation_class=operations.takes(JobSpec, operations.IDEMPOTENCY_KEY, operations.PREFER),
     responses={
         **shapes.shaped(AcceptedView, 201, 202),
-        **shapes.problems(400, 404, 409, 413, 415),
+        **shapes.problems(400, 404, 409, 413, 415, 429, 503),
     },
 )
 async def submit_job(

@@ -25,7 +25,7 @@ _takes_nothing = operations.takes(operations.Nothing, required=False)
     summary="Run tasks again",
     status_code=202,
     operation_class=operations.takes(RerunSpec, operations.IDEMPOTENCY_KEY, required=False),
-    responses={**shapes.shaped(AcceptedView, 202), **shapes.problems(400, 404, 409, 415)},
+    responses={**shapes.shaped(AcceptedView, 202), **shapes.problems(400, 404, 409, 415, 429, 503)},
 )
 async def rerun_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart

@@ -16,7 +16,7 @@ from conveyor.api.parts import AddTasksPart, ApiRequest, SystemPart, TenantPart,
     summary="Add tasks to an open job",
     status_code=202,
     operation_class=operations.takes(TasksSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(BatchView, 202), **shapes.problems(400, 404, 409, 413, 415)},
+    responses={**shapes.shaped(BatchView, 202), **shapes.problems(400, 404, 409, 413, 415, 429, 503)},
 )
 async def add_tasks(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart

@@ -25,7 +25,7 @@ Signature = Annotated[str, QueryParameter(description="As it stands in the link.
     "/uploads",
     summary="Ask for a place for a list",
     operation_class=operations.takes(UploadSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(UploadView, 201), **shapes.problems(400, 409, 413, 415)},
+    responses={**shapes.shaped(UploadView, 201), **shapes.problems(400, 409, 413, 415, 429, 503)},
 )
 async def create_upload(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, uploads: UploadsPart

@@ -143,7 +143,7 @@ class JobRecords(Protocol):
         """Jobs that were deleted or expired by then and whose rows are still there."""
 
     async def forget_job(self, job_id: JobId) -> None:
-        """Remove the rows of a hidden job, its runs, ranges, notices and all rows that go with it. The upload that it was made of expires with
+        """Remove a hidden job, its runs, ranges, notices and all rows of it. The upload that it was made of expires with
         it, unless another job was made of it too."""
 
 
@@ -207,7 +207,8 @@ class AccessRecords(Protocol):
         """Say that the list is there. True once: an upload is filled one time."""
 
     async def sweep_expired(self, limit: int) -> list[Upload]:
-        """Remove expired idempotency rows and expired rows that are not due any more, and up to `limit` expired uploads, which are returned for their blobs."""
+        """Remove expired idempotency rows and expired rows that are not due any more, and up to `limit` expired
+        uploads, which are returned for their blobs."""
 
     async def create_key(self, key: ApiKey) -> None:
         """Keep a new API key."""

@@ -160,9 +160,7 @@ async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> Form:
     return Form(found, compression, header)
 
 
-async def _pass_over(
-    blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold
-) -> list[Mark]:
+async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold) -> list[Mark]:
     """Where ranges begin, and that the list is the one that was accepted."""
     digest = sha256()
     part = sha256()
