@@ -143,7 +143,7 @@ class JobRecords(Protocol):
         """Jobs that were deleted or expired by then and whose rows are still there."""
 
     async def forget_job(self, job_id: JobId) -> None:
-        """Remove a hidden job, its runs, ranges, notices and all rows of it. The upload that it was made of expires with
+        """Remove a hidden job, its runs, ranges, notices and all rows of it. The upload it was made of expires with
         it, unless another job was made of it too."""
 
 
