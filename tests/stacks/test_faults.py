@@ -38,7 +38,7 @@ PATIENCE = 60.0
 
 _STEP = 0.005
 _RATE = 4.0
-_LEAP = 3.0
+_LEAP = 5.0
 
 pytestmark = pytest.mark.timeout(300)
 
