@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
 from tests.servers.aws import aws, server_time
 
@@ -88,7 +88,10 @@ class Shim:
                 return web.json_response({})
             if self._chance("over_limit"):
                 return _error("OverLimit", 403)
-        answer = self._refusal(action, data) or await self._carried_out(action, data, request)
+        try:
+            answer = self._refusal(action, data) or await self._carried_out(action, data, request)
+        except ClientError:
+            return _cut(request)
         if self._chance("error_after"):
             return _error("InternalError", 500)
         if self._chance("reset_after"):

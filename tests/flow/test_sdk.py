@@ -1,14 +1,17 @@
 """The SDK against real servers: from a list to results, through restarts, in threads, scripts and a notebook."""
 
+import ast
 import asyncio
 import gzip
 import json
 import queue
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import types
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ from conveyor import AsyncClient, Client, Event, Progress, errors
 from conveyor.settings import Settings
 from tests.api import Api
 from tests.belt import Flaky, working
-from tests.up import Up, environment, running
+from tests.up import ROOT, Up, environment, running
 
 T = TypeVar("T")
 
@@ -412,6 +415,32 @@ def test_the_key_of_this_machine_goes_nowhere_else(up: Up, monkeypatch: pytest.M
     monkeypatch.setenv("CONVEYOR_URL", "https://conveyor.example.com")
     made = Client()._session.transport
     assert (made.url, made._key) == ("https://conveyor.example.com", "cv_of_the_environment")
+
+
+async def test_the_page_of_the_docs(
+    up: Up, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every example of it, in order, as a notebook would run them."""
+    monkeypatch.setenv("CONVEYOR_DATA", str(up.data))
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{site}/{'missing' if number == 7 else 'quick'}/{number}" for number in range(20)]
+    Path("urls.txt").write_text("".join(f"{line}\n" for line in lines))
+    Path("more.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    page = (ROOT / "docs" / "sdk.md").read_text()
+    # Nothing is to leave this machine.
+    page = page.replace("https://example.com", f"{site}/quick")
+    names: dict[str, Any] = {}
+    for cell in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        code = compile(cell, "docs/sdk.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        made = types.FunctionType(code, names)()
+        if made is not None:
+            await made
+    assert "19 of 20" in (told := capsys.readouterr().out)
+    assert "not_found 404" in told
+    for name in ("results.zip", "all.zip", "again.zip"):
+        assert zipfile.ZipFile(name).testzip() is None
+    [failed] = gzip.decompress(Path("failed.jsonl.gz").read_bytes()).splitlines()
+    assert json.loads(failed)["http_status"] == 404
 
 
 HANGING = """

@@ -7,8 +7,8 @@ each task once, counted once, told once. `CONVEYOR_FAULT_CASES` asks for more se
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from conveyor.embedded import Embedded
+from conveyor.engines.queue import run_queues
+from conveyor.engines.sqs.address import parse
 from conveyor.model import JobKind
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Service
@@ -65,16 +67,16 @@ class Weather:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"weather {seed}")
         self.calls = 0
-        self.over = asyncio.Event()
         self.dynamo = DynamoFaults(self.random)
         self.s3 = S3Faults(self.random)
         self.sqs = Queues(seed)
         self.shim = Shim(aws(), self, self.dynamo, self.s3)
         self.leak: Leak | None = None
-        self._ends_at = self.random.randint(150, 700)
+        self._ends_at = self.random.randint(150, 600)
         self._flushes = set(self.random.sample(range(30, 400), self.random.choice((0, 1, 1, 3))))
         self._leaks = self.random.choice((0.0, 0.01, 0.05))
         self._busy = 0
+        self._healed = False
         self._asked = 0
 
     @asynccontextmanager
@@ -105,12 +107,13 @@ class Weather:
         self.sqs.rates = {}
         self._leaks = 0.0
         self._flushes = set()
-        self.over.set()
+        self._healed = True
 
-    def quiet(self) -> bool:
-        """Whether nobody has asked for anything since this was last called, nor waits for an answer."""
+    def may_leap(self) -> bool:
+        """Whether all is well, and everybody waits for time to pass: nobody has asked for anything since this was last
+        called, nor waits for an answer."""
         asked, self._asked = self._asked, self.calls + len(self.sqs.calls)
-        return asked == self._asked and self._busy == self.sqs.busy == 0
+        return self._healed and asked == self._asked and self._busy == self.sqs.busy == 0
 
     async def __call__(self, call: Call, forward: Forward) -> Answer:
         self.calls += 1
@@ -128,22 +131,20 @@ class Weather:
 
 
 @asynccontextmanager
-async def hurrying(clock: ManualClock, weather: Weather) -> AsyncIterator[None]:
-    """Time goes a few times as fast as it would, here and at AWS; and once all is well, by leaps whenever everybody
-    waits for it."""
+async def hurrying(clock: ManualClock, leap: Callable[[], bool]) -> AsyncIterator[None]:
+    """Time goes a few times as fast as it would, and by leaps whenever it may."""
 
     async def hurry() -> None:
         while True:
             await asyncio.sleep(_STEP)
-            clock.advance(_LEAP if weather.quiet() and weather.over.is_set() else _RATE * _STEP)
+            clock.advance(_LEAP if leap() else _RATE * _STEP)
 
-    with together(clock):
-        task = asyncio.create_task(hurry())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    task = asyncio.create_task(hurry())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -162,13 +163,32 @@ async def at_work(system: System, executor: Uneven) -> AsyncIterator[None]:
         await sweeping
 
 
+async def through(system: System, ledger: Ledger) -> list[str]:
+    """Hand jobs of each sort over, wait until they have ended, and say what is wrong with them then."""
+    system, tasks = watched(system)
+    async with at_work(system, Uneven()):
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(ledger.small(15), ledger.staged(40), ledger.opened([12, 18, 0]))
+                await ledger.until_ended()
+        except TimeoutError:
+            return [f"they have not ended: {await system.records.active_jobs()}"]
+    wrong = [line for entry in ledger.entries for line in await audit(system, entry)]
+    wrong += [f"{each} ended {times} times" for each, times in tasks.moved.items() if times > 1]
+    for entry in ledger.entries:
+        job = await system.records.job(entry.tenant, entry.job_id)
+        assert job is not None
+        for queue in run_queues(job.run.run_id):
+            wrong += [f"{queue} has {left}" for left in await system.queue.receive(queue, 10, 1.0)]
+    return wrong + [f"given up: {letter}" for letter in (await system.queue.dead_letters(None, 10)).items]
+
+
 @pytest.mark.parametrize("seed", range(CASES))
 async def test_a_bad_day_on_aws(seed: int) -> None:
-    weather, clock, executor = Weather(seed), ManualClock(seed=seed), Uneven()
+    weather, clock = Weather(seed), ManualClock(seed=seed)
     chance = random.Random(f"jobs {seed}")
-    with quick_place() as place, capture_logs():
-        async with AsyncExitStack() as stack:
-            urls = await stack.enter_async_context(weather.between(place))
+    with quick_place() as place, capture_logs(), together(clock):
+        async with weather.between(place) as urls, hurrying(clock, weather.may_leap):
             settings = Settings.load(
                 {},
                 data=place,
@@ -182,15 +202,18 @@ async def test_a_bad_day_on_aws(seed: int) -> None:
                 max_lost_starts=50,
                 **urls,
             )
-            await stack.enter_async_context(hurrying(clock, weather))
             await migrate(settings, clock)
             weather.begin()
-            system, tasks = watched(await stack.enter_async_context(open_system(settings, clock)))
-            ledger = Ledger(system, chunk_size=chance.choice((1, 7, 100)), backoff={"base": 0.5})
-            async with asyncio.timeout(PATIENCE), at_work(system, executor):
-                await asyncio.gather(ledger.small(15), ledger.staged(40), ledger.opened([12, 18, 0]))
-                await ledger.until_ended()
-            weather.heal()
-            wrong = [line for entry in ledger.entries for line in await audit(system, entry)]
-            wrong += [f"told twice: {each}" for each, times in tasks.moved.items() if times > 1]
+            async with open_system(settings, clock) as system:
+                ledger = Ledger(system, chunk_size=chance.choice((1, 7, 100)), backoff={"base": 0.5})
+                wrong = await through(system, ledger)
+                wrong += await queues_left(system)
     assert not wrong, f"seed {seed}: " + "\n".join(wrong)
+
+
+async def queues_left(system: System) -> list[str]:
+    """Queues of runs that are still there."""
+    assert system.settings.queue is not None
+    queue: Any = system.queue
+    answer = await queue._calls.ask("list_queues", QueueNamePrefix=parse(system.settings.queue).runs)
+    return [f"left behind: {url}" for url in answer.get("QueueUrls", ())]

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -58,6 +60,52 @@ def page(items: list[Any], cursor: str | None) -> Said:
 def refused(status: int, code: str, wait: str | None = None) -> Said:
     document = {"code": code, "detail": f"{code}, as it is"}
     return Said(status, json.dumps(document).encode(), headers={} if wait is None else {"Retry-After": wait})
+
+
+# The package
+
+
+def test_the_sdk_is_there_when_it_is_asked_for() -> None:
+    """And not before: a worker, and the command line's help, do without it."""
+    program = """
+import sys, conveyor
+assert "Client" in dir(conveyor)
+assert not [name for name in sys.modules if name.startswith(("pyreqwest", "conveyor.client", "asyncio"))]
+from conveyor import *
+assert all(globals()[name] is getattr(conveyor, name) for name in conveyor.__all__)
+assert "pyreqwest" in sys.modules
+try:
+    conveyor.nothing
+except AttributeError:
+    print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "fine\n", done.stderr
+
+
+FORKED = """
+import os, sys
+from conveyor import Client
+before = Client(sys.argv[1], "key")
+before.health()
+if os.fork() == 0:
+    for client in (before, Client(sys.argv[1], "key")):
+        try:
+            client.health()
+        except RuntimeError as error:
+            print("fork" in str(error), flush=True)
+    sys.exit()
+os.wait()
+print(before.health())
+"""
+
+
+def test_a_forked_process_is_told(server: Server) -> None:
+    """And leaves its parent's connections alone."""
+    server.answers = [Said(), Said(200, b'{"status": "ok"}')]
+    command = [sys.executable, "-W", "error", "-c", FORKED, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n{'status': 'ok'}\n", "")
 
 
 # Requests

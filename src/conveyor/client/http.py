@@ -6,6 +6,7 @@ What goes wrong on the way is Broken, which says whether the server may have see
 import asyncio
 import atexit
 import ipaddress
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ from conveyor.errors import InvalidSetting
 _CONNECT = timedelta(seconds=10)
 # Between two reads: an export takes as long as it takes, but never this long without a byte.
 _READ = timedelta(seconds=60)
-# Whether there was any request.
+# Not empty once this process has had a connection.
 _used: list[bool] = []
+# A forked process has none of its parent's threads.
+os.register_at_fork(after_in_child=_used.clear)
 # The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
 _SLOWEST = 32 * 1024
 
@@ -134,13 +137,13 @@ class Http:
     def _client(self, host: str, uploads: bool) -> Client:
         kind = (is_loopback(host), uploads)
         if kind not in self._clients:
-            _used[:] = [True]
             builder = ClientBuilder().follow_redirects(False).connect_timeout(_CONNECT)
             builder = builder.user_agent(f"conveyor-python/{__version__}")
             if not uploads:
                 builder = builder.read_timeout(_READ)
             # The proxy of the environment has no way to this machine's own loopback.
             self._clients[kind] = (builder.no_proxy() if kind[0] else builder).build()
+            _used[:] = [True]
         return self._clients[kind]
 
 

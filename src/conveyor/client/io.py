@@ -7,6 +7,7 @@ own, so that Ctrl-C is heard while an answer is awaited.
 """
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -143,11 +144,15 @@ class _Loop:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._end: Callable[[], Any] | None = None
 
     def call(self, awaited: Coroutine[Any, Any, T]) -> T:
         """What it comes to. Ctrl-C cancels it."""
+        if self._running is not None and self._process != os.getpid():
+            awaited.close()
+            raise RuntimeError("the client was used before this process was forked: start processes by spawn")
         loop, thread = self._started()
         if thread is threading.current_thread():
             awaited.close()
@@ -176,12 +181,16 @@ class _Loop:
                 thread = threading.Thread(target=loop.run_forever, name="conveyor-client", daemon=True)
                 thread.start()
                 self._running = loop, thread
+                self._process = os.getpid()
                 # Also when nobody closes the client: with the last reference to it, or at the end of the process.
-                self._end = weakref.finalize(self, _end, loop, thread)
+                self._end = weakref.finalize(self, _end, loop, thread, self._process)
             return self._running
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:
+    if process != os.getpid():
+        # The loop is our parent's, and goes on there.
+        return
     loop.call_soon_threadsafe(loop.stop)
     # The last reference may go on the loop's own thread.
     if thread is not threading.current_thread():

@@ -104,7 +104,9 @@ class Shared:
             if msgspec.json.decode(standing.body, type=float) >= now:
                 break
             await self._rows.replace_row(msgspec.structs.replace(row, version=standing.version))
-        self._tombstones.pop(queue, None)
+        self._tombstones[queue] = (self._clock.monotonic(), now)
+        # Somebody may have taken some of it while that was written.
+        self._stash.pop(queue, None)
 
     async def _sort(self, taken: list[Message]) -> None:
         garbage: list[Message] = []
@@ -125,6 +127,8 @@ class Shared:
         if known is None or known[0] + _TOMBSTONE_SECONDS <= now:
             row = await self._rows.row(KIND, self._tenant, plain(envelope.queue))
             at = 0.0 if row is None else msgspec.json.decode(row.body, type=float)
+            # It may have been dropped here while that was read.
+            at = max(at, self._tombstones.get(envelope.queue, (0.0, 0.0))[1])
             if len(self._tombstones) >= _MOST_TOMBSTONES:
                 self._tombstones.clear()
             known = self._tombstones[envelope.queue] = (now, at)
