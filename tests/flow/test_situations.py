@@ -291,7 +291,7 @@ class TestBreaker:
         await belt.ended(job, within=4000)
         tasks = await belt.check(job)
         codes = Counter(task.error_code for task in tasks.values())
-        assert set(codes) == {"connect_failed", "target_down"}
+        assert set(codes) <= {"connect_failed", "target_down"}
         assert codes["target_down"] >= 50
         assert len(belt.executor.starts) < 200
 
