@@ -557,6 +557,26 @@ class TestSharedQueue:
         site.clock.advance(3)
         assert sorted(await drained(other, RUN_A, site.clock)) == [b"new0", b"new1"]
 
+    async def test_what_is_taken_while_a_run_is_dropped_goes_away_too(self, site: Site) -> None:
+        queue: Any = await site.process(limit=0)
+        await send_all(queue, RUN_A, bodies(5, "a"), site.clock)
+        await send_all(queue, RUN_B, bodies(5, "b"), site.clock)
+        rows = queue._shared._rows
+
+        class Slow:
+            """Another run's messages are asked for before the tombstone is written, and those of both come."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(rows, name)
+
+            async def create_rows(self, given: Any) -> None:
+                assert await queue.receive(RUN_B, 10, HOLD)
+                await rows.create_rows(given)
+
+        queue._shared._rows = Slow()
+        await queue.drop(RUN_A)
+        assert await queue.receive(RUN_A, 10, HOLD) == []
+
     async def test_depth_is_never_too_little(self, site: Site) -> None:
         queue = await site.process(limit=0)
         await send_all(queue, RUN_A, bodies(5, "a"), site.clock)

@@ -52,7 +52,7 @@ class Uneven:
         return 10
 
     def target(self, ref: TaskRef) -> str | None:
-        return None
+        return "somewhere"
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         self.ran.update((job.run.run_id, ref.index) for ref in refs)

@@ -7,6 +7,7 @@ each task once, counted once, told once. `CONVEYOR_FAULT_CASES` asks for more se
 import asyncio
 import os
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from conveyor import faults
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queues
 from conveyor.engines.sqs.address import parse
@@ -29,13 +31,13 @@ from tests.faults.shim import Answer, Call, DynamoFaults, Forward, S3Faults, Shi
 from tests.faults.shim_sqs import CLEAN, DOUBTFUL
 from tests.faults.shim_sqs import Shim as SqsShim
 from tests.places import quick_place
-from tests.servers import dynamodb, s3, sqs
+from tests.servers import dynamodb, postgres, s3, sqs
 from tests.servers.aws import aws
 from tests.servers.redis import Leak, redis
 from tests.servers.sqs import together
 from tests.stacks.ledger import Ledger, Uneven, audit, watched
 
-CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "32"))
+CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "12"))
 PATIENCE = 60.0
 
 _STEP = 0.005
@@ -93,9 +95,9 @@ class Weather:
             }
 
     def begin(self) -> None:
-        for faults in (self.dynamo, self.s3):
-            for kind, rate in self._some([name for name in vars(faults) if name != "random"]).items():
-                setattr(faults, kind, rate)
+        for each in (self.dynamo, self.s3):
+            for kind, rate in self._some([name for name in vars(each) if name != "random"]).items():
+                setattr(each, kind, rate)
         self.sqs.rates = self._some([*CLEAN, *DOUBTFUL])
 
     def _some(self, kinds: list[str]) -> dict[str, float]:
@@ -217,3 +219,54 @@ async def queues_left(system: System) -> list[str]:
     queue: Any = system.queue
     answer = await queue._calls.ask("list_queues", QueueNamePrefix=parse(system.settings.queue).runs)
     return [f"left behind: {url}" for url in answer.get("QueueUrls", ())]
+
+
+class Forgetting:
+    """Empties the Redis at every so many durable steps, so often."""
+
+    def __init__(self, every: int, times: int) -> None:
+        self.passed: Counter[str] = Counter()
+        self.times = times
+        self._every = every
+        self._seen = 0
+
+    def __call__(self, point: str) -> None:
+        self.passed[point] += 1
+        if self.times and self.passed.total() % self._every == 0:
+            self.times -= 1
+            redis().say("FLUSHALL")
+
+    def may_leap(self) -> bool:
+        """Whether nothing was done since this was last called."""
+        seen, self._seen = self._seen, self.passed.total()
+        return seen == self._seen
+
+
+@pytest.mark.parametrize("every", [3, 7, 20])
+async def test_redis_forgets_in_the_middle_of_runs(every: int, tmp_path: Path) -> None:
+    """Leases of ingesters, what workers hold of a run and of a target, rates, tallies: all gone, again and again."""
+    clock, forgetting = ManualClock(), Forgetting(every, times=40)
+    with capture_logs():
+        database = postgres.url_of(tmp_path)
+        settings = Settings.load(
+            {},
+            data=tmp_path,
+            records=database,
+            tasks=database,
+            queue=database,
+            coordinator=f"{redis().url}?prefix={tmp_path.name}",
+            workers=2,
+            worker_concurrency=5,
+            ingest_range_bytes=100,
+            fleet_concurrency=8,
+        )
+        await migrate(settings, clock)
+        faults.arm(forgetting)
+        try:
+            async with hurrying(clock, forgetting.may_leap), open_system(settings, clock) as system:
+                limits = {"concurrency": 6, "concurrency_per_host": 3, "rate_per_host": 500}
+                wrong = await through(system, Ledger(system, chunk_size=4, backoff={"base": 0.5}, **limits))
+        finally:
+            faults.arm(None)
+    assert not wrong, "\n".join(wrong)
+    assert forgetting.times == 0, f"only {forgetting.passed.total()} steps were passed"
