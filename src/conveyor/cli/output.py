@@ -5,10 +5,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    """One JSON document. What a run in this process shows may hold values of the model."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=msgspec.to_builtins))
 
 
 def print_json_array(items: Iterable[Any]) -> None:
