@@ -21,6 +21,14 @@ def page(number: int) -> str:
     return (head + _WORDS * 50)[:2000]
 
 
+@task("bench.uneven")
+def uneven(number: int) -> int:
+    """One in ten fails."""
+    if number % 10 == 7:
+        raise ValueError(number)
+    return number
+
+
 class NothingExecutor:
     """Fetches nothing and succeeds: what is left is the belt."""
 

@@ -11,11 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.engines.queue import Outgoing, Queue, QueueName
-from conveyor.model import Chunk, InputJson, JobId, RunId, RunKey, TaskRef, TaskSeed, TenantId
+from conveyor.model import (
+    Chunk,
+    IngestJob,
+    IngestRange,
+    InputJson,
+    JobId,
+    RunId,
+    RunKey,
+    TaskRef,
+    TaskSeed,
+    TenantId,
+)
 from conveyor.references import MAX_CHUNK_BYTES, decode, encode, messages, send_all
 from tests.clocks import ManualClock
 
 RUN = RunKey(TenantId("acme"), JobId("job_1"), RunId("run_1"), 8)
+RUN_IDS = (RUN.tenant, RUN.job_id, RUN.run_id)
 QUEUE = QueueName("q")
 
 
@@ -75,6 +87,27 @@ def test_a_newer_chunk_with_more_fields_is_still_read() -> None:
     assert decode(body).refs == [TaskRef(0, InputJson('"a"'))]
     older = msgspec.msgpack.encode([list(msgspec.structs.astuple(RUN)), [[0, '"a"']]])
     assert decode(older) == Chunk(RUN, [TaskRef(0, InputJson('"a"'))])
+
+
+def test_a_reference_without_a_shard_count_is_unsharded() -> None:
+    """From before there were shards; it has no version either."""
+    oldest = msgspec.msgpack.encode([["acme", "job_1", "run_1"], [[0, '"a"']]])
+    unsharded = RunKey(TenantId("acme"), JobId("job_1"), RunId("run_1"), 1)
+    assert decode(oldest) == Chunk(unsharded, [TaskRef(0, InputJson('"a"'))], version=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"op": "ingest_job"}, IngestJob(*RUN_IDS)),
+        ({"op": "ingest_range", "number": 3}, IngestRange(*RUN_IDS, 3)),
+        ({"op": "ingest_job", "version": 1, "new": "something"}, IngestJob(*RUN_IDS)),
+    ],
+    ids=["job", "range", "newer"],
+)
+def test_a_control_message_without_a_version_is_of_the_first(more: Any, message: IngestJob | IngestRange) -> None:
+    body = msgspec.json.encode({"tenant": "acme", "job_id": "job_1", "run_id": "run_1", **more})
+    assert msgspec.json.decode(body, type=IngestJob | IngestRange) == message
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", msgspec.msgpack.encode({"a": 1})])
