@@ -66,13 +66,13 @@ class Cli:
         assert answered.returncode == 0, answered.stderr
         return json.loads(answered.stdout)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [CONVEYOR, *arguments],
             cwd=self.place,
             env=environment(**self.settings),
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -99,16 +99,21 @@ def cli(tmp_path: Path) -> Cli:
 def serving(place: Path, *arguments: str) -> Iterator[Cli]:
     """`conveyor up` on a free port, and a command line that knows its address; it ends by SIGTERM, cleanly."""
     settings = {"CONVEYOR_DATA": str(place / "data"), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
-    with Cli(place, settings).start("up", "--port", "0", *arguments) as process:
+    # Into a file: a pipe that nobody reads fills up, and then the server waits for it.
+    log = place / "up.log"
+    with (
+        log.open("w") as said,
+        Cli(place, settings).start("up", "--port", "0", *arguments, stderr=said.fileno()) as process,
+    ):
         assert process.stdout is not None
         try:
             first = process.stdout.readline()
             url = re.search(r"http://\S+", first)
-            assert url is not None, first + (process.stderr.read() if process.stderr else "")
+            assert url is not None, first + log.read_text()
             yield Cli(place, {**settings, "CONVEYOR_URL": url[0]})
         finally:
             process.terminate()
-            assert process.wait(PATIENCE) == 0
+            assert process.wait(PATIENCE) == 0, log.read_text()[-5000:]
 
 
 @pytest.fixture(scope="module")

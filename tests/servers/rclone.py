@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from pathlib import Path
 
 from tests.servers.aws import ACCESS_KEY, CREDENTIALS, SECRET_KEY
@@ -60,6 +62,8 @@ def _started() -> str:
         found = _LISTENS.search(line)
         if found is not None:
             atexit.register(_stop, process, folder)
+            # What it says later is read by nobody; in a full pipe it would wait to say it.
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
             return found[0]
     raise AssertionError(f"rclone did not start:\n{said}")
 
@@ -67,6 +71,4 @@ def _started() -> str:
 def _stop(process: subprocess.Popen[str], folder: "tempfile.TemporaryDirectory[str]") -> None:
     process.kill()
     process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
     folder.cleanup()
