@@ -184,6 +184,19 @@ async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, s
     return findings
 
 
+async def step_functions_findings(url: str) -> list[tuple[str, str | None]]:
+    """The same of Step Functions."""
+    try:
+        from conveyor.engines.step_functions import StepFunctionsClient
+    except ImportError as error:
+        return [("step functions: opens", _extra_missing("STEP_FUNCTIONS", "aws", error).message)]
+    try:
+        async with StepFunctionsClient.open(url, []) as waiters:
+            return [(f"step functions: {name}", problem) for name, problem in await waiters.checks()]
+    except ConveyorError as error:
+        return [("step functions: opens", error.message)]
+
+
 def _opener(
     settings: Settings, clock: Clock, seam: str, url: str, engines: dict[str, Any]
 ) -> AbstractAsyncContextManager[Any]:

@@ -7,6 +7,7 @@ the test moves together with its own.
 import asyncio
 import dataclasses
 import json
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from hashlib import sha256
@@ -29,7 +30,7 @@ from conveyor.serve.exports import Exports
 from conveyor.serve.step_functions import StepAnswers
 from conveyor.settings import Settings
 from conveyor.states import RunState
-from conveyor.system import System, migrate, open_system
+from conveyor.system import System, migrate, open_system, step_functions_findings
 from tests.api import Api
 from tests.belt import Echo, Flaky, until, working
 from tests.clocks import JumpingClock
@@ -606,3 +607,14 @@ async def pass_time(clock: JumpingClock, seconds: float) -> None:
     clock.advance(seconds)
     moto_time().advance(seconds)
     await asyncio.sleep(0.08)
+
+
+async def test_the_doctor_asks_whether_it_may_be_told(emulator: str) -> None:
+    [(name, problem)] = await step_functions_findings(f"stepfunctions://us-east-1?endpoint={emulator}")
+    assert (name, problem) == ("step functions: takes heartbeats", None)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        [(_, problem)] = await step_functions_findings(f"stepfunctions://us-east-1?endpoint=http://127.0.0.1:{port}")
+    assert problem is not None
+    assert "does not answer" in problem

@@ -132,11 +132,14 @@ def _engines(settings: Settings) -> Iterator[Check]:
     """Every engine that a URL names: what it says of itself, once for each."""
     from conveyor.cli.loop import run_async
     from conveyor.clock import SystemClock
-    from conveyor.system import SEAMS, engine_findings
+    from conveyor.system import SEAMS, engine_findings, step_functions_findings
 
-    if not any(getattr(settings, seam) for seam in SEAMS):
-        return
-    for name, problem in run_async(engine_findings(settings, SystemClock())):
+    findings = []
+    if any(getattr(settings, seam) for seam in SEAMS):
+        findings += run_async(engine_findings(settings, SystemClock()))
+    if settings.step_functions is not None:
+        findings += run_async(step_functions_findings(settings.step_functions))
+    for name, problem in findings:
         yield Check(name, "ok", "fine") if problem is None else Check(name, "fail", "not fine", problem)
 
 

@@ -32,6 +32,10 @@ _READ_SECONDS = 10
 _MAX_ERROR = 256
 _MAX_CAUSE = 32_768
 
+# What no state machine has handed out.
+_NOBODY = "conveyor-doctor"
+_ALLOW = "Allow states:SendTaskHeartbeat, states:SendTaskSuccess and states:SendTaskFailure."
+
 _GONE = frozenset({"TaskTimedOut", "TaskDoesNotExist", "InvalidToken"})
 _THROTTLES = frozenset(
     {
@@ -113,6 +117,17 @@ class StepFunctionsClient:
     async def fail(self, sealed: str, name: str, error: str, cause: str) -> Told:
         return await self._told("send_task_failure", sealed, name, error=error[:_MAX_ERROR], cause=cause[:_MAX_CAUSE])
 
+    async def checks(self) -> list[tuple[str, str | None]]:
+        """For the doctor: whether it may be told anything. It is asked with a token that nobody has."""
+        try:
+            await self._client.send_task_heartbeat(taskToken=_NOBODY)
+        except ClientError as error:
+            code = _code(error)
+            return [("takes heartbeats", None if code in _GONE else f"It refused one: {code}. {_ALLOW}")]
+        except (BotoCoreError, ResponseParserError, OSError) as error:
+            return [("answers", f"It does not answer: {error}. Look at the region and the endpoint.")]
+        return [("takes heartbeats", "It took one for a token that nobody has: is the endpoint Step Functions?")]
+
     async def _told(self, operation: str, sealed: str, name: str, **params: str) -> Told:
         token = self._seals.open(sealed, name)
         if token is None:
@@ -131,8 +146,12 @@ class StepFunctionsClient:
         return Told.TAKEN
 
 
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")).rpartition("#")[2]
+
+
 def _verdict(operation: str, name: str, error: ClientError) -> Told:
-    code = str(error.response.get("Error", {}).get("Code", "")).rpartition("#")[2]
+    code = _code(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _GONE:
         log.info("nobody waits with this task token", operation=operation, callback=name, code=code)
