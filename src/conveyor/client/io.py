@@ -13,12 +13,15 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from conveyor.client.http import Answer, Http, Incoming, Request
 
 T = TypeVar("T")
+
+_LISTEN_SECONDS = 1.0
 
 
 class Opened(Protocol):
@@ -159,6 +162,9 @@ class _Loop:
             raise RuntimeError("a progress callback can not use the client that calls it")
         future = asyncio.run_coroutine_threadsafe(awaited, loop)
         try:
+            # In turns: a Ctrl-C that comes just before a wait without end would be heard at its end only.
+            while not wait([future], _LISTEN_SECONDS).done:
+                pass
             return future.result()
         except BaseException:
             future.cancel()
