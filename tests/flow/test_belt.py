@@ -118,7 +118,7 @@ class TestRuns:
         job = await belt.submit(201, chunk_size=1)
         await belt.system.tasks.finish(job.key, [end(index) for index in range(200)])
         belt.start(belt.worker())
-        await belt.until(lambda: belt.executor.starts, within=15)
+        await belt.until(lambda: belt.executor.starts, within=40)
         await belt.ended(job)
         await belt.check(job)
 
