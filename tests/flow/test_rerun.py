@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -308,32 +308,28 @@ class TestOptions:
         assert done["options"].pop("backoff")["base"] == 0.5
         assert done["options"] == kept, "they stay for the runs that follow, and null is none"
 
-    @pytest.mark.parametrize(
-        ("options", "code", "field"),
-        [
-            ({"concurrency": 0}, "invalid_field", "concurrency"),
-            ({"concurrency": "many"}, "invalid_field", "concurrency"),
-            ({"concurrency": None}, "invalid_field", "concurrency"),
-            ({"backoff": {"base": -1}}, "invalid_field", "backoff.base"),
-            ({"backoff": {"speed": 1}}, "unknown_field", "backoff.speed"),
-            ({"gateway": {"url": "nonsense"}}, "invalid_field", "gateway"),
-            ({"handler": "mine"}, "invalid_field", "handler"),
-            ({"retention_days": 3}, "invalid_field", "retention_days"),
-            ({"on_invalid": "skip"}, "invalid_field", "on_invalid"),
-            ({"tasks": []}, "unknown_field", "tasks"),
-            ({"kind": "python"}, "unknown_field", "kind"),
-            ({"x" * 500: 1}, "unknown_field", "x" * 100),
-        ],
-        ids=str,
-    )
-    async def test_they_are_checked_as_at_submit(
-        self, server: Api, options: dict[str, Any], code: str, field: str
-    ) -> None:
+    WRONG: ClassVar[list[tuple[dict[str, Any], str, str]]] = [
+        ({"concurrency": 0}, "invalid_field", "concurrency"),
+        ({"concurrency": "many"}, "invalid_field", "concurrency"),
+        ({"concurrency": None}, "invalid_field", "concurrency"),
+        ({"backoff": {"base": -1}}, "invalid_field", "backoff.base"),
+        ({"backoff": {"speed": 1}}, "unknown_field", "backoff.speed"),
+        ({"gateway": {"url": "nonsense"}}, "invalid_field", "gateway"),
+        ({"handler": "mine"}, "invalid_field", "handler"),
+        ({"retention_days": 3}, "invalid_field", "retention_days"),
+        ({"on_invalid": "skip"}, "invalid_field", "on_invalid"),
+        ({"tasks": []}, "unknown_field", "tasks"),
+        ({"kind": "python"}, "unknown_field", "kind"),
+        ({"x" * 500: 1}, "unknown_field", "x" * 100),
+    ]
+
+    async def test_they_are_checked_as_at_submit(self, server: Api) -> None:
         async with working(server.system, Flaky(every(2))):
             job_id = await submit(server, 5)
             await ended(server, job_id)
-        answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"options": options})
-        assert (answer.status, answer.json["code"], answer.json["field"]) == (400, code, field)
+        for options, code, field in self.WRONG:
+            answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"options": options})
+            assert (answer.status, answer.json["code"], answer.json["field"]) == (400, code, field), options
         assert len((await server.get(f"/v1/jobs/{job_id}")).json["runs"]) == 1
 
 
@@ -366,31 +362,29 @@ class TestRefusals:
                 answer = await server.post(f"/v1/jobs/{job_id}/rerun", body)
                 assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
 
-    @pytest.mark.parametrize(
-        ("body", "status", "code"),
-        [
-            ({"select": "some"}, 400, "invalid_field"),
-            ({"select": {}}, 400, "invalid_field"),
-            ({"select": None}, 400, "invalid_field"),
-            ({"select": {"status": ["pending"]}}, 400, "invalid_field"),
-            ({"select": {"status": "failed"}}, 400, "invalid_field"),
-            ({"select": {"http_status": 42}}, 400, "invalid_field"),
-            ({"select": {"tag": ""}}, 400, "invalid_field"),
-            ({"select": {"tag": "x" * 2000}}, 400, "invalid_field"),
-            ({"select": {"error_code": "x" * 201}}, 400, "invalid_field"),
-            ({"select": {"name": "x"}}, 400, "unknown_field"),
-            ({"run": 1}, 400, "unknown_field"),
-            ([], 400, "invalid_field"),
-            (b"{", 400, "malformed_json"),
-        ],
-        ids=str,
-    )
-    async def test_its_body(self, server: Api, body: Any, status: int, code: str) -> None:
+    BODIES: ClassVar[list[tuple[Any, int, str]]] = [
+        ({"select": "some"}, 400, "invalid_field"),
+        ({"select": {}}, 400, "invalid_field"),
+        ({"select": None}, 400, "invalid_field"),
+        ({"select": {"status": ["pending"]}}, 400, "invalid_field"),
+        ({"select": {"status": "failed"}}, 400, "invalid_field"),
+        ({"select": {"http_status": 42}}, 400, "invalid_field"),
+        ({"select": {"tag": ""}}, 400, "invalid_field"),
+        ({"select": {"tag": "x" * 2000}}, 400, "invalid_field"),
+        ({"select": {"error_code": "x" * 201}}, 400, "invalid_field"),
+        ({"select": {"name": "x"}}, 400, "unknown_field"),
+        ({"run": 1}, 400, "unknown_field"),
+        ([], 400, "invalid_field"),
+        (b"{", 400, "malformed_json"),
+    ]
+
+    async def test_its_body(self, server: Api) -> None:
         async with working(server.system, Flaky(every(2))):
             job_id = await submit(server, 3)
             await ended(server, job_id)
-        answer = await server.post(f"/v1/jobs/{job_id}/rerun", body)
-        assert (answer.status, answer.json["code"]) == (status, code)
+        for body, status, code in self.BODIES:
+            answer = await server.post(f"/v1/jobs/{job_id}/rerun", body)
+            assert (answer.status, answer.json["code"]) == (status, code), body
         text = await server.request(
             "POST", f"/v1/jobs/{job_id}/rerun", body=b"x", headers={"content-type": "text/plain"}
         )
