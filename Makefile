@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes; `auto` is one for each core. JOBS=0 runs the tests in this process, for a debugger.
-JOBS ?= auto
+# Test processes: they wait more than they compute. JOBS=0 runs the tests in this process, for a debugger.
+JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Further arguments for pytest, the bench and the resolver: make test ARGS='-k cursor', make lock ARGS=--upgrade
 ARGS ?=
 
@@ -26,8 +26,12 @@ demo: $(INSTALLED) ## Run 10,000 URLs against a small site on loopback
 	$(BIN)/conveyor demo $(ARGS)
 
 .PHONY: test
-test: check ## Run the checks, then every test
+test: check browser ## Run the checks, then every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
+PAGES = src/conveyor/dashboard/static
+DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
 
 .PHONY: check
 check: $(DEV) ## Check format, lint, types and import rules
@@ -35,11 +39,32 @@ check: $(DEV) ## Check format, lint, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+	$(DENO) fmt --quiet --check $(PAGES)
+	$(DENO) lint --quiet $(PAGES)
+	$(DENO) check --quiet $(PAGES)/main.js
+
+# The browser that the dashboard is tested in: Debian's own, because the test library brings none. It is installed once.
+APT = apt-get -qq -o Dpkg::Use-Pty=0 -y --no-install-recommends install chromium > /dev/null
+
+.PHONY: browser
+browser:
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; } || \
+		{ echo 'The dashboard is tested in Chromium: install it first (Debian, Ubuntu: apt-get install chromium).' >&2; exit 1; }
+	@command -v chromium > /dev/null || { echo 'Installing Chromium'; export DEBIAN_FRONTEND=noninteractive; \
+		$(APT) 2> /dev/null || { apt-get -qq update > /dev/null && $(APT); }; }
 
 .PHONY: format
 format: $(DEV) ## Format the source and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(DENO) fmt --quiet $(PAGES)
+
+.PHONY: docs
+docs: $(DEV) ## Build the documentation site into build/docs/site
+	rm -rf build/docs
+	mkdir -p build/docs
+	cp -r docs zensical.toml build/docs
+	cd build/docs && $(abspath $(BIN))/zensical build --strict
 
 .PHONY: bench
 bench: $(INSTALLED) ## Measure, each figure as a ratio to a bare limit

@@ -1,7 +1,12 @@
-"""The tables of SPEC.md that are made from the code: settings and error codes. `python -m tests.docs.tables` writes
-them anew; test_spec.py says when they are not what the code says."""
+"""What SPEC.md and the reference under docs/ have from the code: settings, errors, commands, routes, events, options,
+metrics, limits. `python -m tests.docs.tables` writes it anew; test_spec.py and test_site.py say when it is not what the
+code says.
+
+In a page of the docs, such a part stands between `<!-- made: name -->` and `<!-- /made -->`.
+"""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,8 @@ import conveyor.handlers
 import conveyor.targets
 from conveyor.errors import ConveyorError
 from conveyor.settings import PREFIX, Settings
+from tests.docs import limits, reference
+from tests.docs.blocks import DOCS
 
 SPEC = Path(__file__).parents[2] / "SPEC.md"
 _SOURCE = Path(__file__).parents[2] / "src/conveyor/settings.py"
@@ -50,18 +57,50 @@ def _shown(default: Any) -> str:
         return "none"
     if isinstance(default, bool):
         return "on" if default else "off"
-    return f"{default:,g}".replace(",", "") if isinstance(default, float) else str(default)
+    return f"{default:.12g}" if isinstance(default, float) else str(default)
 
 
 def written(spec: str) -> str:
-    """SPEC.md with both tables made anew."""
-    for heading, table in (("setting", settings_table()), ("code", errors_table())):
+    """SPEC.md with its tables made anew."""
+    tables = ("setting", settings_table()), ("code", errors_table()), ("metric", reference.metrics_part())
+    for heading, table in tables:
         spec, count = re.subn(
-            rf"\| {heading} \| (?:default|status) \| \|\n(?:\|.*\n)+", lambda _, t=table: t + "\n", spec
+            rf"\| {heading} \| (?:default|status|type \| labels) \| \|\n(?:\|.*\n)+", lambda _, t=table: t + "\n", spec
         )
         assert count == 1, heading
     return spec
 
 
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "errors": errors_table,
+    "task errors": reference.task_errors_part,
+    "inputs": reference.inputs_part,
+    "options": reference.options_part,
+    "events": reference.events_part,
+    "task events": reference.task_events_part,
+    "commands": reference.cli_part,
+    "routes": reference.http_part,
+    "metrics": reference.metrics_part,
+    "limits of requests": limits.requests_part,
+    "limits of work": limits.work_part,
+    "limits around it": limits.around_part,
+}
+_MADE = re.compile(r"(<!-- made: ([a-z ]+) -->\n)(?:(?!<!-- ).)*?(<!-- /made -->)", re.DOTALL)
+
+
+def made_anew(page: str) -> str:
+    """A page of the docs with its parts made anew."""
+    return _MADE.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", page)
+
+
+def parts_of(page: str) -> list[str]:
+    return [found[2] for found in _MADE.finditer(page)]
+
+
 if __name__ == "__main__":
     SPEC.write_text(written(SPEC.read_text()))
+    for path in sorted(DOCS.rglob("*.md")):
+        before = path.read_text()
+        if (after := made_anew(before)) != before:
+            path.write_text(after)

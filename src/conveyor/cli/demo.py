@@ -44,6 +44,12 @@ def demo(
     _say(
         "\nMissing and broken pages fail by design: two in a hundred. manifest.jsonl in the archive says why.", as_json
     )
+    _say(f"Your own list, one URL a line: {_command()} run my-urls.txt -o results.zip", as_json)
+
+
+def _command() -> str:
+    """As it was called: often it is not on the path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "conveyor" else "conveyor"
 
 
 def _say(line: str, as_json: bool) -> None:

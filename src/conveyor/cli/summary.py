@@ -8,6 +8,9 @@ from conveyor.cli import text
 from conveyor.cli.output import number_of_lines
 from conveyor.cli.snapshot import Snapshot
 
+# What a first run stumbles over, and is mended by another flag.
+_HINTS = {"target_refused": ": on a private network, see --allow-private-targets"}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -53,7 +56,7 @@ def print_summary(report: Report) -> None:
     if now.failed:
         table.add_row("Failed", f"[red]{text.count(now.failed)}")
         for code, number in now.errors:
-            table.add_row("", f"{text.count(number):>{len(text.count(now.failed))}}  {code}")
+            table.add_row("", f"{text.count(number):>{len(text.count(now.failed))}}  {code}{_HINTS.get(code, '')}")
     if now.cancelled:
         table.add_row("Cancelled", text.count(now.cancelled))
     if now.invalid:

@@ -1,0 +1,313 @@
+"""The page of limits: each number from where it stands in the code, with what happens there."""
+
+from typing import NamedTuple
+
+from conveyor import inputs, notices, targets
+from conveyor.accept import limits, schedules
+from conveyor.api import parts, protocol
+from conveyor.cli.text import size as exact_size
+from conveyor.engines import s3
+from conveyor.engines.sqs import polls, queues
+from conveyor.model import Options
+from conveyor.process import retry
+from conveyor.process.executors import export_download, transfer
+from conveyor.serve import exports, progress
+from conveyor.settings import PREFIX, Settings
+
+_DAY = 86_400
+
+
+class Limit(NamedTuple):
+    """What is limited, by how much, by what setting or option it is moved, and what happens there."""
+
+    what: str
+    value: str
+    moved_by: str
+    then: str
+
+
+def _set(field: str) -> str:
+    assert field in Settings.__struct_fields__, field
+    return f"`{PREFIX}{field.upper()}`"
+
+
+def size(number: float) -> str:
+    return exact_size(int(number)).replace(".0 ", " ")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.12g}"
+
+
+def _time(seconds: float) -> str:
+    for unit, name in ((_DAY, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit and seconds % unit == 0:
+            number = int(seconds // unit)
+            return f"{number:,} {name}{'s' if number > 1 else ''}"
+    return f"{seconds:g} s"
+
+
+def requests() -> list[Limit]:
+    default = Settings()
+    return [
+        Limit(
+            "Body of a request",
+            size(default.max_request_bytes),
+            _set("max_request_bytes"),
+            "413 `body_too_large`, counted as it arrives. A list of any size is uploaded instead.",
+        ),
+        Limit(
+            "Tasks in one request",
+            _count(default.max_inline_tasks),
+            _set("max_inline_tasks"),
+            "413 `too_many_tasks`. Upload the list.",
+        ),
+        Limit(
+            "Tasks of a job that is written in the request",
+            _count(default.sync_task_limit),
+            _set("sync_task_limit"),
+            "Above it the answer is 202 and the list is ingested.",
+        ),
+        Limit(
+            "A list, as stored and once decompressed",
+            size(default.max_list_bytes),
+            _set("max_list_bytes"),
+            "The upload is refused, or the ingest fails with the reason; the job can be resumed or deleted.",
+        ),
+        Limit(
+            "One task's input, or one line",
+            size(inputs.MAX_INPUT_BYTES),
+            "",
+            "The task is not valid: it is refused or left out. A line far longer fails the list.",
+        ),
+        Limit("Depth of a task's JSON", _count(inputs.MAX_DEPTH), "", "The task is not valid."),
+        Limit("A URL", f"{_count(targets.MAX_URL_LENGTH)} characters", "", "The task is not valid."),
+        Limit(
+            "Headers of a task or job",
+            f"{inputs.MAX_HEADERS}, {size(inputs.MAX_HEADER_BYTES)}",
+            "",
+            "400 `invalid_field`, or the task is not valid.",
+        ),
+        Limit("Name of a job", f"{limits.MAX_NAME} characters", "", "400 `invalid_field`."),
+        Limit("`id` and `tag` of a task", f"{_count(inputs.MAX_LABEL)} characters", "", "The task is not valid."),
+        Limit("Items of a page", _count(parts.MAX_LIMIT), "", "400 `invalid_field`. Go on by the cursor."),
+        Limit(
+            "Head of a request",
+            f"{size(protocol.MAX_HEAD_BYTES)}, {protocol.MAX_HEADERS} headers",
+            "",
+            "431 `head_too_large`, and the connection is closed.",
+        ),
+        Limit(
+            "Requests with a body at once, in one process",
+            f"{_count(default.max_requests)}, {size(default.max_requests_bytes)}",
+            f"{_set('max_requests')}, {_set('max_requests_bytes')}",
+            "503 `overloaded` with Retry-After.",
+        ),
+        Limit(
+            "Replay of an Idempotency-Key",
+            _time(default.idempotency_seconds),
+            _set("idempotency_seconds"),
+            "The same key makes a new job.",
+        ),
+        Limit(
+            "An upload that no job was made of",
+            _time(default.upload_seconds),
+            _set("upload_seconds"),
+            "It is removed; its link answers 403.",
+        ),
+    ]
+
+
+def work() -> list[Limit]:
+    default = Settings()
+    options = Options()
+    return [
+        Limit("Tasks of a job", "as many as its list holds", "", "Memory does not grow with them."),
+        Limit(
+            "Unfinished tasks of one tenant",
+            _count(default.tenant_queued_tasks),
+            _set("tenant_queued_tasks"),
+            "429 `quota_exceeded` with Retry-After; nothing is made.",
+        ),
+        Limit(
+            "Unfinished tasks of all",
+            _count(default.max_queued_tasks),
+            _set("max_queued_tasks"),
+            "503 `overloaded` with Retry-After; nothing is made.",
+        ),
+        Limit(
+            "Active jobs of one tenant, of all",
+            f"{_count(default.tenant_jobs)}, {_count(default.max_jobs)}",
+            f"{_set('tenant_jobs')}, {_set('max_jobs')}",
+            "429, or 503, as above.",
+        ),
+        Limit(
+            "Lists that wait to be ingested, of one tenant, of all",
+            f"{size(default.tenant_staged_bytes)}, {size(default.max_staged_bytes)}",
+            f"{_set('tenant_staged_bytes')}, {_set('max_staged_bytes')}",
+            "429, or 503, as above.",
+        ),
+        Limit(
+            "Tasks of a run at once",
+            f"{options.concurrency}, at most {_count(limits.RANGES['concurrency'][1])}",
+            "`concurrency`",
+            "The others wait in the queue.",
+        ),
+        Limit(
+            "Tasks at once in one worker loop",
+            _count(default.worker_concurrency),
+            _set("worker_concurrency"),
+            "The others wait in the queue; slots are dealt in turn over tenants and runs.",
+        ),
+        Limit(
+            "Attempts at a task",
+            f"{options.attempts}, at most {_count(limits.RANGES['attempts'][1])}",
+            "`attempts`",
+            "The task fails with the last error. `rerun` runs it again.",
+        ),
+        Limit(
+            "Retry-After that is kept to",
+            _time(retry.MAX_RETRY_AFTER),
+            "",
+            "The next try comes after that time, even if the target asked for more.",
+        ),
+        Limit(
+            "Time of an attempt",
+            f"{options.timeout:g} s, at most {_time(limits.RANGES['timeout'][1])}",
+            "`timeout`",
+            "The attempt fails with `timeout` and is tried again.",
+        ),
+        Limit(
+            "Body of a fetch",
+            f"{size(options.max_body_bytes)}, at most {size(limits.RANGES['max_body_bytes'][1])}",
+            "`max_body_bytes`",
+            "The task fails with `body_too_large`; what is over is not read. Use kind `download`.",
+        ),
+        Limit(
+            "A downloaded file",
+            f"{size(options.download.max_bytes)}, at most {size(limits._DOWNLOAD['max_bytes'][1])}",
+            "`download.max_bytes`",
+            "The task fails with `body_too_large`.",
+        ),
+        Limit(
+            "Redirects",
+            f"{options.max_redirects}, at most {_count(limits.RANGES['max_redirects'][1])}",
+            "`max_redirects`",
+            "The task fails with `too_many_redirects`.",
+        ),
+        Limit(
+            "Times that a download starts over in one attempt",
+            _count(transfer._MOST_RESTARTS),
+            "",
+            "The attempt fails with `range_failed` and is tried again.",
+        ),
+        Limit(
+            "An answer of an export API",
+            size(export_download._MOST_ANSWER),
+            "",
+            "The task fails with `bad_answer`.",
+        ),
+        Limit(
+            "Time for an export API to be ready",
+            f"{_time(86_400)}, at most {_time(limits._POLL['timeout'][1])}",
+            "`export.poll.timeout`",
+            "The task fails with `export_timeout`.",
+        ),
+        Limit(
+            "Lost starts of a chunk, then of a task",
+            _count(default.max_lost_starts),
+            _set("max_lost_starts"),
+            "The task fails with `worker_lost` and is dead-lettered; its neighbours go on.",
+        ),
+        Limit(
+            "An open job without a batch",
+            _time(options.idle_timeout),
+            "`idle_timeout`",
+            "It is closed, and its reason says so.",
+        ),
+        Limit(
+            "A job's rows and bodies",
+            f"{options.retention_days:g} days, at most {limits.RANGES['retention_days'][1]:g}",
+            "`retention_days`",
+            "They expire on the second, and are removed soon after.",
+        ),
+    ]
+
+
+def around() -> list[Limit]:
+    default = Settings()
+    waits = [float(text) for text in default.webhook_retries.split()]
+    return [
+        Limit(
+            "Exports of a job",
+            _count(exports._MOST_OF_A_JOB),
+            "",
+            "409 `limit_reached`. Delete one, or wait until one expires.",
+        ),
+        Limit("Parts of an export", _count(exports.MAX_PARTS), "`part_bytes`", "The export fails and says so."),
+        Limit("An export", _time(default.export_seconds), _set("export_seconds"), "It is removed; make it again."),
+        Limit("Runs that a job shows", _count(progress.MOST_RUNS), "", "Older ones are readable by their id."),
+        Limit("Entries of `notify`", _count(notices.MAX_NOTIFY), "", "400 `invalid_field`."),
+        Limit("Endpoints of one tenant", _count(default.max_webhooks), _set("max_webhooks"), "409 `limit_reached`."),
+        Limit(
+            "Tries of a webhook",
+            f"{len(waits) + 1} over {sum(waits) / _DAY:.1f} days",
+            _set("webhook_retries"),
+            "It is `failed`; `redeliver` sends it again for as long as it is kept.",
+        ),
+        Limit("Time for a receiver to answer", _time(default.webhook_timeout), _set("webhook_timeout"), "Tried again."),
+        Limit(
+            "Open event streams of one tenant, in one process",
+            _count(default.max_streams),
+            _set("max_streams"),
+            "429 `too_many_streams`.",
+        ),
+        Limit("Schedules of one tenant", _count(default.max_schedules), _set("max_schedules"), "409 `limit_reached`."),
+        Limit(
+            "The job of a schedule",
+            size(schedules.MAX_TEMPLATE),
+            "",
+            "400 `invalid_field`. Give it an upload or a URL as its source.",
+        ),
+        Limit(
+            "A list straight to S3",
+            size(s3.MOST_IN_ONE_PUT),
+            "",
+            "A larger one goes through the API.",
+        ),
+        Limit(
+            "A message held on SQS",
+            _time(polls.LONGEST_HOLD),
+            "",
+            "It is lost to its holder and comes again; a download goes on from its pieces.",
+        ),
+        Limit(
+            "Receives of a message on SQS",
+            _count(queues.MOST_RECEIVES),
+            "",
+            "SQS moves it to the dead letters; the sweeper queues the tasks again from their rows.",
+        ),
+        Limit(
+            "Runs with an SQS queue of their own",
+            _count(default.run_queue_limit),
+            _set("run_queue_limit"),
+            "The others share one queue, in message groups.",
+        ),
+    ]
+
+
+def _table(rows: list[Limit]) -> str:
+    lines = [f"| {row.what} | {row.value} | {row.moved_by} | {row.then} |" for row in rows]
+    return "\n".join(["| what | how much | moved by | what happens there |", "|---|---|---|---|", *lines])
+
+
+def requests_part() -> str:
+    return _table(requests())
+
+
+def work_part() -> str:
+    return _table(work())
+
+
+def around_part() -> str:
+    return _table(around())
