@@ -1,6 +1,7 @@
 """The fixtures that tests share: a clock to move, settings in a directory of their own, the system, a running API."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.api import Api, client, new_key
 from tests.clocks import JumpingClock
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a shell. What the tests start would be deaf to Ctrl-C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -108,6 +108,10 @@ async def test_run_killed_ten_times_in_a_row(urls: Path, tmp_path: Path) -> None
     for kill in range(KILLS):
         extra = ["--resume"] if kill else []
         process = subprocess.Popen([*command, *extra], env=environ, stderr=subprocess.DEVNULL)
+        # Before that there is nothing to resume.
+        while not (tmp_path / "data" / "run.json").exists():
+            assert process.poll() is None
+            await asyncio.sleep(0.02)
         kill_after(process, 1.0 + chance.random() * 0.8)
     mark = json.loads((tmp_path / "data" / "run.json").read_text())
     ended = subprocess.run([*command, "--resume"], env=environ, capture_output=True, timeout=PATIENCE, check=False)
