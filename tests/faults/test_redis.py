@@ -1,6 +1,8 @@
 """The Coordinator on a Redis that forgets, restarts, breaks connections or does not answer."""
 
 import asyncio
+import os
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -18,6 +20,8 @@ from tests.clocks import JumpingClock, ManualClock
 from tests.servers.redis import Leak, RedisServer
 
 TTL = 30.0
+# `CONVEYOR_REDIS_CASES` asks for more seeds.
+CASES = int(os.environ.get("CONVEYOR_REDIS_CASES", "40"))
 
 several = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -242,6 +246,38 @@ class TestLostAnswers:
         await coordinator.reserve("host", 1, 10.0, 1)
         (key,) = [word for word in redis.say("KEYS", "*answers*").decode().split() if "answers" in word]
         assert int(redis.say("HLEN", key)[1:]) <= 3
+
+    @pytest.mark.parametrize("seed", range(CASES))
+    async def test_a_bad_day(self, leak: Leak, coordinator: Coordinator, seed: int) -> None:
+        """Several who ask at once while answers are lost: nothing is granted, reserved or added twice."""
+        chance = random.Random(seed)
+        added, said, waits, swapped = 0, set[int](), list[float](), 0
+        for _ in range(chance.randint(5, 10)):
+            leak.losing = chance.choice([0, 0, 1, 2])
+            match chance.randrange(4):
+                case 0:
+                    asked = [chance.randint(1, 3) for _ in range(chance.randint(1, 4))]
+                    once = chance.choice([None, "the same"])
+                    await asyncio.gather(*(coordinator.tally("run", {"n": n}, TTL, once and f"{n}") for n in asked))
+                    added += sum(asked) if once is None else sum(set(asked) - said)
+                    said |= set(asked) if once else set()
+                case 1:
+                    count = chance.randint(1, 4)
+                    waits += await asyncio.gather(*(coordinator.reserve("host", 1, 10.0, 1) for _ in range(count)))
+                case 2:
+                    names = [f"h{number}" for number in range(chance.randint(2, 4))]
+                    leases = await asyncio.gather(*(coordinator.lease("ingest", name, TTL) for name in names))
+                    (lease,) = [lease for lease in leases if lease is not None]
+                    await coordinator.release(lease)
+                case _:
+                    old = b"%d" % swapped if swapped else None
+                    news = [b"%d" % (swapped + 1)] * chance.randint(1, 3)
+                    won = await asyncio.gather(*(coordinator.swap("key", old, new, TTL) for new in news))
+                    assert sum(won) == 1
+                    swapped += 1
+        leak.losing = 0
+        assert await coordinator.tally("run", {"n": 1}, TTL) == {"n": added + 1}
+        assert sorted(waits) == pytest.approx([number / 10 for number in range(len(waits))])
 
 
 class TestRestarts:
