@@ -71,9 +71,12 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 class Up:
     """A server that can be killed and started again."""
 
-    def __init__(self, place: Path, *arguments: str) -> None:
+    def __init__(self, place: Path, *arguments: str, **settings: str) -> None:
         self.data = place / "data"
+        # What it printed since it was last started.
+        self.output = place / "output"
         self._arguments = arguments
+        self._settings = settings
         self._relay = Relay()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = self._relay.url
@@ -85,14 +88,15 @@ class Up:
     def start(self) -> None:
         address = self.data / "local.url"
         address.unlink(missing_ok=True)
-        settings = {"CONVEYOR_DATA": str(self.data), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "up", "--port", "0", *self._arguments],
-            cwd=ROOT,
-            env=environment(**settings, CONVEYOR_LOG_LEVEL="error"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
+        settings = {"CONVEYOR_DATA": str(self.data), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1", **self._settings}
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, "up", "--port", "0", *self._arguments],
+                cwd=ROOT,
+                env=environment(**settings, CONVEYOR_LOG_LEVEL="error"),
+                stdin=subprocess.PIPE,
+                stdout=output,
+            )
         while not address.exists() or not (found := address.read_text().strip()):
             assert self._process.poll() is None
             time.sleep(0.02)
@@ -120,8 +124,8 @@ class Up:
 
 
 @contextmanager
-def running(place: Path, *arguments: str) -> Iterator[Up]:
-    up = Up(place, *arguments)
+def running(place: Path, *arguments: str, **settings: str) -> Iterator[Up]:
+    up = Up(place, *arguments, **settings)
     try:
         up.start()
         yield up

@@ -41,6 +41,7 @@ from conveyor.service import Role, Service
 from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
 from conveyor.targets import TargetGuard
+from conveyor.telemetry.sampler import Sampler
 
 
 class Embedded:
@@ -179,7 +180,7 @@ class Embedded:
         system = self.system
         settings, records, clock = system.settings, system.records, system.clock
         return [
-            Herald(records, system.tasks, clock, settings.failure_notice_seconds),
+            Herald(records, system.tasks, system.coordinator, clock, settings.failure_notice_seconds),
             Notifier(settings, records, system.tasks, clock, StepAnswers(system)),
             Deliverer(settings, records, clock, system.signing_key, self._outbound()),
         ]
@@ -222,7 +223,7 @@ class Embedded:
         return {
             "work": workers,
             "ingest": self.ingesters(),
-            "sweep": [sweeper, retention, *self.exporters(), *self.tellers()],
+            "sweep": [sweeper, retention, Sampler(system), *self.exporters(), *self.tellers()],
             "schedule": [self.scheduler()],
             "monitor": [monitor_of(system), *self.callbacks()],
             "intake": [Intake(system)] if system.inboxes else [],

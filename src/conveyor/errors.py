@@ -6,9 +6,10 @@ ConveyorError
 │   ├── UploadRefused · FormatUnavailable
 │   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
 │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
-├── Unauthorized (401) ── MissingKey · InvalidKey · SignatureRefused (403)
+├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── MethodNotAllowed (405) · Forbidden (403) · TooManyStreams (429) · QuotaExceeded (429)
+├── Forbidden (403) ── CrossSite
+├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
 └── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
@@ -150,6 +151,18 @@ class InvalidKey(Unauthorized):
     code = "invalid_key"
 
 
+class SessionEnded(Unauthorized):
+    """The session has ended. Sign in again: `conveyor dashboard` prints a link."""
+
+    code = "session_ended"
+
+
+class LinkRefused(Unauthorized):
+    """The link was used before, or has expired. `conveyor dashboard` prints a new one."""
+
+    code = "link_refused"
+
+
 class NotFound(ConveyorError):
     """There is nothing under this id."""
 
@@ -174,6 +187,12 @@ class Forbidden(ConveyorError):
 
     code = "forbidden"
     status = 403
+
+
+class CrossSite(Forbidden):
+    """The request comes from a page that is not the dashboard's own."""
+
+    code = "cross_site"
 
 
 class MethodNotAllowed(ConveyorError):

@@ -88,7 +88,7 @@ async def authenticate(source: KeySource, clock: Clock, text: str) -> ApiKey:
     parsed = parse(text)
     key = await source.key(parsed.key_id)
     same = hmac.compare_digest(_hash(parsed.secret), key.secret_sha256 if key else _NO_HASH)
-    if key is None or not same or not _usable(key, clock.now()):
+    if key is None or not same or not is_usable(key, clock.now()):
         raise InvalidKey
     return key
 
@@ -119,7 +119,8 @@ class KeyCache:
         return key
 
 
-def _usable(key: ApiKey, now: float) -> bool:
+def is_usable(key: ApiKey, now: float) -> bool:
+    """Whether a key was neither revoked nor has expired."""
     return key.revoked_at is None and (key.expires_at is None or now < key.expires_at)
 
 

@@ -15,7 +15,8 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.milestones import Milestones
 from conveyor.model import Counts, FailureThreshold, Job, Notice, Run
-from conveyor.states import RunState, sources_of
+from conveyor.states import ENDED, RunState, sources_of
+from conveyor.telemetry import traces
 
 log = structlog.get_logger()
 
@@ -89,6 +90,8 @@ class Lifecycle:
         crashpoint("lifecycle.move.after")
         if not moved:
             return None
+        if target in ENDED:
+            traces.run_ended(job, target, notice.at, reason)
         log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
         return target
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -50,11 +51,13 @@ class Service:
 
     async def run(self) -> None:
         pause = _FIRST_PAUSE
+        # A task of its own runs this: the name is on every line that the role logs.
+        structlog.contextvars.bind_contextvars(role=self.role.name)
         try:
             while not self._stopping:
                 self._wake.clear()
                 try:
-                    delay = await self.role.tick()
+                    delay = await self._tick()
                     pause = _FIRST_PAUSE
                 except Exception:
                     log.exception("role failed; it goes on after a pause", role=self.role.name, pause=pause)
@@ -62,6 +65,19 @@ class Service:
                 await self._rest(delay)
         finally:
             await self.role.close()
+
+    async def _tick(self) -> float:
+        # Without the part that makes the name of one of several unlike the others'.
+        role = self.role.name.partition("_")[0]
+        began = self._clock.monotonic()
+        try:
+            delay = await self.role.tick()
+        except Exception:
+            metrics.TICK_ERRORS.add(1, role)
+            raise
+        metrics.TICK_SECONDS.observe(self._clock.monotonic() - began, role)
+        metrics.TICKED_AT.set(self._clock.now(), role)
+        return delay
 
     async def _rest(self, delay: float) -> None:
         if delay <= 0:

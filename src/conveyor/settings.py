@@ -3,6 +3,7 @@
 Each field is the variable CONVEYOR_<FIELD>; its comment is its description in `conveyor doctor` and in SPEC §9.
 """
 
+import ipaddress
 import math
 import os
 from collections.abc import Mapping
@@ -196,8 +197,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_seconds: float = 3 * 86_400.0
     # Bytes of an export that are made durable at a time: what a crash repeats.
     export_piece_bytes: int = 16 * 1024 * 1024
+    # Seconds in which a link that signs in to the dashboard can be used, once.
+    sign_in_link_seconds: float = 3600.0
+    # Seconds after which a session of the dashboard ends.
+    session_seconds: float = 14 * 86_400.0
     # Level of the log on standard error: debug, info, warning, error.
     log_level: str = "info"
+    # Form of its lines: json, console, or auto, which is console on a terminal and json elsewhere.
+    log_format: str = "auto"
+    # Secret that a scraper sends as its Bearer token to read /metrics, at least 32 characters; without it, /metrics of
+    # the API takes an administrator's key.
+    metrics_token: str | None = None
+    # Port on which every command that runs a role serves /metrics and /healthz too; 0: none.
+    metrics_port: int = 0
+    # Address of that port; one that is not loopback takes CONVEYOR_METRICS_TOKEN.
+    metrics_host: str = "127.0.0.1"
+    # Seconds between two looks at the depth and the age of queues, for the metrics.
+    sample_seconds: float = 15.0
+    # Where spans of jobs are sent, by OTLP over HTTP: http://HOST:4318; without it, none are made.
+    otlp_endpoint: str | None = None
+    # Part of all jobs, of 1, that are traced.
+    trace_ratio: float = 0.1
     # For tests: die at a crash point, as name:n.
     crash_at: str | None = None
 
@@ -304,7 +324,12 @@ _LEAST = {
     "schedule_catch_up": 1,
     "schedule_grace_seconds": 0,
     "schedule_fetch_seconds": 1,
+    "sign_in_link_seconds": 1,
+    "session_seconds": 1,
+    "sample_seconds": 0.01,
+    "trace_ratio": 0,
 }
+_LOG_FORMATS = ("auto", "console", "json")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -315,6 +340,7 @@ def _check(settings: Settings) -> None:
             raise InvalidSetting(f"{PREFIX}{field.upper()} must be at least {least}")
     if not 0 <= settings.port <= 65535:
         raise InvalidSetting(f"{PREFIX}PORT must be between 0 and 65535")
+    _check_telemetry(settings)
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
     if not all(_is_seconds(text) for text in settings.webhook_retries.split()):
@@ -323,6 +349,26 @@ def _check(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
     if settings.previous_signing_key is not None and len(settings.previous_signing_key) < _SHORTEST_SECRET:
         raise InvalidSetting(f"{PREFIX}PREVIOUS_SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
+
+
+def _check_telemetry(settings: Settings) -> None:
+    if not 0 <= settings.metrics_port <= 65535:
+        raise InvalidSetting(f"{PREFIX}METRICS_PORT must be between 0 and 65535")
+    if settings.metrics_token is not None and len(settings.metrics_token) < _SHORTEST_SECRET:
+        raise InvalidSetting(f"{PREFIX}METRICS_TOKEN must have at least {_SHORTEST_SECRET} characters")
+    if settings.metrics_token is None and settings.metrics_port and not _is_loopback(settings.metrics_host):
+        raise InvalidSetting(f"{PREFIX}METRICS_HOST is open to others: set {PREFIX}METRICS_TOKEN")
+    if settings.otlp_endpoint is not None and not settings.otlp_endpoint.startswith(("http://", "https://")):
+        raise InvalidSetting(f"{PREFIX}OTLP_ENDPOINT must be a URL: http://HOST:4318")
+    if settings.log_format not in _LOG_FORMATS:
+        raise InvalidSetting(f"{PREFIX}LOG_FORMAT must be one of {', '.join(_LOG_FORMATS)}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_seconds(text: str) -> bool:

@@ -21,6 +21,8 @@ from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
 from conveyor.signing import signing_key
+from conveyor.telemetry.seams import metered
+from conveyor.telemetry.traces import listening
 
 EMBEDDED = ""
 
@@ -75,22 +77,41 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
         records = engines["records"]
         one_database = records is engines["tasks"] is engines["queue"]
         key = signing_key(settings)
+        await _traces(settings, stack)
+        measured = {seam: _measured(settings, clock, seam, getattr(engines[seam], seam)) for seam in SEAMS}
         yield System(
             settings=settings,
             clock=clock,
-            records=records.records,
-            tasks=engines["tasks"].tasks,
-            queue=engines["queue"].queue,
-            coordinator=engines["coordinator"].coordinator,
-            blobs=engines["blobs"].blobs,
-            whole=records if one_database else None,
+            **measured,
+            whole=metered("whole", records, _engine(settings, "records"), clock) if one_database else None,
             wakes=getattr(engines["queue"], "wakes", None),
             signing_key=key,
             # SQL has no partitions that writes would have to be spread over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
             step_functions=await _step_functions(settings, key, stack),
-            inboxes=await _inboxes(settings, clock, engines["queue"].queue, stack),
+            inboxes=await _inboxes(settings, clock, measured["queue"], stack),
         )
+
+
+def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
+    return metered(seam, engine, _engine(settings, seam), clock)
+
+
+def _engine(settings: Settings, seam: str) -> str:
+    """The name of the engine behind a seam, for metrics."""
+    return _scheme(settings, seam) or ("local" if seam == "blobs" else "sqlite")
+
+
+async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
+    """Have spans sent to where the settings say."""
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        from conveyor.telemetry.spans import OtlpSink
+    except ImportError as error:
+        raise _extra_missing("OTLP_ENDPOINT", "otel", error) from None
+    sink = await stack.enter_async_context(OtlpSink.open(settings.otlp_endpoint))
+    stack.enter_context(listening(sink, settings.trace_ratio))
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, run_queue
+from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, TellsAge, run_queue
 from conveyor.errors import BadCursor
 from conveyor.model import RunId
 from tests.clocks import ManualClock
@@ -352,6 +352,25 @@ class TestDepthAndDrop:
         assert await queue.depth(ONE) == Depth(2, 0, 1)
         clock.advance(70)
         assert await queue.depth(ONE) == Depth(3, 0, 0)
+
+    async def test_age_is_that_of_the_message_that_waits_longest(self, queue: Queue, clock: ManualClock) -> None:
+        """Where the engine knows it."""
+        if not isinstance(queue, TellsAge):
+            return
+        assert await queue.waiting_since(ONE) is None
+        began = clock.now()
+        await queue.send(ONE, [Outgoing(b"later", 50.0)])
+        assert await queue.waiting_since(ONE) is None
+        clock.advance(10)
+        await queue.send(ONE, [Outgoing(b"now")])
+        clock.advance(60)
+        assert await queue.waiting_since(ONE) == began + 10
+        await take(queue)
+        assert await queue.waiting_since(ONE) == began + 50
+        await take(queue)
+        assert await queue.waiting_since(ONE) is None
+        clock.advance(HOLD + 5)
+        assert await queue.waiting_since(ONE) == began + 70 + HOLD
 
     async def test_a_dropped_queue_is_empty(self, queue: Queue, clock: ManualClock) -> None:
         await queue.send(ONE, [*bodies(3), Outgoing(b"later", 5.0)])

@@ -226,6 +226,7 @@ OUT_OF_REACH: dict[str, str] = {
     "dynamodb.batch.after": "as above",
     "tasks.count.before": "only DynamoDB counts in a step of its own; see test_dynamodb.py",
     "tasks.count.after": "as above",
+    "session.redeem.between": "who signs in passes it; see tests/dashboard/test_sessions.py",
 }
 
 # Told by roles that come when they come, of what is no move of the run.

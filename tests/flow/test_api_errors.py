@@ -386,8 +386,9 @@ async def test_a_harmful_request_id_is_replaced(server: Api, given: str) -> None
 async def test_every_route_under_v1_needs_a_key(server: Api, clock: JumpingClock) -> None:
     assert await new_key(server.system, "acme")
     routes = [route for route in create_app(server.system).routes if route.path_format.startswith("/v1")]
-    # The one page that is for everyone, and the one route whose right is in its link.
-    apart = {"/v1/openapi.json": 200, "/v1/uploads/{upload_id}/content": 403}
+    # The one page that is for everyone, the one route whose right is in its link, and the way into a session, which is
+    # for pages of ours.
+    apart = {"/v1/openapi.json": 200, "/v1/uploads/{upload_id}/content": 403, "/v1/sign-in": 403}
     for route in routes:
         for method in set(route.methods) - {"OPTIONS"}:
             path = re.sub(r"{\w+}", "1", route.path_format)

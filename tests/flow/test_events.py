@@ -352,7 +352,7 @@ class TestMilestones:
         return [(event.event, event.data) for event in page.items][1:]
 
     def herald(self, system: System, seconds: float = 60.0) -> Herald:
-        return Herald(system.records, system.tasks, system.clock, seconds)
+        return Herald(system.records, system.tasks, system.coordinator, system.clock, seconds)
 
     async def test_quarters_are_told_once_whoever_looks(self, system: System) -> None:
         job = await self.started(system)

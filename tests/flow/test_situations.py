@@ -10,6 +10,7 @@ import pytest
 
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
+from conveyor.clock import iso_text
 from conveyor.coordination.waits import waiting
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import Depth
@@ -17,7 +18,7 @@ from conveyor.errors import NoWorkers, Overloaded, QuotaExceeded
 from conveyor.model import Backoff, Breaking, Job, JobId, JobKind, Outage, Outcome, TaskError, TaskRef, TenantId
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.monitored import Monitored
-from conveyor.serve.results import stream_body
+from conveyor.serve.results import stream_body, task_progress
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
@@ -66,6 +67,11 @@ class TestStuckDownload:
             async with embedded.running({"work"}):
                 await until(lambda: _bytes_kept(system), lambda size: size >= 2 * MIB - 256 * 1024)
                 assert await monitor.run_once() == Monitored(), "nothing is late yet"
+                job = await embedded.job(ACME, JobId(accepted.subject))
+                (task,) = await system.tasks.at(job.key, [0])
+                shown = await task_progress(system.records, job.key, task)
+                assert shown is not None
+                assert (shown["attempt"], shown["at"] <= iso_text(clock.now())) == (1, True)
                 clock.advance(301)
                 # The row was written when the download began and not since: it is late.
                 seen = await monitor.run_once()
@@ -75,6 +81,7 @@ class TestStuckDownload:
                 )
         (task,) = await system.tasks.at(job.key, [0])
         assert (job.state, task.status, task.attempts) == (RunState.COMPLETED, TaskStatus.SUCCEEDED, 1)
+        assert await task_progress(system.records, job.key, task) is None
         body = task.detail.body
         assert body is not None
         assert (body.length, body.sha256) == (SIZE, digest(SIZE))

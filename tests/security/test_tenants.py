@@ -33,6 +33,8 @@ MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/jobs/{job_id}/tasks/{task_id}/body"): ("",),
     ("GET", "/v1/jobs/{job_id}/events"): ("", "?task={task_id}", "?cursor=1"),
     ("GET", "/v1/jobs/{job_id}/export"): ("", "?partial=true"),
+    ("GET", "/v1/jobs/{job_id}/statistics"): ("", "?run=1"),
+    ("GET", "/v1/jobs/{job_id}/search"): ("?text=example",),
     ("GET", "/v1/jobs/{job_id}/invalid"): ("", "?cursor=000000-000000000001.1"),
     ("POST", "/v1/jobs/{job_id}/tasks"): ("",),
     ("POST", "/v1/jobs/{job_id}/close"): ("",),
@@ -73,6 +75,7 @@ BY_ADMINISTRATORS = {("DELETE", "/v1/keys/{key_id}")}
 WITHOUT_ID = {
     "/healthz",
     "/readyz",
+    "/metrics",
     "/v1/openapi.json",
     "/v1/jobs",
     "/v1/uploads",
@@ -82,6 +85,13 @@ WITHOUT_ID = {
     "/v1/webhooks",
     "/v1/webhooks/secret",
     "/v1/schedules",
+    "/v1/stream",
+    "/v1/breakers",
+    "/v1/lanes",
+    "/v1/workers",
+    "/v1/session",
+    "/v1/sign-in",
+    "/v1/sign-in/links",
 }
 
 

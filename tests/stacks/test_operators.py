@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.settings import Settings
 from conveyor.system import migrate, open_system
-from tests.api import new_key
+from tests.api import client, new_key
 from tests.servers.aws import CREDENTIALS
 from tests.stacks.conftest import urls
 
@@ -83,26 +84,56 @@ async def test_each_role_in_a_process_of_its_own(
     async with open_system(settings, SystemClock()) as system:
         key = await new_key(system, "acme")
     commands = (["api", "--port", "0"], ["work"], ["work"], ["ingest"], ["sweep"], ["schedule"])
+    ports = free_ports(len(commands))
     started.extend(
-        subprocess.Popen([CONVEYOR, *command], env=environ, stdout=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(
+            [CONVEYOR, *command],
+            env={**environ, "CONVEYOR_METRICS_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for command, port in zip(commands, ports, strict=True)
     )
     assert started[0].stdout is not None
     url = started[0].stdout.readline().split()[-1]
     listed = tmp_path / "list.jsonl"
     listed.write_text("".join(f'{{"n": {n}}}\n' for n in range(3000)))
     command = [CONVEYOR, "submit", str(listed), "--handler", "tests.echo"]
-    client = {**environ, "CONVEYOR_URL": url, "CONVEYOR_API_KEY": key}
+    caller = {**environ, "CONVEYOR_URL": url, "CONVEYOR_API_KEY": key}
     made = await asyncio.to_thread(
-        subprocess.run, command, env=client, capture_output=True, text=True, check=False, timeout=120
+        subprocess.run, command, env=caller, capture_output=True, text=True, check=False, timeout=120
     )
     assert made.returncode == 0, made.stderr
     watched = await asyncio.to_thread(
         subprocess.run,
         [CONVEYOR, "watch", made.stdout.split()[0]],
-        env=client,
+        env=caller,
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
     assert watched.returncode == 0, watched.stderr
+    said = [await scraped(port) for port in ports]
+    ended = [each.get('conveyor_tasks_ended_total{status="succeeded"}', 0.0) for each in said]
+    assert sum(ended) == sum(ended[1:3]) == 3000
+    assert [each['conveyor_ingested_total{result="task"}'] for each in said] == [0, 0, 0, 3000, 0, 0]
+    assert ['conveyor_role_tick_seconds_count{role="sampler"}' in each for each in said].index(True) == 4
+    assert 'conveyor_queue_messages{lane="runs",part="ready"}' in said[4]
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+async def scraped(port: int) -> dict[str, float]:
+    """Every series of a role and what it is at."""
+    async with client() as http:
+        response = await http.get(f"http://127.0.0.1:{port}/metrics").build().send()
+        lines = bytes(await response.bytes()).decode().splitlines()
+    pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, _, value in pairs}

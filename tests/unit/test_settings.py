@@ -91,6 +91,8 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "schedule_catch_up": ("7", 7),
     "schedule_grace_seconds": ("8", 8.0),
     "schedule_fetch_seconds": ("9", 9.0),
+    "sign_in_link_seconds": ("60", 60.0),
+    "session_seconds": ("3600", 3600.0),
     "previous_signing_key": ("p" * 32, "p" * 32),
     "step_functions": ("stepfunctions://eu-central-1", "stepfunctions://eu-central-1"),
     "callback_heartbeat_seconds": ("60", 60.0),
@@ -99,6 +101,13 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "intake": ("again jobs", "again jobs"),
     "intake_tenant": ("acme", "acme"),
     "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+    "metrics_token": ("t" * 32, "t" * 32),
+    "metrics_port": ("9100", 9100),
+    "metrics_host": ("::1", "::1"),
+    "sample_seconds": ("5", 5.0),
+    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+    "trace_ratio": ("0.5", 0.5),
     "crash_at": ("tasks.finish.after:2", "tasks.finish.after:2"),
 }
 NUMBERS = [field.name for field in msgspec.structs.fields(Settings) if field.type in (int, float)]

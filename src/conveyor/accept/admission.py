@@ -15,6 +15,7 @@ from conveyor.errors import NoWorkers, Overloaded, QuotaExceeded
 from conveyor.model import WORKERS, Job, TenantId
 from conveyor.states import RunState
 from conveyor.system import System
+from conveyor.telemetry import metrics
 
 _KEY = "admission:load"
 _TURN = "admission:turn"
@@ -91,6 +92,7 @@ class Admission:
 
     def _refusal(self, who: str, part: str, limit: int) -> QuotaExceeded | Overloaded:
         again = self._again()
+        metrics.REFUSALS.add(1, (Overloaded if who == ALL else QuotaExceeded).code, part)
         if who == ALL:
             return Overloaded(
                 f"There is no room for more {part} now: {limit} are the most. Send this again in {again} seconds.",
@@ -114,6 +116,7 @@ class Admission:
             return
         alive = await self._system.coordinator.held(WORKERS)
         if alive < least:
+            metrics.REFUSALS.add(1, NoWorkers.code, "workers")
             raise NoWorkers(
                 f"{alive} workers are alive; {least} must be for work to be accepted.",
                 reason="workers",

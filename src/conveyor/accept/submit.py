@@ -51,6 +51,7 @@ from conveyor.references import messages, send_all
 from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
 from conveyor.system import System
+from conveyor.telemetry import traces
 
 log = structlog.get_logger()
 
@@ -99,6 +100,7 @@ class Submit:
         check_limits(spec)
         job = self._job(tenant, spec, self._system.clock.new_id("job"), None, source)
         await self._write_ingested(job, None, [_ingest_message(job)], _rows(self._system, job, spec))
+        traces.accepted(job, self._system.clock.now())
         return job
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, prefer_async: bool) -> Accepted:
@@ -228,6 +230,7 @@ class Submit:
     ) -> Accepted:
         if standing is not None and row is not None:
             return standing_answer(standing, row.fingerprint)
+        traces.accepted(job, self._system.clock.now())
         log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
         return Accepted(status, body, job.job_id)
 

@@ -17,6 +17,7 @@ from conveyor.api import (
     dead_letters,
     events,
     exports,
+    fleet,
     health,
     invalid,
     jobs,
@@ -26,6 +27,8 @@ from conveyor.api import (
     problems,
     results,
     schedules,
+    sessions,
+    statistics,
     stream,
     uploads,
     webhooks,
@@ -33,9 +36,12 @@ from conveyor.api import (
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
 from conveyor.api.edge import Exchange
 from conveyor.api.intake import Intake
+from conveyor.api.metrics import metrics_route
 from conveyor.api.page import OPENAPI, page
 from conveyor.api.parts import refuse_unknown_parameters
 from conveyor.clock import Clock
+from conveyor.dashboard.files import Files
+from conveyor.dashboard.sessions import Sessions
 from conveyor.keys import KeyCache
 from conveyor.serve.deliveries import Deliveries
 from conveyor.serve.exports import Exports
@@ -50,20 +56,26 @@ class Api(Litestar):
 
     clock: Clock
     intake: Intake
+    files: Files
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        await Exchange(self.clock, self.intake, scope, send).run(super().__call__, receive)
+        await Exchange(self.clock, self.intake, scope, send).run(self._answer, receive)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if not await self.files.answer(scope, send):
+            await super().__call__(scope, receive, send)
 
 
 def create_app(system: System, stop: asyncio.Event | None = None) -> Litestar:
     """The API over one system. Streams, which would go on for ever, end when `stop` is set."""
     stop = stop or asyncio.Event()
+    visitors = Sessions(system.records, system.clock, system.settings)
     app = Api(
-        route_handlers=[*_routes(system), page(partial(_described, system))],
-        dependencies=_parts(system, stop),
+        route_handlers=[*_routes(system, visitors), page(partial(_described, system, visitors))],
+        dependencies=_parts(system, visitors, stop),
         exception_handlers=problems.HANDLERS,
         before_request=refuse_unknown_parameters,
         openapi_config=None,
@@ -74,10 +86,11 @@ def create_app(system: System, stop: asyncio.Event | None = None) -> Litestar:
     )
     app.clock = system.clock
     app.intake = Intake(system.settings)
+    app.files = Files(system.blobs)
     return app
 
 
-def _parts(system: System, stop: asyncio.Event) -> dict[str, Provide]:
+def _parts(system: System, visitors: Sessions, stop: asyncio.Event) -> dict[str, Provide]:
     submit, adding, staging = Submit(system), AddTasks(system), Uploads(system, Admission(system).admit_upload)
     webhooks_part, deliveries, schedules_part = Webhooks(system), Deliveries(system), Schedules(system)
     exports_part = Exports(system)
@@ -92,12 +105,15 @@ def _parts(system: System, stop: asyncio.Event) -> dict[str, Provide]:
         "schedules": Provide(lambda: schedules_part, sync_to_thread=False),
         "exports": Provide(lambda: exports_part, sync_to_thread=False),
         "streams": Provide(lambda: streams, sync_to_thread=False),
+        "sessions": Provide(lambda: visitors, sync_to_thread=False),
     }
 
 
-def _routes(system: System) -> list[ControllerRouterHandler]:
-    guard = key_guard(KeyCache(system.records, system.clock), system.clock)
-    return [health.healthz, health.readyz, _of_tenants(guard), _of_administrators(guard), _of_links()]
+def _routes(system: System, visitors: Sessions) -> list[ControllerRouterHandler]:
+    source = KeyCache(system.records, system.clock)
+    guard = key_guard(source, visitors, system.clock)
+    scraped = metrics_route(system.settings, source, system.clock)
+    return [health.healthz, health.readyz, scraped, _of_tenants(guard), _of_administrators(guard), _of_links()]
 
 
 def _of_tenants(guard: Guard) -> Router:
@@ -124,6 +140,8 @@ def _of_tenants(guard: Guard) -> Router:
             results.show_task,
             results.get_body,
             results.export_job,
+            statistics.show_statistics,
+            statistics.search_tasks,
             exports.create_export,
             exports.list_exports,
             exports.show_export,
@@ -133,6 +151,7 @@ def _of_tenants(guard: Guard) -> Router:
             invalid.list_invalid,
             events.list_events,
             stream.follow_job,
+            stream.follow_jobs,
             webhooks.create_webhook,
             webhooks.list_webhooks,
             webhooks.show_secret,
@@ -152,6 +171,12 @@ def _of_tenants(guard: Guard) -> Router:
             schedules.remove_schedule,
             dead_letters.list_letters,
             dead_letters.redrive_letters,
+            fleet.list_breakers,
+            fleet.list_lanes,
+            fleet.show_workers,
+            sessions.show_session,
+            sessions.sign_out,
+            sessions.create_link,
         ],
         security=[{"key": []}],
     )
@@ -168,15 +193,15 @@ def _of_administrators(guard: Guard) -> Router:
 
 
 def _of_links() -> Router:
-    """What a signed link is the right for, without a key."""
-    return Router(path="/v1", route_handlers=[uploads.fill_upload])
+    """What a signed link is the right for, or a link that signs in, without a key."""
+    return Router(path="/v1", route_handlers=[uploads.fill_upload, sessions.sign_in])
 
 
-def _described(system: System) -> Litestar:
+def _described(system: System, visitors: Sessions) -> Litestar:
     """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
     return Litestar(
-        route_handlers=_routes(system),
-        dependencies=_parts(system, asyncio.Event()),
+        route_handlers=_routes(system, visitors),
+        dependencies=_parts(system, visitors, asyncio.Event()),
         openapi_config=OPENAPI,
         logging_config=None,
     )

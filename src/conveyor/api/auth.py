@@ -1,6 +1,13 @@
-"""Who asks. A guard before every route under /v1: no key, no answer; and the tenant is the key's, whatever is asked."""
+"""Who asks. A guard before every route under /v1: no key and no session, no answer; and the tenant is that of the key,
+whatever is asked.
+
+A browser sends its cookie with whatever a page makes it send. So a request that counts by its cookie must come from
+the dashboard's own pages: browsers say where from (`Sec-Fetch-Site`, `Origin`), and a change must carry a header that
+no other site can send, because nobody here would allow it to.
+"""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -8,25 +15,39 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
 from conveyor.clock import Clock
-from conveyor.errors import Forbidden, InvalidKey
+from conveyor.dashboard.sessions import Sessions
+from conveyor.errors import CrossSite, Forbidden, InvalidKey
 from conveyor.keys import KeySource, authenticate, bearer
 from conveyor.model import ApiKey, TenantId
 
+# Any value will do.
+PROOF_HEADER = "x-conveyor-dashboard"
 
-def key_guard(source: KeySource, clock: Clock) -> Guard:
-    """A guard that lets a request pass with a key that may be used now."""
+Connection = ASGIConnection[Any, Any, Any, Any]
 
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+_READS = frozenset({"GET", "HEAD"})
+
+
+def key_guard(source: KeySource, sessions: Sessions, clock: Clock) -> Guard:
+    """A guard that lets a request pass with a key that may be used now, or with the cookie of a session."""
+
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
         given = connection.headers.getall("authorization", [])
         if len(given) > 1:
             # Which of them counts would be a guess, and someone before us may guess differently.
             raise InvalidKey("More than one Authorization header was given.")
-        connection.scope["auth"] = await authenticate(source, clock, bearer(given[0] if given else None))
+        session = None if given else session_of(connection)
+        if session is None:
+            connection.scope["auth"] = await authenticate(source, clock, bearer(given[0] if given else None))
+            return
+        check_site(connection)
+        connection.scope["auth"] = await sessions.authenticate(session)
+        connection.scope["state"]["session"] = session
 
     return guard
 
 
-def admin_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Behind the guard for keys: lets only an administrator's pass."""
     if not connection.scope["auth"].admin:
         raise Forbidden
@@ -35,3 +56,35 @@ def admin_guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHand
 def tenant_of(request: Request[Any, ApiKey, Any]) -> TenantId:
     """The tenant, once the guard has let the request pass."""
     return request.auth.tenant
+
+
+def session_of(connection: Connection) -> str | None:
+    """The token of the session that a browser shows."""
+    return connection.cookies.get(cookie_name(connection))
+
+
+def cookie_name(connection: Connection) -> str:
+    """Cookies of one host are shared by all its ports: servers beside each other need names of their own."""
+    port = _port(connection.headers.get("host", ""))
+    return "conveyor_session" if port is None else f"conveyor_session_{port}"
+
+
+def check_site(connection: Connection) -> None:
+    """Raise CrossSite unless the request comes from a page of this very origin; a read may be the user's own, too."""
+    scope: Any = connection.scope
+    reads = scope["method"] in _READS
+    site = connection.headers.get("sec-fetch-site", "same-origin")
+    origin = connection.headers.get("origin")
+    if site not in ("same-origin", "none") or (site == "none" and not reads):
+        raise CrossSite
+    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host"):
+        raise CrossSite
+    if not reads and PROOF_HEADER not in connection.headers:
+        raise CrossSite(f"A change in a session must carry the header `{PROOF_HEADER}`.")
+
+
+def _port(host: str) -> int | None:
+    try:
+        return urlsplit(f"//{host}").port
+    except ValueError:
+        return None

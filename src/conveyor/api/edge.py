@@ -8,6 +8,8 @@ import structlog
 
 from conveyor.api.intake import Intake, hand
 from conveyor.clock import Clock
+from conveyor.telemetry import metrics
+from conveyor.telemetry.traces import called_by
 
 log = structlog.get_logger()
 
@@ -25,7 +27,7 @@ HEADERS: dict[bytes, bytes] = {
     b"x-frame-options": b"DENY",
 }
 _REQUEST_ID = re.compile(rb"[0-9A-Za-z._-]{1,100}")
-_QUIET = frozenset({"/healthz", "/readyz"})
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 _SHOWN = 200
 
 
@@ -45,6 +47,8 @@ class Exchange:
         self._status = 0
         self._ended = False
         scope.setdefault("state", {})["request_id"] = _given_id(scope) or clock.new_id("req")
+        structlog.contextvars.bind_contextvars(request_id=request_id(scope))
+        called_by(_header(scope, b"traceparent").decode("latin-1"))
         self._held = hand(scope, intake)
 
     async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive) -> None:
@@ -57,6 +61,7 @@ class Exchange:
                 raise
         finally:
             self._held.leave()
+            self._count()
             self._log()
 
     async def send(self, message: Message) -> None:
@@ -72,6 +77,12 @@ class Exchange:
         headers.extend((name, value) for name, value in HEADERS.items() if name not in present)
         headers.append((b"x-request-id", request_id(self._scope).encode()))
         return headers
+
+    def _count(self) -> None:
+        # Of a request that no route takes, the path is anybody's invention.
+        route = self._scope.get("path_template") or ("dashboard" if 200 <= self._status < 400 else "unmatched")
+        metrics.REQUESTS.add(1, self._scope.get("method", ""), route, f"{self._status // 100}xx")
+        metrics.REQUEST_SECONDS.observe(self._clock.monotonic() - self._started, route)
 
     def _log(self) -> None:
         # The raw path: percent signs keep line breaks and escapes out of the log. The query is left out, since
@@ -92,5 +103,10 @@ class Exchange:
 
 
 def _given_id(scope: Scope) -> str | None:
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    given = _header(scope, b"x-request-id")
     return given.decode() if _REQUEST_ID.fullmatch(given) else None
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    found: bytes = next((value for name, value in scope["headers"] if name == wanted), b"")
+    return found

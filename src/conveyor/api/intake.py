@@ -5,6 +5,7 @@ from typing import Any
 
 from conveyor.errors import Overloaded
 from conveyor.settings import Settings
+from conveyor.telemetry import metrics
 
 _STATE = "body_in_hand"
 _AGAIN = 2
@@ -63,6 +64,7 @@ def in_hand(scope: Any) -> InHand | None:
 
 
 def _full() -> Overloaded:
+    metrics.REFUSALS.add(1, Overloaded.code, "requests")
     return Overloaded(
         "The server has as many requests in hand as it can. Send this again in a moment.",
         reason="requests",

@@ -13,6 +13,7 @@ from litestar.response import Stream
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
+from conveyor.dashboard.sessions import Sessions
 from conveyor.engines.records import Records
 from conveyor.errors import BadCursor, NotFound, RangeRefused, UnknownField
 from conveyor.model import ApiKey, Job, JobId, TenantId
@@ -33,6 +34,7 @@ DeliveriesPart = NamedDependency[SkipValidation[Deliveries]]
 SchedulesPart = NamedDependency[SkipValidation[Schedules]]
 ExportsPart = NamedDependency[SkipValidation[Exports]]
 StreamsPart = NamedDependency[SkipValidation[Streams]]
+SessionsPart = NamedDependency[SkipValidation[Sessions]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
 
 NDJSON = "application/x-ndjson"

@@ -32,7 +32,7 @@ from conveyor.model import Job, Task
 from conveyor.serve.export import export_zip
 from conveyor.serve.listing import listing_lines, listing_page
 from conveyor.serve.names import body_name
-from conveyor.serve.results import body_link, body_ref, stream_body, stream_range, task_json
+from conveyor.serve.results import body_link, body_ref, stream_body, stream_range, task_json, task_progress
 from conveyor.serve.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
@@ -72,25 +72,26 @@ async def list_results(
     """Tasks of a run in order of task_id, those that match every filter; or, with `run=latest-per-task`, every task of
     the job as it came out last, in the order of the first run. With `Accept: application/x-ndjson`, all that follow the
     cursor as a download, a line each, in no certain order; a stream that breaks off says so in its last line."""
-    where = TaskFilter(_status(status), error_code, http_status, tag)
+    where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
     if wants_lines(request):
-        lines = listing_lines(system.tasks, runs, where, cursor, partial(_shown, system, job))
+        lines = listing_lines(system.tasks, runs, where, cursor, partial(shown_tasks, system, job))
         return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
     page = await listing_page(system.tasks, runs, where, limit, cursor)
-    return answer({"items": await _shown(system, job, page.items), "next_cursor": page.next_cursor})
+    return answer({"items": await shown_tasks(system, job, page.items), "next_cursor": page.next_cursor})
 
 
 @get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
 async def show_task(
     job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """One task and its result, of any run of the job."""
+    """One task and its result, of any run of the job; how far it is, if it is under way and says so."""
     job = await find_job(system.records, tenant, job_id)
-    _, task = await locate_task(system.records, system.tasks, job, task_id)
-    [shown] = await _shown(system, job, [task])
-    return answer(shown)
+    run, task = await locate_task(system.records, system.tasks, job, task_id)
+    [shown] = await shown_tasks(system, job, [task])
+    progress = await task_progress(system.records, run, task)
+    return answer(shown if progress is None else {**shown, "progress": progress})
 
 
 @get(
@@ -142,6 +143,11 @@ async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPa
     return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
 
 
+def task_filter(status: str | None, error_code: str | None, http_status: int | None, tag: str | None) -> TaskFilter:
+    """What the parameters of a listing ask for. Raises InvalidField."""
+    return TaskFilter(_status(status), error_code, http_status, tag)
+
+
 def _status(label: str | None) -> TaskStatus | None:
     if label is None:
         return None
@@ -150,7 +156,8 @@ def _status(label: str | None) -> TaskStatus | None:
     return _STATUSES[label]
 
 
-async def _shown(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+async def shown_tasks(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Tasks as a client sees them, with the links to their bodies."""
     shown = []
     for number, task in enumerate(tasks, start=1):
         path = f"/v1/jobs/{job.job_id}/tasks/{task.task_id}/body"

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Literal
 
 import uvicorn
 
@@ -18,6 +19,7 @@ SHUTDOWN_SECONDS = 10
 _BACKLOG = 2048
 
 OnReady = Callable[[str], None]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class _Server(uvicorn.Server):
@@ -37,14 +39,26 @@ class _Server(uvicorn.Server):
 
 
 async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
-    """Serve until `stop` is set, then finish what is being answered. Port 0 takes a free one; `on_ready` gets
+    """Serve the API until `stop` is set, then finish what is being answered. Port 0 takes a free one; `on_ready` gets
     the URL."""
+    await serve_app(create_app(system, stop), host, port, stop, on_ready, lifespan="on")
+
+
+async def serve_app(
+    app: Application,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    on_ready: OnReady,
+    lifespan: Literal["on", "off"] = "off",
+) -> None:
+    """The same for any application."""
     config = uvicorn.Config(
-        create_app(system, stop),
+        app,
         loop="none",
         http=CappedProtocol,
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         # What it warns of, any stranger can cause; a failure of ours is logged at the edge.

@@ -127,6 +127,18 @@ class JobShape(ListedJob, frozen=True, kw_only=True):
     verify: VerifyShape | msgspec.UnsetType = msgspec.UNSET
 
 
+class ProgressShape(Shape, frozen=True):
+    """How far an attempt is, when it last said so: bytes of a download, or whatever a function counts."""
+
+    at: str
+    attempt: int
+    done: int
+    total: int | None
+    # A second, over the last interval.
+    rate: float
+    note: str | None
+
+
 class TaskShape(Shape, frozen=True):
     """A task and its result."""
 
@@ -145,6 +157,8 @@ class TaskShape(Shape, frozen=True):
     elapsed: float | None
     finished_at: str | None
     body_url: str | None
+    # Of one task alone, while it has not ended and has said how far it is.
+    progress: ProgressShape | msgspec.UnsetType = msgspec.UNSET
 
 
 class EventShape(Shape, frozen=True):
@@ -415,6 +429,107 @@ class NewKeyShape(Shape, frozen=True):
     tenant: str
 
 
+class SampleShape(Shape, frozen=True):
+    """The counts of a run at a time."""
+
+    at: str
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
+class DurationShape(Shape, frozen=True):
+    """How many tasks took about so long in their last attempt; each step is a tenth longer than the one before."""
+
+    seconds: float
+    count: int
+
+
+class StatisticsShape(Shape, frozen=True):
+    """How a run went: counts over time, oldest first; task times, shortest first; errors, most frequent first."""
+
+    run_id: RunId
+    samples: list[SampleShape]
+    durations: list[DurationShape]
+    errors: list[ErrorCount]
+
+
+class BreakerShape(Shape, frozen=True):
+    """A target that is left alone (`open`) or tried again by a few at once (`half_open`)."""
+
+    target: str
+    state: str
+    since: str
+    until: str
+    # Times in a row that it was found down.
+    times: int
+    # Tasks that may try it at once when it is tried again.
+    at_once: int
+
+
+class DepthShape(Shape, frozen=True):
+    """Messages of a queue that wait, are held by workers, or are delayed."""
+
+    ready: int
+    held: int
+    delayed: int
+
+
+class LaneShape(Shape, frozen=True):
+    """A run that has not ended, as workers see it. What comes again stands in a queue of its own."""
+
+    job_id: JobId
+    run_id: RunId
+    name: str | None
+    kind: JobKind
+    state: RunState
+    priority: int
+    concurrency: int
+    running: int
+    queue: DepthShape
+    recovery: DepthShape
+    waiting: WaitShape | None
+
+
+class LongTaskShape(Shape, frozen=True):
+    """A long task that a worker runs."""
+
+    job_id: JobId
+    run_id: RunId
+    index: int
+
+
+class BusyWorkerShape(Shape, frozen=True):
+    """A worker that runs long tasks of the tenant, and when it last said so."""
+
+    name: str
+    at: str
+    tasks: list[LongTaskShape]
+
+
+class WorkersShape(Shape, frozen=True):
+    """Worker loops that are alive; how many tasks all of them may run at once, if that is limited."""
+
+    alive: int
+    slots: int | None
+    long_tasks: list[BusyWorkerShape]
+
+
+class SessionShape(Shape, frozen=True):
+    """Who is signed in."""
+
+    tenant: str
+    key_id: str
+    key_name: str | None
+
+
+class LinkShape(Shape, frozen=True):
+    """A path that opens the dashboard, once."""
+
+    path: str
+    expires_at: str
+
+
 class HealthShape(Shape, frozen=True):
     """It is well."""
 
@@ -432,6 +547,28 @@ class ResultsPage(Shape, frozen=True):
     """Tasks, in order of task_id."""
 
     items: list[TaskShape]
+    next_cursor: str | None
+
+
+class FoundPage(Shape, frozen=True):
+    """Tasks that match, and how many rows were read for that."""
+
+    items: list[TaskShape]
+    next_cursor: str | None
+    read: int
+
+
+class BreakersPage(Shape, frozen=True):
+    """All breakers that are not closed, in order of target."""
+
+    items: list[BreakerShape]
+    next_cursor: None
+
+
+class LanesPage(Shape, frozen=True):
+    """Runs that have not ended, newest job first."""
+
+    items: list[LaneShape]
     next_cursor: str | None
 
 

@@ -7,10 +7,13 @@ from litestar.params import FromPath
 
 from conveyor.api import shapes
 from conveyor.api.parts import ApiRequest, StreamsPart, SystemPart, TenantPart, find_job, stream
+from conveyor.serve.jobs_stream import JobsStream
 from conveyor.serve.stream import JobStream
 
 MEDIA_TYPE = "text/event-stream"
 _LONGEST_ID = 200
+# Proxies that gather an answer before they pass it on are asked not to.
+_UNGATHERED = {"X-Accel-Buffering": "no"}
 
 
 @get(
@@ -29,5 +32,11 @@ async def follow_job(
     following = JobStream(system, streams, job)
     if not await following.resume(request.headers.get("last-event-id", "")[:_LONGEST_ID] or None):
         return Response(None, status_code=204)
-    # Proxies that gather an answer before they pass it on are asked not to.
-    return await stream(following.frames(), MEDIA_TYPE, {"X-Accel-Buffering": "no"})
+    return await stream(following.frames(), MEDIA_TYPE, _UNGATHERED)
+
+
+@get("/stream", summary="Follow all jobs", media_type=MEDIA_TYPE, responses=shapes.problems(429))
+async def follow_jobs(system: SystemPart, tenant: TenantPart, streams: StreamsPart) -> Response[Any]:
+    """Server-sent events for the 50 newest jobs: `job` with a job as the list has it, first all of them and then each
+    that changed, looked at every 1.5 seconds; `gone` with the id of one that was deleted or expired."""
+    return await stream(JobsStream(system, streams, tenant).frames(), MEDIA_TYPE, _UNGATHERED)

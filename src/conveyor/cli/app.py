@@ -4,6 +4,7 @@ import typer
 
 from conveyor.cli import (
     control,
+    dashboard,
     dead_letters,
     demo,
     doctor,
@@ -39,6 +40,7 @@ _CARE = "Keys and care"
 app.command("run", rich_help_panel=_HERE)(run.run)
 app.command("demo", rich_help_panel=_HERE)(demo.demo)
 app.command("up", rich_help_panel=_SERVER)(up.up)
+app.command("dashboard", rich_help_panel=_SERVER)(dashboard.dashboard)
 app.command("submit", rich_help_panel=_SERVER)(submit.submit)
 app.command("jobs", rich_help_panel=_SERVER)(jobs.jobs)
 app.command("show", rich_help_panel=_SERVER)(jobs.show)

@@ -37,7 +37,9 @@ def guarded(arguments: Sequence[str] | None) -> int:
 
 def complain(message: str) -> None:
     """One line on standard error."""
-    print(f"conveyor: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    from conveyor.telemetry.redact import redacted
+
+    print(f"conveyor: {redacted(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 def _short(message: str) -> str:

@@ -71,7 +71,7 @@ def _reach(data: Any, here: Callable[["System"], Awaitable[T]], through: Callabl
     from conveyor.system import open_system
 
     settings = Settings.load(data=data)
-    configure_log(settings.log_level, quiet=True)
+    configure_log(settings.log_level, quiet=True, form=settings.log_format)
 
     async def directly() -> T:
         async with open_system(settings) as system:

@@ -63,7 +63,7 @@ def run_here(plan: Plan, as_json: bool) -> int:
     from conveyor.cli.output import print_json, printable
     from conveyor.cli.summary import print_summary
 
-    configure_log(plan.settings.log_level, quiet=True)
+    configure_log(plan.settings.log_level, quiet=True, form=plan.settings.log_format)
     new = not plan.settings.data.exists()
     mark = _mark(plan)
     stop = Stop(lambda: complain("Stopping: giving back what is held. Ctrl-C again leaves at once."))

@@ -65,7 +65,7 @@ def monitor(data: Data = None, once: Once = False) -> None:
     from conveyor.cli.logs import configure_log
     from conveyor.cli.loop import run_async
 
-    configure_log(settings.log_level)
+    configure_log(settings.log_level, form=settings.log_format)
     print(run_async(_monitor_once(settings)))
 
 
@@ -87,7 +87,7 @@ def migrate(data: Data = None) -> None:
     from conveyor.system import migrate as migrate_engines
 
     settings = Settings.load(data=data)
-    configure_log(settings.log_level)
+    configure_log(settings.log_level, form=settings.log_format)
     for done in run_async(migrate_engines(settings, SystemClock())):
         print(done)
     if not any(getattr(settings, seam) for seam in _SHARED):
@@ -108,23 +108,31 @@ def _run(settings: Settings, role: str) -> None:
             f"A role alone needs engines that processes share: set {', '.join(missing)}, or use `conveyor up`, "
             "which has all roles in one process."
         )
-    configure_log(settings.log_level)
+    configure_log(settings.log_level, form=settings.log_format)
     stop = Stop(lambda: complain("Stopping: giving back what is held."))
     run_async(_work(settings, role, stop))
 
 
+def _announce(url: str, dashboard: str) -> None:
+    print(f"Serving at {url}")
+    print(f"  open    {url}{dashboard}", flush=True)
+
+
 async def _work(settings: Settings, role: str, stop: "Stop") -> None:
+    from conveyor.api.scrape import scraped
     from conveyor.api.server import serve
+    from conveyor.cli.connection import api_key
+    from conveyor.cli.dashboard import sign_in_path
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
     stop.listen()
     async with open_system(settings) as system:
         if role == "api":
-            await serve(
-                system, settings.host, settings.port, stop.event, lambda url: print(f"Serving at {url}", flush=True)
-            )
+            link = await sign_in_path(system, api_key(settings))
+            async with scraped(settings):
+                await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return
-        async with Embedded(system).running({role}):
+        async with Embedded(system).running({role}), scraped(settings):
             print(f"Conveyor {role} is at work.", flush=True)
             await stop.event.wait()

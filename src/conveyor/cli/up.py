@@ -44,7 +44,7 @@ def up(
         allow_private_targets=allow_private_targets or None,
     )
     check_data(settings.data)
-    configure_log(settings.log_level)
+    configure_log(settings.log_level, form=settings.log_format)
     if not _is_loopback(settings.host):
         complain(
             f"Listening on {settings.host}: anyone who can reach it and has a key can use it. Keys go unencrypted."
@@ -55,20 +55,22 @@ def up(
 
 
 async def _serve(settings: Settings, stop: "Stop") -> None:
+    from conveyor.api.scrape import scraped
     from conveyor.api.server import serve
+    from conveyor.cli.dashboard import sign_in_path
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
     stop.listen()
     async with open_system(settings) as system:
-        await _ensure_local_key(system)
-        async with Embedded(system).running():
-            with _announced(settings) as on_ready:
+        link = await sign_in_path(system, await _ensure_local_key(system))
+        async with Embedded(system).running(), scraped(settings):
+            with _announced(settings, link) as on_ready:
                 await serve(system, settings.host, settings.port, stop.event, on_ready)
 
 
-async def _ensure_local_key(system: "System") -> None:
-    """An administrator's key in local.key that works; one that was revoked, or is none, is replaced."""
+async def _ensure_local_key(system: "System") -> str:
+    """An administrator's key in local.key that works; one that was revoked, or is none, is replaced. Returns it."""
     from conveyor.cli.connection import LOCAL_TENANT, local_key_file, read_line
     from conveyor.errors import InvalidKey
     from conveyor.keys import authenticate, make_key
@@ -78,7 +80,7 @@ async def _ensure_local_key(system: "System") -> None:
     if kept is not None:
         try:
             if (await authenticate(system.records, system.clock, kept)).admin:
-                return
+                return kept
         except InvalidKey:
             pass
         path.unlink()
@@ -87,10 +89,11 @@ async def _ensure_local_key(system: "System") -> None:
     # Closed to others before the key is in it.
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(text + "\n")
+    return text
 
 
 @contextmanager
-def _announced(settings: Settings) -> Iterator[Callable[[str], None]]:
+def _announced(settings: Settings, dashboard: str) -> Iterator[Callable[[str], None]]:
     """Say where the server is, on standard output and in local.url, as long as it is there."""
     from conveyor.cli.connection import local_url_file
 
@@ -98,7 +101,7 @@ def _announced(settings: Settings) -> Iterator[Callable[[str], None]]:
         # Bound to every address, it is reached from here on loopback.
         url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         local_url_file(settings.data).write_text(url + "\n")
-        _print_welcome(settings, url)
+        _print_welcome(settings, url, dashboard)
 
     try:
         yield on_ready
@@ -106,7 +109,7 @@ def _announced(settings: Settings) -> Iterator[Callable[[str], None]]:
         local_url_file(settings.data).unlink(missing_ok=True)
 
 
-def _print_welcome(settings: Settings, url: str) -> None:
+def _print_welcome(settings: Settings, url: str, dashboard: str) -> None:
     from conveyor import __version__
     from conveyor.cli.connection import local_key_file
 
@@ -117,6 +120,7 @@ def _print_welcome(settings: Settings, url: str) -> None:
     print(f"  data    {settings.data.absolute()}")
     print(f"  key     {local_key_file(settings.data).absolute()}; the command line finds it")
     print(f"  submit  {' '.join([*needed, 'conveyor submit urls.txt'])}")
+    print(f"  open    {url}{dashboard}")
     print("  stop    Ctrl-C", flush=True)
 
 

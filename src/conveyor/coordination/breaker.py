@@ -20,6 +20,7 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import ConveyorError
 from conveyor.model import RunId, TenantId
 from conveyor.settings import Settings
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -77,6 +78,21 @@ _states = msgspec.json.Decoder(dict[str, Open])
 
 def breaker_key(tenant: TenantId, target: str) -> str:
     return f"{tenant}/{target}"
+
+
+async def breakers_of(coordinator: Coordinator, clock: Clock, tenant: TenantId) -> list[tuple[str, Open]]:
+    """The tenant's targets that are not closed, with their breakers, in order of name."""
+    doc = _decoded(await coordinator.cached(_KEY))
+    mine = breaker_key(tenant, "")
+    found = {key.removeprefix(mine): state for key, state in doc.items() if key.startswith(mine)}
+    return sorted((target, state) for target, state in found.items() if state.level < _LEVELS)
+
+
+async def breaker_counts(coordinator: Coordinator, clock: Clock) -> tuple[int, int]:
+    """How many breakers of all tenants are open, and half-open."""
+    states = [state for state in _decoded(await coordinator.cached(_KEY)).values() if state.level < _LEVELS]
+    opened = sum(clock.now() < state.until for state in states)
+    return opened, len(states) - opened
 
 
 class Breakers:
@@ -320,6 +336,8 @@ def _has_room(doc: dict[str, Open], key: str) -> bool:
 def _log(key: str, old: Open | None, new: Open) -> None:
     tenant, _, target = key.partition("/")
     if new.level == _LEVELS:
+        metrics.BREAKER_CHANGES.add(1, "closed")
         log.info("target answers again", tenant=tenant, target=target)
     elif old is None or new.since != old.since or new.times != old.times:
+        metrics.BREAKER_CHANGES.add(1, "open")
         log.warning("target is down", tenant=tenant, target=target, until=iso_text(new.until), times=new.times)

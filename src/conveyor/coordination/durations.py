@@ -39,11 +39,20 @@ async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iter
         log.warning("task times were not kept", run=run_id, error=str(error))
 
 
+async def histogram(coordinator: Coordinator, run_id: RunId) -> list[tuple[float, int]]:
+    """How many tasks took about so many seconds, the shortest first."""
+    return [(_seconds(step), count) for step, count in await _steps(coordinator, run_id)]
+
+
 async def task_time(coordinator: Coordinator, run_id: RunId) -> TaskTime | None:
     """None if nothing is known."""
-    kept = await coordinator.tally(_name(run_id), {}, _KEEP_SECONDS)
-    steps = sorted((int(step), count) for step, count in kept.items())
+    steps = await _steps(coordinator, run_id)
     return TaskTime(_quantile(steps, 0.5), _quantile(steps, 0.95)) if steps else None
+
+
+async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int]]:
+    kept = await coordinator.tally(_name(run_id), {}, _KEEP_SECONDS)
+    return sorted((int(step), count) for step, count in kept.items())
 
 
 def _name(run_id: RunId) -> str:
@@ -58,4 +67,8 @@ def _quantile(steps: list[tuple[int, int]], share: float) -> float:
     below = itertools.accumulate(count for _, count in steps)
     wanted = share * sum(count for _, count in steps)
     step = next(step for (step, _), number in zip(steps, below, strict=True) if number >= wanted)
+    return _seconds(step)
+
+
+def _seconds(step: int) -> float:
     return float(f"{_FIRST * _GROWTH**step:.3g}")

@@ -1,7 +1,7 @@
 """Queue: messages that are seen by one receiver at a time, until acknowledged. A hint; the rows are the truth."""
 
 from collections.abc import Collection, Sequence
-from typing import NewType, Protocol
+from typing import NewType, Protocol, runtime_checkable
 
 import msgspec
 
@@ -112,6 +112,14 @@ class Queue(Protocol):
 
     async def drop(self, queue: QueueName) -> None:
         """Remove a queue and all in it."""
+
+
+@runtime_checkable
+class TellsAge(Protocol):
+    """A capability: it is known how long messages wait."""
+
+    async def waiting_since(self, queue: QueueName) -> float | None:
+        """Since when the message that waits longest could have been taken; None if none waits."""
 
 
 class Arrived(msgspec.Struct, frozen=True):

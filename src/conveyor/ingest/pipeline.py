@@ -28,6 +28,7 @@ from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
 from conveyor.references import messages, send_all
 from conveyor.settings import Settings
 from conveyor.states import RunState
+from conveyor.telemetry import metrics
 
 T = TypeVar("T")
 
@@ -88,6 +89,8 @@ class Ingest:
             await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
             crashpoint("ingest.enqueue.after")
             await self._keep_invalid(job, one, batch)
+            metrics.INGESTED.add(len(batch.seeds), "task")
+            metrics.INGESTED.add(len(batch.invalid), "invalid")
             one = _advanced(one, batch)
             if not await self.records.checkpoint(job.run.run_id, one, lease.fence):
                 return False

@@ -13,6 +13,8 @@ from conveyor.ingest.pipeline import Ingest
 from conveyor.ingest.plan import HoldLost
 from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, resumable
 from conveyor.states import ENDED, RunState
+from conveyor.telemetry import traces
+from conveyor.telemetry.redact import redacted
 
 log = structlog.get_logger()
 
@@ -65,15 +67,19 @@ class Ingester:
         if lease is None:
             await self._ingest.queue.release(CONTROL, [delivery.receipt], _BUSY_ELSEWHERE)
             return
+        began, failure = self._ingest.clock.now(), None
         try:
-            done = await self._work(message, job, lease, delivery)
+            with structlog.contextvars.bound_contextvars(job=job.job_id, run=job.run.run_id):
+                done = await self._work(message, job, lease, delivery)
         except HoldLost:
             done = False
         except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
             await self._failed(job, delivery, error)
             return
         finally:
             await self._coordinator.release(lease)
+            self._trace(job, number, began, failure)
         if done:
             crashpoint("ingester.ack.before")
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
@@ -104,6 +110,11 @@ class Ingester:
             return True
         return await self._ingest.ingest_range(job, one, lease, keep_hold)
 
+    def _trace(self, job: Job, number: int | None, began: float, failure: str | None) -> None:
+        name = "ingest split" if number is None else "ingest range"
+        about = {} if number is None else {"conveyor.range": number}
+        traces.span(name, job.job_id, job.run.run_id, began, self._ingest.clock.now(), about, error=failure)
+
     async def _failed(self, job: Job, delivery: Delivery, error: Exception) -> None:
         """What no second try would mend, and what several did not, goes to the dead letters, and the run says why."""
         lasting = isinstance(error, BadInput)
@@ -115,7 +126,8 @@ class Ingester:
             await self._ingest.queue.extend(CONTROL, [delivery.receipt], pause)
             return
         cause = str(error) if lasting else f"{type(error).__name__}: {error} (tried {delivery.receives} times)"
-        reason = INGEST_FAILED + cause
+        # It is shown with the job.
+        reason = INGEST_FAILED + redacted(cause)
         # A bad list is its sender's affair, and no trouble of ours.
         say = log.info if lasting else log.error
         say("ingest given up", job=job.job_id, reason=reason)

@@ -6,11 +6,14 @@ process that started it does, however that ends: the socket between them is then
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
@@ -21,6 +24,7 @@ from conveyor.process.frames import Drop, Order, Orders, Pack, Packed, decode_or
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
 from conveyor.targets import TargetGuard
+from conveyor.telemetry.plain import configure_plain_log
 
 _PACK_COUNT = 64
 _PACK_BYTES = 1024 * 1024
@@ -138,12 +142,19 @@ def main() -> None:
     # The process that started this one decides when to stop; a signal to the whole group is for that one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_plain_log("fetcher")
     try:
         import uvloop  # noqa: PLC0415  (absent on Windows)
     except ImportError:
-        asyncio.run(_main(int(sys.argv[1])))
+        run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
     else:
-        uvloop.run(_main(int(sys.argv[1])))
+        run = uvloop.run
+    try:
+        run(_main(int(sys.argv[1])))
+    except Exception:
+        # Not by the interpreter, which would show whatever the error says.
+        logging.getLogger(__name__).exception("a fetching process failed")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from conveyor.process.executors.fetch import host_of
 from conveyor.process.frames import Drop, Order, Orders, Pack, decode_pack, framed, read_frame
 from conveyor.process.watchdog import GRACE, timeout_of
 from conveyor.settings import Settings
+from conveyor.telemetry import children
 
 log = structlog.get_logger()
 
@@ -85,11 +86,12 @@ class Fetcher:
         """Keep a process at work until cancelled."""
         pause = _FIRST_PAUSE
         while True:
-            started = self._clock.monotonic()
+            started, early = self._clock.monotonic(), False
             try:
                 await self._serve()
+                early = True
             finally:
-                await self._end()
+                await self._end(early)
             if self._clock.monotonic() - started > _SETTLED_SECONDS:
                 pause = _FIRST_PAUSE
             log.error("a fetching process ended and is started again", seconds=pause)
@@ -151,6 +153,7 @@ class Fetcher:
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
             )
+        children.born("fetcher", self._process.pid)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(framed(_plain(self._settings)))
         try:
@@ -199,7 +202,7 @@ class Fetcher:
                 port.dropped([one])
         return [port for port, _, _ in sorted_.values()]
 
-    async def _end(self) -> None:
+    async def _end(self, early: bool) -> None:
         """The process is gone, or is to go: it ends with the socket. What it had is lost."""
         self.ready.clear()
         if self._writer is not None:
@@ -215,6 +218,7 @@ class Fetcher:
         for port, held in ports.values():
             port.lost(held)
         if process is not None:
+            children.gone("fetcher", process.pid, early=early)
             process.kill()
             await asyncio.to_thread(process.wait)
 

@@ -23,6 +23,7 @@ from conveyor.process.outcomes import detail_json, with_body
 from conveyor.process.retry import late, retry_delay, too_late
 from conveyor.references import encode, gathered, send_all
 from conveyor.states import TaskStatus
+from conveyor.telemetry.attempts import recorded
 
 log = structlog.get_logger()
 
@@ -208,9 +209,12 @@ class Recorder:
     async def _persist(self, group: list[Done]) -> None:
         """Write one run's part of a flush, trying again while the store fails; at last let go of the messages."""
         pause = 0.1
+        began = self._clock.now()
         for attempt in range(1, _TRIES + 1):
             try:
-                return await self._write(group)
+                await self._write(group)
+                recorded(group[0].job, group, began, self._clock.now())
+                return
             except Exception as error:
                 # Whatever it is: an outcome that is neither written nor let go of would be held for ever.
                 log.warning("results were not written", run=group[0].job.run.run_id, attempt=attempt, error=repr(error))
@@ -219,7 +223,6 @@ class Recorder:
         log.error("results given up; their messages will be delivered again", count=len(group))
         for done in group:
             done.chunk.lost = True
-        return None
 
     async def _write(self, group: list[Done]) -> None:
         job = group[0].job

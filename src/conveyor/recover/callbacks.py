@@ -33,6 +33,7 @@ from conveyor.faults import crashpoint
 from conveyor.model import BEAT, BEAT_TENANT, EXPORT, PROGRESS, Beat, Job, Mode, Progress, RunId, progress_id
 from conveyor.states import ENDED, RunState
 from conveyor.system import System
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -116,6 +117,7 @@ class Callbacks:
                     raise came
             if len(rows) < _PAGE or self.stopping:
                 break
+        metrics.count(metrics.CALLBACKS, kept)
         return kept
 
     async def _workers(self) -> dict[RunId, str]:

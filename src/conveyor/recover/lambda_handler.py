@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.cli.logs import configure_log
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.system import open_system
@@ -16,9 +17,11 @@ from conveyor.system import open_system
 
 def handler(event: object, context: object) -> dict[str, Any]:
     """One pass; what it did, in counts. The event says only that it is time."""
-    return asyncio.run(_pass())
+    settings = Settings.load()
+    configure_log(settings.log_level, form=settings.log_format)
+    return asyncio.run(_pass(settings))
 
 
-async def _pass() -> dict[str, Any]:
-    async with open_system(Settings.load()) as system:
+async def _pass(settings: Settings) -> dict[str, Any]:
+    async with open_system(settings) as system:
         return msgspec.structs.asdict(await monitor_of(system).run_once())

@@ -17,6 +17,7 @@ from conveyor.recover.monitored import Monitored
 from conveyor.recover.stuck import Stuck, Told
 from conveyor.settings import Settings
 from conveyor.system import System
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -38,6 +39,7 @@ class Monitor:
 
     async def tick(self) -> float:
         seen = await self.run_once()
+        metrics.count(metrics.MONITORED, seen)
         if seen != Monitored():
             log.info("monitored", **msgspec.structs.asdict(seen))
         return self._settings.monitor_seconds

@@ -18,6 +18,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.letters import read_letter
 from conveyor.model import EXPORT, UPLOADS, Job, RunKey, export_prefix
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -61,6 +62,7 @@ class Retention:
 
     async def tick(self) -> float:
         removed = await self.run_once()
+        metrics.count(metrics.REMOVED, removed)
         if removed == Removed():
             return _EVERY
         log.info("removed", **msgspec.structs.asdict(removed))

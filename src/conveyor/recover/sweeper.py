@@ -17,6 +17,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
 from conveyor.references import messages, send_all
 from conveyor.states import RunState, TaskStatus
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -58,6 +59,7 @@ class Sweeper:
 
     async def tick(self) -> float:
         swept = await self.run_once()
+        metrics.count(metrics.SWEPT, swept)
         if swept != Swept(checked=swept.checked):
             log.info("swept", **msgspec.structs.asdict(swept))
         return _EVERY
@@ -136,6 +138,7 @@ class Sweeper:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
         truth = await self._tasks.recount(job.key)
         if truth != counts:
+            metrics.DRIFT.add(_difference(counts, truth))
             log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=truth)
             if await self._lifecycle.settle(job, truth):
                 swept.completed += 1
@@ -175,3 +178,8 @@ class Sweeper:
             swept.cleared += 1
         else:
             self.wake()
+
+
+def _difference(kept: Counts, truth: Counts) -> int:
+    pairs = zip(msgspec.structs.astuple(kept), msgspec.structs.astuple(truth), strict=True)
+    return sum(abs(one - other) for one, other in pairs)

@@ -23,6 +23,7 @@ from conveyor.serve.deliveries import DELIVERY, LOGGED, Attempt, Delivery, Stand
 from conveyor.serve.signatures import signed_headers, tenant_secret
 from conveyor.serve.webhooks import Endpoint, change_endpoint, endpoint_of, good_secrets
 from conveyor.settings import Settings
+from conveyor.telemetry import metrics, traces
 
 log = structlog.get_logger()
 
@@ -161,6 +162,7 @@ class Deliverer:
             await self._give_up(claimed, Attempt(self._clock.now(), 0.0, error=target))
             return
         attempt, wait = await self._try(delivery_of(claimed), target)
+        _tell(claimed, attempt)
         lane.seconds += (attempt.seconds - lane.seconds) / 4
         crashpoint("delivery.sent.after")
         if attempt.status == GONE:
@@ -218,6 +220,7 @@ class Deliverer:
             await self._write(row, msgspec.structs.replace(delivery, standing=Standing.DELIVERED), None)
             return
         if delivery.tries > len(self._pauses):
+            metrics.WEBHOOKS_GIVEN_UP.add(1)
             log.info("webhook given up", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
             await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
             return
@@ -226,6 +229,7 @@ class Deliverer:
         await self._write(row, delivery, self._clock.now() + pause)
 
     async def _give_up(self, row: Row, attempt: Attempt) -> None:
+        metrics.WEBHOOKS_GIVEN_UP.add(1)
         delivery = _with(delivery_of(row), attempt)
         await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
 
@@ -257,6 +261,14 @@ class Deliverer:
             for row in rows[max(most, int(_IDLE * 4 / each)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + each, now + _LONGEST_DEFERRAL)
                 await self._records.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
+
+
+def _tell(row: Row, attempt: Attempt) -> None:
+    metrics.WEBHOOKS.add(1, "delivered" if attempt.error is None else metrics.family_of(attempt.error))
+    metrics.WEBHOOK_SECONDS.observe(attempt.seconds)
+    if row.job_id is not None:
+        ended, event = attempt.at + attempt.seconds, {"conveyor.event": delivery_of(row).event}
+        traces.span("webhook", row.job_id, None, attempt.at, ended, event, error=attempt.error)
 
 
 def _with(delivery: Delivery, attempt: Attempt) -> Delivery:

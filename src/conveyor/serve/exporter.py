@@ -20,6 +20,7 @@ from conveyor.model import EXPORT, Job, TaskError
 from conveyor.serve.assembly import Assembly, Overtaken, Paused, export_notice
 from conveyor.serve.drafts import Digest
 from conveyor.serve.exports import Export, ExportState, export_of
+from conveyor.telemetry.redact import redacted
 
 log = structlog.get_logger()
 
@@ -174,7 +175,7 @@ class Exporter:
             await self._records.replace_row(_with(row, again, self._clock.now() + pause))
             return False
         code = error.code if isinstance(error, ConveyorError) else "internal_error"
-        message = str(error) if isinstance(error, ConveyorError) else type(error).__name__
+        message = redacted(str(error)) if isinstance(error, ConveyorError) else type(error).__name__
         given_up = msgspec.structs.replace(
             export,
             state=ExportState.FAILED,

@@ -1,4 +1,5 @@
-"""Herald: tells of runs while they run. A quarter of a run is done; tasks of it have failed, in batches.
+"""Herald: tells of runs while they run. A quarter of a run is done; tasks of it have failed, in batches; and how the
+counts went, for whoever looks later.
 
 It looks at active runs every now and then, at their kept counts, and never at their tasks; what it finds to tell is
 written with the run's milestones, so that it is told once whoever finds it.
@@ -10,6 +11,8 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.history import moment, remember
+from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.milestones import Milestones, Reached
@@ -35,17 +38,21 @@ class Told(msgspec.Struct):
 class Herald:
     """A role."""
 
-    def __init__(self, records: Records, tasks: Tasks, clock: Clock, failure_seconds: float) -> None:
+    def __init__(
+        self, records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, failure_seconds: float
+    ) -> None:
         self.name = "herald"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._records = records
         self._tasks = tasks
+        self._coordinator = coordinator
         self._clock = clock
         self._failure_seconds = failure_seconds
         self._milestones = Milestones(records, clock)
         # As they were last seen: a run of which there is nothing new costs no read of its row.
         self._seen: dict[RunId, Reached] = {}
+        self._counted: dict[RunId, Counts] = {}
 
     async def tick(self) -> float:
         told = await self.run_once()
@@ -61,15 +68,23 @@ class Herald:
         jobs = [job for job in await self._records.active_jobs() if job.state in WORKABLE]
         active = {job.run.run_id for job in jobs}
         self._seen = {run_id: reached for run_id, reached in self._seen.items() if run_id in active}
+        self._counted = {run_id: counts for run_id, counts in self._counted.items() if run_id in active}
         for job in jobs:
             told.looked += 1
             counts = await self._tasks.counts(job.key)
+            await self._remember(job, counts)
             seen = self._seen.get(job.run.run_id, Reached())
             if _quarter(job, counts) > seen.quarter:
                 told.quarters += await self._tell_quarter(job, counts)
             if counts.failed > seen.failures and self._rested(seen):
                 told.failures += await self._tell_failures(job, counts)
         return told
+
+    async def _remember(self, job: Job, counts: Counts) -> None:
+        run_id = job.run.run_id
+        if self._counted.get(run_id) != counts:
+            self._counted[run_id] = counts
+            await remember(self._coordinator, run_id, moment(self._clock.now(), counts))
 
     async def _tell_quarter(self, job: Job, counts: Counts) -> int:
         quarter = _quarter(job, counts)

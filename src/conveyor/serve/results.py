@@ -6,14 +6,19 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
+from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed, NoBody, NotFound
-from conveyor.model import BodyRef, Page, RunKey, Task, TaskError, piece_key
+from conveyor.model import PROGRESS, BodyRef, Page, Progress, RunKey, Task, TaskError, piece_key, progress_id
 from conveyor.serve import cursor as cursors
 from conveyor.serve.merge import merged_page
 from conveyor.serve.names import body_name
+from conveyor.states import TaskStatus
+from conveyor.telemetry import metrics
 
 BODY_SECONDS = 86_400.0
 
@@ -23,12 +28,19 @@ async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, 
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
         merged = await merged_page(tasks, run, where, limit, positions)
+        _count(merged.rows_read, len(merged.items))
         return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
     # One more than asked for tells whether there is a next page, without a page that turns out empty.
     found = await tasks.page(run, 0, positions[0], limit + 1, where)
     items = found[:limit]
+    _count(len(found), len(items))
     more = len(found) > limit
     return Page(items, cursors.encode([items[-1].task_id]) if more else None)
+
+
+def _count(read: int, returned: int) -> None:
+    metrics.ROWS_READ.add(read)
+    metrics.ROWS_RETURNED.add(returned)
 
 
 def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
@@ -52,6 +64,24 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
         "elapsed": detail.elapsed if task.finished_at is not None else None,
         "finished_at": iso_time(task.finished_at),
         "body_url": body_url if body else None,
+    }
+
+
+async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, Any] | None:
+    """How far an attempt at the task is, as the API shows it; None if it has ended, or says nothing of the kind."""
+    if task.status is not TaskStatus.PENDING:
+        return None
+    row = await records.row(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
+    if row is None:
+        return None
+    at = msgspec.json.decode(row.body, type=Progress)
+    return {
+        "at": iso_text(at.at),
+        "attempt": at.attempt,
+        "done": at.done,
+        "total": at.total,
+        "rate": at.rate,
+        "note": at.note,
     }
 
 

@@ -103,10 +103,10 @@ class JobStream:
                 counts = await self._progress()
                 if counts != shown:
                     shown, said = counts, self._clock.monotonic()
-                    yield _frame("progress", counts)
-                async for frame in self._events():
+                    yield frame("progress", counts)
+                async for told in self._events():
                     said = self._clock.monotonic()
-                    yield frame
+                    yield told
                 if job.state in ENDED:
                     return
                 if self._clock.monotonic() - said >= KEEP_ALIVE_SECONDS:
@@ -118,7 +118,7 @@ class JobStream:
         while news := await self._news(_PAGE):
             for event in news:
                 self._cursor = str(event.seq)
-                yield _frame(event.event, event_json(event), event.id)
+                yield frame(event.event, event_json(event), event.id)
 
     async def _news(self, limit: int) -> list[Event]:
         return (await self._records.notices(self._job.tenant, self._job.job_id, self._cursor, limit)).items
@@ -147,7 +147,8 @@ class JobStream:
         }
 
 
-def _frame(event: str, data: Any, id: str | None = None) -> bytes:
+def frame(event: str, data: Any, id: str | None = None) -> bytes:
+    """A server-sent event."""
     # JSON has no line breaks of its own.
     named = f"id: {id}\n" if id else ""
     return f"{named}event: {event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"

@@ -160,6 +160,10 @@ class PostgresQueue:
     async def depth(self, queue: QueueName) -> Depth:
         return Depth(*await self._database.row(SQL["depth"], {"queue": queue, "now": self._clock.now()}))
 
+    async def waiting_since(self, queue: QueueName) -> float | None:
+        since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
+        return since
+
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)
         while await self._database.change(SQL["drop"], {"queue": queue, "limit": _DROP_AT_ONCE}):

@@ -100,5 +100,8 @@ SELECT count(*) FILTER (WHERE visible_at <= :now),
     count(*) FILTER (WHERE visible_at > :now AND delivery IS NULL)
 FROM messages WHERE queue = :queue;
 
+-- name: since
+SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now;
+
 -- name: drop
 DELETE FROM messages WHERE ctid = ANY(ARRAY(SELECT ctid FROM messages WHERE queue = :queue LIMIT :limit));

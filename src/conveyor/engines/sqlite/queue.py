@@ -98,6 +98,10 @@ class SqliteQueue:
         row = await self._database.row(SQL["depth"], values)
         return Depth(*row)
 
+    async def waiting_since(self, queue: QueueName) -> float | None:
+        since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
+        return since
+
     async def drop(self, queue: QueueName) -> None:
         await self._database.change(SQL["drop"], {"queue": queue})
 

@@ -50,5 +50,8 @@ SELECT count(*) FILTER (WHERE visible_at <= :now), count(*) FILTER (WHERE visibl
     count(*) FILTER (WHERE visible_at > :now AND held = 0)
 FROM messages WHERE queue = :queue;
 
+-- name: since
+SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now;
+
 -- name: drop
 DELETE FROM messages WHERE queue = :queue;

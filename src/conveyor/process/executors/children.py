@@ -36,6 +36,7 @@ from conveyor.process.executors.calls import (
 )
 from conveyor.process.frames import framed, read_frame
 from conveyor.settings import Settings, foreign_environment
+from conveyor.telemetry.children import born, gone
 
 log = structlog.get_logger()
 
@@ -142,6 +143,7 @@ class Child:
             except OSError as error:
                 ours.close()
                 raise NotStarted(f"the process can not be started: {error}") from None
+            born("handler", self._process.pid)
             self._slots = Slots(table.fileno(), MAX_BATCHES)
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -278,6 +280,7 @@ class Child:
             self._writer.close()
         if self._process is not None:
             await asyncio.to_thread(self._wait)
+            gone("handler", self._process.pid, early=bool(self._out) or self._stuck)
         cause = self._cause()
         out, self._out = self._out, {}
         for one in out.values():

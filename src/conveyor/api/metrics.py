@@ -1,0 +1,56 @@
+"""GET /metrics: the metrics of this process, for an administrator's key or the token of the settings. They speak of all
+tenants, and name none."""
+
+import hmac
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.types import Guard
+
+from conveyor.api.auth import Connection
+from conveyor.clock import Clock
+from conveyor.errors import Forbidden, InvalidKey
+from conveyor.keys import KeySource, authenticate, bearer
+from conveyor.settings import Settings
+from conveyor.telemetry.exposition import exposed
+
+
+def metrics_route(settings: Settings, source: KeySource, clock: Clock) -> HTTPRouteHandler:
+    """The route behind its own guard: a session of the dashboard is not enough."""
+
+    @get(
+        "/metrics",
+        guards=[_guard(settings, source, clock)],
+        summary="Metrics for Prometheus",
+        security=[{"key": []}],
+        media_type="text/plain",
+    )
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Of this process only: each has its own."""
+        body, media_type = exposed(request.headers.get("accept", ""))
+        return Response(body, media_type=media_type)
+
+    return metrics
+
+
+def is_token(settings: Settings, given: str) -> bool:
+    """Whether this is the token that the settings name for scrapers."""
+    token = settings.metrics_token
+    return token is not None and hmac.compare_digest(given.encode(), token.encode())
+
+
+def _guard(settings: Settings, source: KeySource, clock: Clock) -> Guard:
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        given = connection.headers.getall("authorization", [])
+        if len(given) > 1:
+            raise InvalidKey("More than one Authorization header was given.")
+        text = bearer(given[0] if given else None)
+        if is_token(settings, text):
+            return
+        key = await authenticate(source, clock, text)
+        if not key.admin:
+            raise Forbidden
+        connection.scope["auth"] = key
+
+    return guard

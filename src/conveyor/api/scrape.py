@@ -1,0 +1,74 @@
+"""A port for scrapers alone, for roles that serve no API: /metrics and /healthz, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from conveyor.api.edge import HEADERS, Receive, Scope, Send
+from conveyor.api.metrics import is_token
+from conveyor.api.server import Application, serve_app
+from conveyor.errors import Unauthorized
+from conveyor.keys import bearer
+from conveyor.settings import Settings
+from conveyor.telemetry.exposition import exposed
+
+_TEXT = "text/plain; charset=utf-8"
+
+
+@asynccontextmanager
+async def scraped(settings: Settings) -> AsyncIterator[None]:
+    """Answer scrapers while the block runs, if the settings name a port for it."""
+    if settings.metrics_port == 0:
+        yield
+        return
+    stop, ready = asyncio.Event(), asyncio.Event()
+    app = _application(settings)
+    serving = asyncio.create_task(
+        serve_app(app, settings.metrics_host, settings.metrics_port, stop, lambda _: ready.set()), name="scrape"
+    )
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    try:
+        if serving.done():
+            serving.result()
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def _application(settings: Settings) -> Application:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        status, body, media_type = _answer(settings, scope)
+        headers = {
+            **HEADERS,
+            b"content-type": media_type.encode(),
+            b"content-length": b"%d" % len(body),
+            **({b"www-authenticate": b"Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}),
+        }
+        await send({"type": "http.response.start", "status": status, "headers": list(headers.items())})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return answer
+
+
+def _answer(settings: Settings, scope: Scope) -> tuple[int, bytes, str]:
+    if scope["method"] not in ("GET", "HEAD"):
+        return HTTPStatus.METHOD_NOT_ALLOWED, b"", _TEXT
+    if scope["path"] == "/healthz":
+        return HTTPStatus.OK, b"ok\n", _TEXT
+    if scope["path"] != "/metrics":
+        return HTTPStatus.NOT_FOUND, b"", _TEXT
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    if settings.metrics_token is not None and not _may(settings, headers.get(b"authorization")):
+        return HTTPStatus.UNAUTHORIZED, b"", _TEXT
+    return HTTPStatus.OK, *exposed(headers.get(b"accept", ""))
+
+
+def _may(settings: Settings, authorization: str | None) -> bool:
+    try:
+        return is_token(settings, bearer(authorization))
+    except Unauthorized:
+        return False

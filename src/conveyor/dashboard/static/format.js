@@ -1,0 +1,88 @@
+/** Numbers, times and sizes as people read them. */
+
+import { h } from "./dom.js";
+
+const WHOLE = new Intl.NumberFormat();
+const SHORT = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const AGO = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "short" });
+const UNITS = /** @type {const} */ ([["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]);
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export const count = (/** @type {number} */ value) => WHOLE.format(value);
+export const short = (/** @type {number} */ value) => SHORT.format(value);
+
+/** @param {number} part @param {number} whole */
+export function percent(part, whole) {
+  if (whole === 0) return "0%";
+  const share = (100 * part) / whole;
+  // Only what is done is 100%, and only what has not begun is 0%.
+  if (part < whole && share > 99.9) return "99.9%";
+  if (part > 0 && share < 0.1) return "0.1%";
+  return `${share.toFixed(share < 10 && share !== Math.round(share) ? 1 : 0)}%`;
+}
+
+/** @param {number} value tasks a second */
+export function rate(value) {
+  return `${value >= 100 ? WHOLE.format(Math.round(value)) : value.toFixed(1)}/s`;
+}
+
+/** @param {number | null | undefined} seconds */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 0.001) return "< 1 ms";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  const [days, hours, minutes] = [
+    Math.floor(whole / 86400),
+    Math.floor(whole / 3600) % 24,
+    Math.floor(whole / 60) % 60,
+  ];
+  if (days) return `${days} d ${hours} h`;
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+}
+
+/** @param {number | null | undefined} value */
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < SIZES.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${SIZES[unit]}`;
+}
+
+/** @param {string} iso */
+export const clock = (iso) => CLOCK.format(new Date(iso));
+
+/**
+ * A moment, told from now; the whole of it is in its title.
+ * @param {string | null} iso
+ */
+export function moment(iso) {
+  if (iso === null) return "–";
+  const at = new Date(iso);
+  return h("time", { datetime: iso, title: MOMENT.format(at) }, relative((at.getTime() - Date.now()) / 1000));
+}
+
+/** @param {number} seconds from now, below 0 for the past */
+function relative(seconds) {
+  if (Math.abs(seconds) < 10) return seconds < 0 ? "just now" : "now";
+  const [unit, length] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? UNITS[UNITS.length - 1];
+  return AGO.format(Math.trunc(seconds / length), unit);
+}
+
+/**
+ * What a task was given, in one line.
+ * @param {unknown} input
+ */
+export function input(input) {
+  if (typeof input === "string") return input;
+  const url = input !== null && typeof input === "object" ? /** @type {any} */ (input).url : undefined;
+  return typeof url === "string" ? url : JSON.stringify(input);
+}

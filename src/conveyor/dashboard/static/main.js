@@ -1,0 +1,163 @@
+/** The frame around all pages: which one is shown, who is signed in, and whether the server answers. */
+
+import { get, news, send } from "./api.js";
+import { h, renew } from "./dom.js";
+import { attempt, failure, loading } from "./parts/says.js";
+import { fleetPage } from "./pages/fleet.js";
+import { jobPage } from "./pages/job.js";
+import { jobsPage } from "./pages/jobs.js";
+import { lettersPage } from "./pages/letters.js";
+import { newJobPage } from "./pages/new.js";
+import { schedulesPage } from "./pages/schedules.js";
+import { signInPage } from "./pages/sign-in.js";
+import { taskPage } from "./pages/task.js";
+import { webhooksPage } from "./pages/webhooks.js";
+
+/**
+ * A page is a function: it fills its root, resolves once there is something to see, and goes on until the signal says
+ * that another page is shown.
+ * @typedef {(root: HTMLElement, signal: AbortSignal, ...parameters: string[]) => Promise<void>} Page
+ */
+
+/** @type {[RegExp, string, Page][]} */
+const PAGES = [
+  [/^#\/jobs$/, "Jobs", jobsPage],
+  [/^#\/new$/, "New job", newJobPage],
+  [/^#\/jobs\/(job_\w+)$/, "Job", jobPage],
+  [/^#\/jobs\/(job_\w+)\/tasks\/(\w+)$/, "Task", taskPage],
+  [/^#\/dead-letters$/, "Dead letters", lettersPage],
+  [/^#\/schedules$/, "Schedules", schedulesPage],
+  [/^#\/webhooks$/, "Webhooks", webhooksPage],
+  [/^#\/webhooks\/(webhook_\w+)$/, "Deliveries", webhooksPage],
+  [/^#\/fleet$/, "Fleet", fleetPage],
+];
+const LINKS = [
+  ["#/jobs", "Jobs"],
+  ["#/dead-letters", "Dead letters"],
+  ["#/schedules", "Schedules"],
+  ["#/webhooks", "Webhooks"],
+  ["#/fleet", "Fleet"],
+];
+const STANDINGS = { live: "Live", polling: "Polling", offline: "Offline" };
+const SIGN_IN = /^#\/sign-in(?:\/([\w-]+))?$/;
+
+const main = /** @type {HTMLElement} */ (document.getElementById("main"));
+const header = /** @type {HTMLElement} */ (document.getElementById("bar"));
+const offline = /** @type {HTMLElement} */ (document.getElementById("offline"));
+const standing = h("span", { class: "standing polling" }, STANDINGS.polling);
+
+/** Ends the page that is shown. */
+let over = new AbortController();
+/** Where to go once signed in. */
+let wanted = "#/jobs";
+
+async function show() {
+  over.abort();
+  over = new AbortController();
+  const { signal } = over;
+  const link = SIGN_IN.exec(location.hash);
+  if (link) return showSignIn(link[1]);
+  const found = PAGES.map(([pattern, title, page]) => ({ title, page, match: pattern.exec(location.hash) })).find((
+    { match },
+  ) => match);
+  if (!found?.match) return location.replace("#/jobs");
+  document.title = `${found.title} · Conveyor`;
+  markHere();
+  renew(main, loading());
+  const root = h("div", { class: "page" });
+  try {
+    await found.page(root, signal, ...found.match.slice(1));
+    if (signal.aborted) return;
+    main.replaceChildren(root);
+    focusTitle();
+  } catch (error) {
+    if (!signal.aborted && location.hash !== "#/sign-in") main.replaceChildren(failure(error, show));
+  }
+}
+
+/** @param {string | undefined} link */
+async function showSignIn(link) {
+  header.hidden = true;
+  document.title = "Sign in · Conveyor";
+  const root = h("div", { class: "page" });
+  const enter = async () => {
+    history.replaceState(null, "", wanted);
+    await start();
+  };
+  main.replaceChildren(root);
+  // A link is good once: it must not stay in the address, nor in the history.
+  if (link) history.replaceState(null, "", "#/sign-in");
+  await signInPage(root, link, enter);
+}
+
+/** Where the reader of a screen goes on after a page was changed. */
+function focusTitle() {
+  const title = main.querySelector("h1");
+  title?.setAttribute("tabindex", "-1");
+  title?.focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+function markHere() {
+  for (const link of header.querySelectorAll("nav a")) {
+    if (location.hash.startsWith(link.getAttribute("href") ?? "")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function signOut() {
+  await send("DELETE", "/v1/session");
+  wanted = "#/jobs";
+  location.hash = "#/sign-in";
+}
+
+/** @param {{tenant: string, key_name: string | null}} session */
+function drawHeader(session) {
+  renew(
+    header,
+    h(
+      "a",
+      { class: "brand", href: "#/jobs" },
+      h("img", { src: "/dashboard/icon.svg", alt: "", width: 26, height: 26 }),
+      "Conveyor",
+    ),
+    h("nav", { "aria-label": "Main" }, LINKS.map(([href, text]) => h("a", { href }, text))),
+    h(
+      "div",
+      { class: "bar-end" },
+      standing,
+      h("span", { class: "muted tenant", title: session.key_name ?? "" }, session.tenant),
+      h("button", { type: "button", class: "quiet small", on: { click: () => attempt(signOut) } }, "Sign out"),
+    ),
+  );
+  header.hidden = false;
+}
+
+async function start() {
+  if (SIGN_IN.test(location.hash)) return show();
+  renew(main, loading());
+  try {
+    drawHeader(await get("/v1/session"));
+    await show();
+  } catch (error) {
+    if (location.hash !== "#/sign-in") main.replaceChildren(failure(error, start));
+  }
+}
+
+news.addEventListener("signed-out", () => {
+  if (SIGN_IN.test(location.hash)) return;
+  wanted = location.hash || "#/jobs";
+  location.replace("#/sign-in");
+});
+news.addEventListener("standing", (event) => {
+  const now = /** @type {CustomEvent<keyof typeof STANDINGS>} */ (event).detail;
+  standing.className = `standing ${now}`;
+  standing.textContent = STANDINGS[now];
+  offline.hidden = now !== "offline";
+});
+addEventListener("hashchange", show);
+document.querySelector(".skip")?.addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+await start();

@@ -1,0 +1,111 @@
+/** The fleet: who works, what holds work back, and what waits. */
+
+/** @import { Breaker, BusyWorker, Depth, Lane } from "../shapes.js" */
+
+import { get } from "../api.js";
+import { h, renew } from "../dom.js";
+import { count, moment } from "../format.js";
+import { poll } from "../live.js";
+import { empty } from "../parts/says.js";
+import { pill } from "../parts/state.js";
+import { tile } from "../parts/summary.js";
+import { pager, table } from "../parts/table.js";
+
+/** @type {import("../main.js").Page} */
+export async function fleetPage(root, signal) {
+  const tiles = h("dl", { class: "tiles" });
+  const calm = h("div");
+  const idle = h("div");
+  const long = h("section", { class: "card", hidden: true });
+  const pages = pager(() => load());
+  const breakers = table(
+    "Breakers",
+    /** @type {import("../parts/table.js").Column<Breaker>[]} */ ([
+      { title: "Target", look: "wide", cell: (each) => each.target },
+      { title: "State", cell: (each) => pill(each.state) },
+      { title: "Down since", look: "number", cell: (each) => moment(each.since) },
+      {
+        title: "Tried again",
+        look: "number",
+        cell: (each) => (each.state === "open" ? moment(each.until) : `${count(each.at_once)} at once`),
+      },
+      { title: "Times", look: "number", cell: (each) => count(each.times) },
+    ]),
+    (each) => each.target,
+  );
+  const lanes = table(
+    "Lanes",
+    /** @type {import("../parts/table.js").Column<Lane>[]} */ ([
+      {
+        title: "Job",
+        look: "wide",
+        cell: (
+          each,
+        ) => [
+          h("a", { class: "clip", href: `#/jobs/${each.job_id}` }, each.name ?? each.job_id),
+          each.waiting && h("span", { class: "muted" }, each.waiting.detail),
+        ],
+      },
+      { title: "State", cell: (each) => pill(each.state) },
+      { title: "Running", look: "number", cell: (each) => `${count(each.running)} of ${count(each.concurrency)}` },
+      { title: "Queue", look: "number", cell: (each) => depth(each.queue) },
+      { title: "Comes again", look: "number", cell: (each) => depth(each.recovery) },
+      { title: "Priority", look: "number", cell: (each) => each.priority },
+    ]),
+    (each) => each.run_id,
+  );
+  const load = async () => {
+    const [workers, broken, active] = await Promise.all([
+      get("/v1/workers", {}, signal),
+      get("/v1/breakers", {}, signal),
+      get("/v1/lanes", { limit: 50, cursor: pages.cursor }, signal),
+    ]);
+    const running = active.items.reduce((/** @type {number} */ sum, /** @type {Lane} */ lane) => sum + lane.running, 0);
+    renew(
+      tiles,
+      tile("Workers", count(workers.alive)),
+      tile("Tasks running", count(running)),
+      tile("Lanes", count(active.items.length)),
+      tile("Targets down", count(broken.items.length)),
+    );
+    breakers.rows(broken.items);
+    breakers.node.hidden = broken.items.length === 0;
+    renew(calm, broken.items.length ? null : empty("Every target answers"));
+    lanes.rows(active.items);
+    lanes.node.hidden = active.items.length === 0;
+    renew(idle, active.items.length ? null : empty("No run is under way"));
+    pages.show(active.next_cursor);
+    long.hidden = workers.long_tasks.length === 0;
+    renew(long, h("h2", {}, "Long tasks"), h("ul", { class: "trail" }, workers.long_tasks.map(worker)));
+  };
+  root.append(
+    h("div", { class: "title" }, h("h1", {}, "Fleet")),
+    tiles,
+    h("section", { class: "card" }, h("h2", {}, "Breakers"), breakers.node, calm),
+    h("section", { class: "card" }, h("h2", {}, "Lanes"), lanes.node, idle, pages.node),
+    long,
+  );
+  await load();
+  void poll(load, signal);
+}
+
+/**
+ * Messages that wait, and those that are held or delayed.
+ * @param {Depth} queue
+ */
+function depth({ ready, held, delayed }) {
+  const more = [held && `${count(held)} held`, delayed && `${count(delayed)} delayed`].filter(Boolean).join(", ");
+  return [more && h("span", { class: "muted" }, `${more}, `), `${count(ready)} ready`];
+}
+
+/** @param {BusyWorker} each */
+function worker({ name, at, tasks }) {
+  const links = tasks.flatMap((task) => [h("a", { href: `#/jobs/${task.job_id}` }, `task ${count(task.index)}`), " "]);
+  return h(
+    "li",
+    {},
+    h("code", { class: "trail-name" }, name),
+    h("span", { class: "trail-what" }, links),
+    h("span", { class: "muted" }, moment(at)),
+  );
+}

@@ -1,0 +1,123 @@
+/** What can be done with a job, as it is now. Whatever ends or removes something asks first. */
+
+/** @import { Job } from "../shapes.js" */
+
+import { newKey, send } from "../api.js";
+import { h, renew } from "../dom.js";
+import { count } from "../format.js";
+import { ask } from "./dialog.js";
+import { attempt, toast } from "./says.js";
+import { hasEnded } from "./state.js";
+
+/**
+ * @param {string} jobId
+ * @param {{changed: () => Promise<void>, exported: () => Promise<void>, gone: () => void}} after
+ */
+export function jobActions(jobId, after) {
+  const path = `/v1/jobs/${jobId}`;
+  const node = h("div", { class: "actions", role: "group", "aria-label": "Actions" });
+  /** @type {Job} */
+  let job;
+
+  const move = (/** @type {string} */ how, /** @type {string} */ said) => async () => {
+    await send("POST", `${path}/${how}`);
+    toast(said);
+    await after.changed();
+  };
+  const cancel = async () => {
+    const done = await ask({
+      title: "Cancel this job?",
+      text: "Nothing more of it starts, and what runs is broken off. Results that are there stay.",
+      action: "Cancel the job",
+      danger: true,
+      act: () => send("POST", `${path}/cancel`).then(() => true),
+    });
+    if (done) await after.changed();
+  };
+  const rerun = async () => {
+    const key = newKey();
+    const resumed = job.run.total === 0;
+    const done = await ask({
+      title: resumed ? "Read its list again?" : "Run what failed again?",
+      text: resumed
+        ? "The ingest goes on where it stopped."
+        : `${
+          count(job.run.counts.failed)
+        } tasks of the last run failed. They are run again as a new run; earlier results stay.`,
+      action: resumed ? "Read again" : "Rerun failed",
+      act: () => send("POST", `${path}/rerun`, { select: "failed" }, { key }).then(() => true),
+    });
+    if (done) await after.changed();
+  };
+  const exported = async () => {
+    const key = newKey();
+    const done = await ask({
+      title: "Export results",
+      text: exportForm(job),
+      action: "Export",
+      act: (form) => send("POST", `${path}/exports`, exportSpec(form, job), { key }).then(() => true),
+    });
+    if (done) {
+      toast("The export is being made.");
+      await after.exported();
+    }
+  };
+  const remove = async () => {
+    const done = await ask({
+      title: "Delete this job?",
+      text: `It goes with its ${count(job.run.total)} tasks, all results and exports, for good.${
+        hasEnded(job.state) ? "" : " What runs of it stops."
+      }`,
+      action: "Delete",
+      danger: true,
+      act: () => send("DELETE", path).then(() => true),
+    });
+    if (done) {
+      toast("The job was deleted.");
+      after.gone();
+    }
+  };
+  const button = (/** @type {string} */ text, /** @type {() => Promise<void>} */ act, look = "") =>
+    h("button", { type: "button", class: look, on: { click: () => attempt(act) } }, text);
+
+  return {
+    node,
+    /** @param {Job} now */
+    show(now) {
+      job = now;
+      const over = hasEnded(job.state);
+      const unread = job.state === "failed" && job.ingest && !job.run.total;
+      renew(
+        node,
+        !over && job.state !== "paused" && button("Pause", move("pause", "The job is paused.")),
+        job.state === "paused" && button("Resume", move("resume", "The job goes on."), "primary"),
+        !over && button("Cancel", cancel),
+        over && (job.run.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
+        button("Export", exported),
+        button("Delete", remove, "quiet-danger"),
+      );
+    },
+  };
+}
+
+/** @param {Job} job */
+function exportForm(job) {
+  const choice = (/** @type {string} */ name, /** @type {[string, string][]} */ options) =>
+    h("select", { id: name, name }, options.map(([value, text]) => h("option", { value }, text)));
+  return [
+    h("label", { for: "format" }, "Format"),
+    choice("format", [["zip", "zip, a file for each body"], ["jsonl", "jsonl, a line for each task"], [
+      "csv",
+      "csv, a row for each task",
+    ], ["parquet", "Parquet"]]),
+    h("label", { for: "status" }, "Tasks"),
+    choice("status", [["", "all"], ["succeeded", "that succeeded"], ["failed", "that failed"]]),
+    !hasEnded(job.state) && h("p", { class: "muted" }, "The run goes on: the export has what is there now."),
+  ];
+}
+
+/** @param {FormData} form @param {Job} job */
+function exportSpec(form, job) {
+  const status = form.get("status");
+  return { format: form.get("format"), partial: !hasEnded(job.state), ...(status ? { select: { status } } : {}) };
+}

@@ -1,0 +1,74 @@
+/** Small signs that stand everywhere: the state of a thing, and how far it is. */
+
+import { h, svg } from "../dom.js";
+import { count, percent } from "../format.js";
+
+/** @import { Counts, Ended } from "../shapes.js" */
+
+/** How a state looks. */
+const LOOKS = {
+  running: "busy",
+  ingesting: "busy",
+  queued: "idle",
+  pending: "idle",
+  paused: "held",
+  half_open: "held",
+  active: "good",
+  completed: "good",
+  succeeded: "good",
+  delivered: "good",
+  ready: "good",
+  closed: "good",
+  failed: "bad",
+  open: "bad",
+  disabled: "idle",
+  cancelled: "idle",
+};
+
+/**
+ * A word with a dot of its colour. The colour says nothing that the word does not.
+ * @param {string} state
+ */
+export function pill(state) {
+  const look = /** @type {Record<string, string>} */ (LOOKS)[state] ?? "idle";
+  return h("span", { class: `pill ${look}` }, state.replace("_", "-"));
+}
+
+const ENDED = new Set(["completed", "failed", "cancelled"]);
+
+/** @param {string} state */
+export const hasEnded = (state) => ENDED.has(state);
+
+/** @param {Ended} counts */
+export const ended = (counts) => counts.succeeded + counts.failed + counts.cancelled;
+
+/**
+ * The tasks of a run as one line: what succeeded, failed, was cancelled, runs; the rest waits.
+ * @param {{total: number, counts: Counts}} run
+ * @param {string} label
+ */
+export function bar(run, label) {
+  const { total, counts } = run;
+  const done = ended(counts);
+  let x = 0;
+  const parts = /** @type {const} */ (["succeeded", "failed", "cancelled", "running"]).map((name) => {
+    const width = total ? (1000 * counts[name]) / total : 0;
+    x += width;
+    // What is there at all can be seen.
+    return width && svg("rect", { class: name, x: x - width, width: Math.max(width, 2), height: 10 });
+  });
+  const words = `${percent(done, total)} done, ${count(counts.failed)} failed`;
+  return h(
+    "div",
+    {
+      class: "progress",
+      role: "progressbar",
+      "aria-label": label,
+      "aria-valuemin": 0,
+      "aria-valuemax": total,
+      "aria-valuenow": done,
+      "aria-valuetext": words,
+    },
+    svg("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" }, parts),
+  );
+}

@@ -1,0 +1,76 @@
+/** The head of a job's page: what it is, how far it is, what it waits for. */
+
+/** @import { Job } from "../shapes.js" */
+
+import { h, renew } from "../dom.js";
+import { count, duration, moment, percent, rate } from "../format.js";
+import { bar, hasEnded, pill } from "./state.js";
+
+/** @param {Element} actions what can be done with it */
+export function jobSummary(actions) {
+  const title = h("h1");
+  const state = h("span");
+  const about = h("p", { class: "muted about" });
+  const notice = h("div");
+  const line = h("div", { class: "big-bar" });
+  const tiles = h("dl", { class: "tiles" });
+  return {
+    nodes: [
+      h("div", { class: "title" }, h("div", { class: "title-text" }, title, state), actions),
+      about,
+      notice,
+      line,
+      tiles,
+    ],
+    /** @param {Job} job */
+    show(job) {
+      const [made, expires] = [moment(job.created_at), moment(job.expires_at)];
+      renew(title, job.name ?? job.id);
+      renew(state, pill(job.state));
+      renew(about, h("code", {}, job.id), ` · ${job.kind} · made `, made, " · expires ", expires);
+      renew(notice, noticeOf(job));
+      renew(line, bar(job.run, "All tasks"));
+      renew(tiles, tilesOf(job));
+    },
+  };
+}
+
+/** @param {Job} job */
+function noticeOf(job) {
+  const text = job.waiting?.detail ?? job.reason ?? ingestOf(job);
+  return text && h("p", { class: `notice ${job.state === "failed" ? "bad" : ""}` }, text);
+}
+
+/** @param {Job} job */
+function ingestOf({ state, ingest }) {
+  if (state !== "ingesting" || !ingest) return null;
+  const share = ingest.bytes_total ? `, ${percent(ingest.bytes_read, ingest.bytes_total)} of its bytes` : "";
+  return `Reading its list: ${count(ingest.tasks)} tasks so far${share}.`;
+}
+
+/** @param {Job} job */
+function tilesOf({ run, state, rate: speed, eta, task_time: time }) {
+  const { counts, total } = run;
+  const over = hasEnded(state) && run.ended_at ? Date.parse(run.ended_at) : Date.now();
+  const lasted = duration((over - Date.parse(run.created_at)) / 1000);
+  return [
+    tile("Done", percent(counts.succeeded + counts.failed, total), `of ${count(total)}`),
+    tile("Succeeded", count(counts.succeeded), null, "succeeded"),
+    tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
+    tile("Running", count(counts.running), `${count(counts.pending)} pending`),
+    tile("Rate", rate(speed), time && `median ${duration(time.p50)}`),
+    hasEnded(state) ? tile("Took", lasted) : tile("Time left", duration(eta), `after ${lasted}`),
+  ];
+}
+
+/**
+ * A number with its name.
+ * @param {string} name
+ * @param {string} value
+ * @param {string | null} [beside]
+ * @param {string} [look]
+ */
+export function tile(name, value, beside, look = "") {
+  const note = beside ? h("span", { class: "muted" }, beside) : null;
+  return h("div", { class: `tile ${look}` }, h("dt", {}, name), h("dd", {}, h("b", {}, value), note));
+}

@@ -1,0 +1,64 @@
+/** What happened, in order. */
+
+/** @import { ErrorCount, Event } from "../shapes.js" */
+
+import { get } from "../api.js";
+import { h, renew } from "../dom.js";
+import { count, moment } from "../format.js";
+import { empty } from "./says.js";
+
+const PAGE = 100;
+// The last pages are read through by who looks at a job with a long story; no further than this.
+const MOST_PAGES = 5;
+
+/**
+ * @param {string} path
+ * @param {AbortSignal} signal
+ * @param {Record<string, string>} [query]
+ */
+export function trail(path, signal, query = {}) {
+  const node = h("div");
+  return {
+    node,
+    async refresh() {
+      /** @type {Event[]} */
+      let events = [];
+      let cursor = null;
+      for (let page = 0; page < MOST_PAGES && (page === 0 || cursor); page += 1) {
+        const found = /** @type {any} */ (await get(path, { ...query, limit: PAGE, cursor }, signal));
+        events = [...events, ...found.items].slice(-PAGE);
+        cursor = found.next_cursor;
+      }
+      renew(node, events.length ? h("ol", { class: "trail" }, events.map(entry)) : empty("Nothing has happened yet"));
+    },
+  };
+}
+
+/** @param {Event} event */
+function entry(event) {
+  const look = /failed|dead|overdue/.test(event.event)
+    ? "bad"
+    : /succeeded|completed|ready/.test(event.event)
+    ? "good"
+    : "";
+  return h(
+    "li",
+    { class: look },
+    h("span", { class: "trail-name" }, event.event),
+    h("span", { class: "trail-what" }, details(event.data)),
+    h("span", { class: "muted" }, moment(event.at)),
+  );
+}
+
+/** What an event carries, but for what only programs want. @param {Record<string, any>} data */
+function details({ counts, error, top_errors: errors = [], ...rest }) {
+  const plain = Object.entries(rest).filter(([, value]) =>
+    value !== "" && (typeof value === "string" || typeof value === "number")
+  );
+  return [
+    error && `${error.code}: ${error.message}`,
+    ...plain.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? count(value) : value}`),
+    ...Object.entries(counts ?? {}).filter(([, value]) => value > 0).map(([name, value]) => `${count(value)} ${name}`),
+    ...errors.map((/** @type {ErrorCount} */ each) => `${each.code} × ${count(each.count)}`),
+  ].filter(Boolean).join(" · ");
+}

@@ -1,0 +1,136 @@
+/**
+ * What the API answers, as far as the dashboard reads it. Types only: `/v1/openapi.json` is the whole of it.
+ *
+ * @typedef {{succeeded: number, failed: number, cancelled: number}} Ended
+ * @typedef {Ended & {pending: number, running: number}} Counts
+ * @typedef {{code: string, message: string}} TaskError
+ * @typedef {{code: string, count: number}} ErrorCount
+ *
+ * @typedef {Object} Lineage
+ * @property {string} parent
+ * @property {string[]} status
+ * @property {string | null} error_code
+ * @property {number | null} http_status
+ * @property {string | null} tag
+ * @property {Record<string, unknown>} options
+ *
+ * @typedef {Object} Run
+ * @property {string} id
+ * @property {number} number
+ * @property {string} state
+ * @property {number} total
+ * @property {Counts} counts
+ * @property {string} created_at
+ * @property {string | null} ended_at
+ * @property {Lineage | null} lineage
+ *
+ * @typedef {Object} Job
+ * @property {string} id
+ * @property {string | null} name
+ * @property {string} kind
+ * @property {string} state
+ * @property {string | null} reason
+ * @property {{code: string, detail: string} | null} waiting
+ * @property {string} created_at
+ * @property {string} expires_at
+ * @property {Run} run
+ * @property {Run[]} runs only of a job that is shown alone
+ * @property {{tasks: number, bytes_read: number, bytes_total: number | null} | null} ingest
+ * @property {number} invalid_lines
+ * @property {number} rate
+ * @property {number | null} eta
+ * @property {{p50: number, p95: number} | null} task_time
+ *
+ * @typedef {Object} Progress what the stream of a job says between events
+ * @property {string} run_id
+ * @property {string} state
+ * @property {string | null} reason
+ * @property {number} total
+ * @property {Ended} counts
+ *
+ * @typedef {Ended & {at: string}} Sample
+ * @typedef {{seconds: number, count: number}} Duration
+ * @typedef {{samples: Sample[], durations: Duration[], errors: ErrorCount[]}} Statistics
+ *
+ * @typedef {Object} Task
+ * @property {string} task_id
+ * @property {number} index
+ * @property {unknown} input
+ * @property {string} status
+ * @property {number} attempts
+ * @property {number | null} http_status
+ * @property {TaskError | null} error
+ * @property {string | null} content_type
+ * @property {number | null} size
+ * @property {string | null} sha256
+ * @property {string | null} final_url
+ * @property {[string, string][] | null} headers
+ * @property {number | null} elapsed
+ * @property {string | null} finished_at
+ * @property {{done: number, total: number | null, note: string | null}} [progress]
+ *
+ * @typedef {{at: string, event: string, data: Record<string, any>}} Event
+ * @typedef {{line: number, reason: string, text: string}} InvalidLine
+ *
+ * @typedef {Object} Export
+ * @property {string} id
+ * @property {string} state
+ * @property {TaskError | null} error
+ * @property {string} format
+ * @property {string} compression
+ * @property {string} created_at
+ * @property {{tasks: number, total: number}} progress
+ * @property {{tasks: number}} counts
+ * @property {{name: string, size: number, url: string}[]} parts
+ *
+ * @typedef {{at: string, status: number | null, error: string | null, seconds: number}} Attempt
+ *
+ * @typedef {Object} Delivery
+ * @property {string} id
+ * @property {string} job_id
+ * @property {string} event
+ * @property {string} status
+ * @property {number} attempts
+ * @property {string | null} next_attempt_at
+ * @property {Attempt[]} log
+ *
+ * @typedef {Object} Webhook
+ * @property {string} id
+ * @property {string} url
+ * @property {string[] | null} events
+ * @property {string | null} description
+ * @property {boolean} disabled
+ * @property {string | null} reason
+ * @property {string} created_at
+ *
+ * @typedef {Object} Schedule
+ * @property {string} id
+ * @property {string | null} name
+ * @property {string} cron
+ * @property {string} timezone
+ * @property {boolean} paused
+ * @property {string[]} next_fires
+ * @property {number} fired
+ * @property {{at: string, job_id: string | null, error: string | null}[]} fires
+ *
+ * @typedef {{id: string, queue: string, job_id: string, reason: string, at: string}} Letter
+ *
+ * @typedef {{target: string, state: string, since: string, until: string, times: number, at_once: number}} Breaker
+ * @typedef {{ready: number, held: number, delayed: number}} Depth
+ *
+ * @typedef {Object} Lane
+ * @property {string} job_id
+ * @property {string} run_id
+ * @property {string | null} name
+ * @property {string} state
+ * @property {number} priority
+ * @property {number} concurrency
+ * @property {number} running
+ * @property {Depth} queue
+ * @property {Depth} recovery
+ * @property {{detail: string} | null} waiting
+ *
+ * @typedef {{name: string, at: string, tasks: {job_id: string, index: number}[]}} BusyWorker
+ */
+
+export {};

@@ -1,0 +1,51 @@
+"""The metrics of this process as text for Prometheus, with what prometheus-client knows of the process itself."""
+
+from collections.abc import Iterable
+from functools import cache
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from conveyor import __version__
+from conveyor.telemetry import children, metrics
+from conveyor.telemetry.cells import Counter, Gauge, Histogram
+
+
+def exposed(accept: str) -> tuple[bytes, str]:
+    """The text, and its media type, in the form that this Accept header asks for."""
+    metrics.INFO.set(1, __version__)
+    children.look()
+    encode, media_type = choose_encoder(accept)
+    return encode(_registry()), media_type
+
+
+@cache
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Cells())
+    return registry
+
+
+class _Cells(Collector):
+    def collect(self) -> Iterable[Metric]:
+        return [_family(metric) for metric in metrics.CATALOGUE]
+
+
+def _family(metric: Counter | Gauge | Histogram) -> Metric:
+    if isinstance(metric, Histogram):
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, observed in metric.series.items():
+            below, buckets = 0, []
+            for bound, count in zip((*map(str, metric.bounds), "+Inf"), observed.counts, strict=True):
+                below += count
+                buckets.append((bound, float(below)))
+            histogram.add_metric(labels, buckets, observed.sum)
+        return histogram
+    kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in metric.series.items():
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,34 @@
+"""The log of a child process that logs nothing itself: what the interpreter and libraries have to say goes to standard
+error in the form of the parent's lines, redacted as they are. Without structlog, which takes longer to load than the
+rest of such a process."""
+
+import logging
+
+import msgspec
+
+from conveyor.clock import iso_text
+from conveyor.telemetry.redact import redacted
+
+
+class _Lines(logging.Formatter):
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "timestamp": iso_text(record.created),
+            "level": record.levelname.lower(),
+            "event": redacted(record.getMessage()),
+            "logger": record.name,
+            "role": self._role,
+        }
+        if record.exc_info:
+            line["exception"] = redacted(self.formatException(record.exc_info))
+        return msgspec.json.encode(line).decode()
+
+
+def configure_plain_log(role: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines(role))
+    logging.getLogger().handlers = [handler]

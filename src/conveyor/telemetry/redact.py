@@ -1,0 +1,102 @@
+"""Redaction: the one place that decides what of a text may be logged or shown. Every line of the log passes here last,
+and so does every error that a command prints.
+
+Left out are keys and tokens by their look; whatever stands behind a name that says it is secret; of URLs the user info,
+the query and the fragment. What is left out too much costs a look elsewhere; what is not costs a key.
+"""
+
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+GONE = "***"
+
+# Names, of headers, parameters, fields or settings, whose values are nobody's business.
+_NAME = (
+    r"authorization|cookie|passw(?:or)?d|passphrase|secret|token|signature|credential|api[-_]?key|access[-_]?key"
+    r"|signing[-_]?key|private[-_]?key|session[-_]?id"
+)
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+# Repeats are bounded: a text made for it must not take long. A header's value goes on to the end of its line, or of the
+# quotes that it stands in; of others, to whatever separates it.
+_HEADER = re.compile(
+    r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(["']?\s{0,5}[:=]\s{0,5}(?:b?["'])?)[^\r\n"']+"""
+)
+_PAIR = re.compile(
+    rf"""(?i)((?:{_NAME})[\w.-]{{0,40}}\\{{0,4}}["']?\s{{0,5}}(?:[:=]|%3[AD])\s{{0,5}}(?:b?\\{{0,4}}["'])?)"""
+    r"""([^\s"'&,;)\]}\\?]+)"""
+)
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,5})[\w.~+/=-]{3,}")
+_KEY = re.compile(r"\b(cv_[0-9a-z]{4,26}_)[0-9a-f]+")
+_LOOKS = re.compile(
+    r"whsec_[\w+/=-]+"  # a webhook's secret
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # an AWS key
+    r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"  # a JWT
+    r"|\b[A-Za-z0-9+/_=-]{100,}"  # a task token: longer than any id or digest
+)
+_URL = re.compile(r"""([a-zA-Z][a-zA-Z0-9+.-]{0,30}:(?:\\{0,4}/){2})([^\s"'<>`]+)""")
+_QUERY = re.compile(r"""(?<=[\w/])\?[\w.%~$-]+=[^\s"'<>`)\]}]+""")
+_NUMBER = re.compile(r"\d*")
+_CLOSING = ".,;:!)]}"
+
+
+def redacted(text: str) -> str:
+    """The text without its secrets."""
+    text = _HEADER.sub(rf"\1\2{GONE}", text)
+    text = _URL.sub(_url, text)
+    text = _QUERY.sub(f"?{GONE}", text)
+    text = _SCHEME.sub(rf"\1\2{GONE}", text)
+    text = _KEY.sub(rf"\1{GONE}", text)
+    text = _PAIR.sub(_pair, text)
+    return _LOOKS.sub(GONE, text)
+
+
+def redact_event(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For structlog: the last processor before the line is made."""
+    return {name: _value(name, value) for name, value in event.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value that is logged under a name, whatever it is made of."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if _SECRET_NAME.search(name):
+        return GONE
+    if isinstance(value, Mapping):
+        return {redacted(str(key)): _value(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_value("", inner) for inner in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return redacted(bytes(value).decode("utf-8", "replace"))
+    return redacted(value if isinstance(value, str) else repr(value))
+
+
+def _pair(found: re.Match[str]) -> str:
+    # Counts are no secrets.
+    return found[0] if found[2].isdecimal() and len(found[2]) < 10 else found[1] + GONE
+
+
+def _url(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    end = rest[len(rest.rstrip(_CLOSING)) :]
+    rest = rest.removesuffix(end)
+    return scheme + _without_query(_without_user(scheme, rest)) + end
+
+
+def _without_user(scheme: str, rest: str) -> str:
+    """Passwords hold slashes and question marks, written by people who do not escape them."""
+    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
+    _, at, host = authority.rpartition("@")
+    if at:
+        return f"{GONE}@{host}{rest[len(authority) :]}"
+    port = authority.rpartition(":")[2] if ":" in authority and not authority.endswith("]") else ""
+    odd = not _NUMBER.fullmatch(port)
+    if "@" in rest and (odd or not scheme.lower().startswith("http")):
+        return f"{GONE}@{rest.rpartition('@')[2]}"
+    # What stands where a port belongs and is none, in a text that was cut off, is the beginning of a password.
+    return GONE if odd else rest
+
+
+def _without_query(rest: str) -> str:
+    place = re.search(r"[?#]", rest)
+    return rest if place is None else f"{rest[: place.start() + 1]}{GONE}"

@@ -1,0 +1,169 @@
+"""Seams, measured: every call of an engine is timed, and what the store says it did is counted here and nowhere else.
+
+The wrapper has a method for each of those that the seam's Protocol names, and of its capabilities those that the engine
+has: whoever looks for one (`isinstance(tasks, WalksByIndex)`) finds it as on the engine itself.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from conveyor.clock import Clock
+from conveyor.engines.blobs import Blobs
+from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import Queue, QueueName, TellsAge
+from conveyor.engines.records import AcceptsWhole, Records
+from conveyor.engines.tasks import Finished, Tasks, WalksByIndex
+from conveyor.errors import ConveyorError
+from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
+from conveyor.states import RunState, TaskStatus
+from conveyor.telemetry import metrics
+
+T = TypeVar("T")
+
+# Each seam, and the capabilities that an engine behind it may have.
+PROTOCOLS: Mapping[str, tuple[type, ...]] = {
+    "records": (Records,),
+    "tasks": (Tasks, WalksByIndex),
+    "queue": (Queue, TellsAge),
+    "coordinator": (Coordinator,),
+    "blobs": (Blobs,),
+    "whole": (AcceptsWhole,),
+}
+
+_UNEXPECTED = "unexpected"
+
+
+class _Metered:
+    """An engine behind a seam. What is no part of the seam is the engine's own affair, and its own attribute."""
+
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
+    """The engine, measured as `name` behind `seam`."""
+    wrapper = _Metered(engine)
+    for protocol in PROTOCOLS[seam]:
+        for method, of_protocol in inspect.getmembers(protocol, inspect.isfunction):
+            call = None if method.startswith("_") else getattr(engine, method, None)
+            if call is not None:
+                wrap = _timed if inspect.iscoroutinefunction(of_protocol) else _timed_stream
+                labels = (seam, name, method)
+                setattr(wrapper, method, wrap(clock, call, labels, _SEEN.get((seam, method))))
+    return cast(T, wrapper)
+
+
+Seen = Callable[..., None]
+
+
+def _timed(
+    clock: Clock, call: Callable[..., Awaitable[Any]], labels: tuple[str, ...], seen: Seen | None
+) -> Callable[..., Awaitable[Any]]:
+    monotonic = clock.monotonic
+
+    async def timed(*args: Any, **kwargs: Any) -> Any:
+        began = monotonic()
+        try:
+            result = await call(*args, **kwargs)
+        except Exception as error:
+            metrics.ENGINE_SECONDS.observe(monotonic() - began, *labels)
+            metrics.ENGINE_ERRORS.add(1, *labels, _code(error))
+            raise
+        metrics.ENGINE_SECONDS.observe(monotonic() - began, *labels)
+        if seen is not None:
+            seen(result, *args, **kwargs)
+        return result
+
+    return timed
+
+
+def _timed_stream(
+    clock: Clock, call: Callable[..., Any], labels: tuple[str, ...], _: Seen | None
+) -> Callable[..., AsyncIterator[Any]]:
+    async def timed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        began: float | None = clock.monotonic()
+        pieces = call(*args, **kwargs)
+        try:
+            async for piece in pieces:
+                if began is not None:
+                    metrics.ENGINE_SECONDS.observe(clock.monotonic() - began, *labels)
+                    began = None
+                yield piece
+        except Exception as error:
+            metrics.ENGINE_ERRORS.add(1, *labels, _code(error))
+            raise
+        finally:
+            await pieces.aclose()
+
+    return timed
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, ConveyorError) else _UNEXPECTED
+
+
+def _created(standing: object, job: Job, *_: object) -> None:
+    if standing is None:
+        metrics.JOBS_ACCEPTED.add(1, job.kind)
+
+
+def _accepted(
+    standing: object, job: Job, notice: object, answer: object, seeds: Sequence[TaskSeed], *_: object
+) -> None:
+    _created(standing, job)
+    if standing is None:
+        metrics.TASKS_WRITTEN.add(len(seeds))
+
+
+def _moved(moved: bool, job_id: object, run_id: object, sources: object, target: RunState, *_: object) -> None:
+    if moved and target in metrics.ENDED:
+        metrics.RUNS_ENDED.add(1, target)
+
+
+def _put(_: None, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+    metrics.TASKS_WRITTEN.add(len(seeds))
+
+
+def _finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) -> None:
+    moved = finished.moved
+    statuses = [end.status for end in ends if end.index in moved]
+    succeeded = statuses.count(TaskStatus.SUCCEEDED)
+    metrics.TASKS_ENDED.add(succeeded, TaskStatus.SUCCEEDED.label)
+    if succeeded == len(statuses):
+        return
+    metrics.TASKS_ENDED.add(statuses.count(TaskStatus.FAILED), TaskStatus.FAILED.label)
+    codes = Counter(end.error_code for end in ends if end.error_code is not None and end.index in moved)
+    for code, count in codes.items():
+        metrics.TASK_FAILURES.add(count, metrics.family_of(code))
+
+
+def _cancelled(count: int, *_: object) -> None:
+    metrics.TASKS_ENDED.add(count, TaskStatus.CANCELLED.label)
+
+
+def _buried(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+    metrics.DEAD_LETTERED.add(len(receipts), lane_of(queue))
+
+
+def lane_of(queue: QueueName) -> str:
+    """The lane of the metrics that a queue belongs to: the queues of all runs are one."""
+    if queue.startswith("run:"):
+        return "recovery" if queue.endswith(":recovery") else "runs"
+    return queue
+
+
+# What is counted of a call, from what it returned and what it was given.
+_SEEN: Mapping[tuple[str, str], Seen] = {
+    ("records", "create_job"): _created,
+    ("whole", "accept_whole"): _accepted,
+    ("records", "move_run"): _moved,
+    ("tasks", "put"): _put,
+    ("tasks", "finish"): _finished,
+    ("tasks", "cancel_pending"): _cancelled,
+    ("queue", "bury"): _buried,
+}

@@ -1,0 +1,98 @@
+"""Spans on their way to a collector, by OTLP over HTTP: the extra `otel`. Only imported where an endpoint is set."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from conveyor import __version__
+from conveyor.telemetry import traces
+
+_PATH = "/v1/traces"
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class _Ids(RandomIdGenerator):
+    """Those that the next span is to have; at random where none are given."""
+
+    def __init__(self) -> None:
+        self.trace_id: int | None = None
+        self.span_id: int | None = None
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        return self.span_id or super().generate_span_id()
+
+
+class OtlpSink:
+    """Hands spans to the SDK, which sends them in batches from a thread of its own."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        self._ids = _Ids()
+        # What is sampled is decided before a span comes here.
+        resource = Resource.create({"service.name": "conveyor", "service.version": __version__})
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("conveyor", __version__)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, endpoint: str) -> AsyncIterator[Self]:
+        url = endpoint.rstrip("/").removesuffix(_PATH) + _PATH
+        sink = cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        try:
+            yield sink
+        finally:
+            # It sends what is left.
+            await asyncio.to_thread(sink.close)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def emit(self, span: traces.Span) -> int:
+        self._ids.trace_id, self._ids.span_id = span.trace_id, span.span_id
+        parent = None
+        if span.parent_id is not None:
+            parent = NonRecordingSpan(SpanContext(span.trace_id, span.parent_id, is_remote=True, trace_flags=_SAMPLED))
+        made = self._tracer.start_span(
+            span.name,
+            # An empty context where there is no parent: not whatever is current.
+            context=set_span_in_context(parent, {}) if parent is not None else {},  # type: ignore[arg-type]
+            attributes=span.attributes,
+            links=[] if span.link is None else [_link(span.link)],
+            start_time=_nanoseconds(span.began),
+        )
+        if span.error is not None:
+            made.set_status(Status(StatusCode.ERROR, span.error))
+        made.end(_nanoseconds(max(span.began, span.ended)))
+        return made.get_span_context().span_id
+
+
+def _link(traceparent: str) -> Link:
+    _, trace_id, span_id, flags = traceparent.split("-")
+    context = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+    return Link(context)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000_000)

@@ -1,0 +1,532 @@
+"""The dashboard in a real browser: every button, by mouse and by keyboard; hostile texts; a server that restarts; a job
+of 100,000 tasks; a phone; the dark. Whatever a page does, its console has no error and its policy nothing to report."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect
+
+from tests.dashboard.pictures import PAGES, make_pictures
+from tests.dashboard.world import CODES, HOSTILE, LARGE, World, world
+from tests.servers.chromium import chromium
+from tests.up import environment
+
+WIDE = ViewportSize(width=1280, height=860)
+PHONE = ViewportSize(width=360, height=740)
+DOCS = Path(__file__).parents[2] / "docs"
+# Set to make the pictures of the documentation anew: with -k pictures, so that nothing else is in them.
+MAKE_PICTURES = bool(os.environ.get("CONVEYOR_TEST_SCREENSHOTS"))
+WATCH = "window.reported = []; addEventListener('securitypolicyviolation', (e) => reported.push(e.violatedDirective))"
+
+pytestmark = pytest.mark.timeout(120)
+expect.set_options(timeout=10_000)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dashboard")
+
+
+@pytest.fixture(scope="module")
+def here(place: Path) -> Iterator[World]:
+    with world(place) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser(here: World) -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def cookies(here: World, browser: Browser) -> Any:
+    """Those of the session that the link starts which `conveyor up` printed; the link is spent then."""
+    link = re.search(r"open +http://[^/]+(/#/sign-in/\S+)", here.up.output.read_text())
+    assert link is not None
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(here.url + link[1])
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+        assert "sign-in" not in page.url
+        kept = context.cookies()
+    assert [(each["httpOnly"], each["sameSite"]) for each in kept] == [(True, "Strict")]
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(here.url + link[1])
+        expect(page.get_by_role("alert")).to_contain_text("used before")
+    return kept
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def visit(here: World, browser: Browser, cookies: Any) -> Iterator[Open]:
+    """Opens a page, signed in. Nothing may have gone wrong in it by the end of the test, but what the test expects."""
+    contexts: list[BrowserContext] = []
+    wrong: list[str] = []
+
+    def opened(path: str, errors: bool = False, signed_in: bool = True, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": WIDE, "locale": "en-GB", "timezone_id": "UTC", **options})
+        contexts.append(context)
+        if signed_in:
+            context.add_cookies(cookies)
+        context.add_init_script(WATCH)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        if not errors:
+            page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.goto(f"{here.url}/{path}")
+        return page
+
+    yield opened
+    for context in contexts:
+        for page in context.pages:
+            assert page.evaluate("window.reported") == []
+            assert page.evaluate("window.hacked") is None
+        context.close()
+    assert wrong == []
+
+
+def button(page: Page, name: str) -> Any:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def heading(page: Page, name: str) -> Any:
+    return page.get_by_role("heading", name=name, exact=True)
+
+
+def confirm(page: Page, action: str) -> None:
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name=action, exact=True).click()
+    expect(dialog).to_have_count(0)
+
+
+def usable(page: Page) -> None:
+    """Nothing stands out of the page, it has one title, and all that can be used has a name."""
+    script = (
+        "() => [...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth)"
+    )
+    wide = page.evaluate(f"({script})().map((e) => e.tagName + '.' + e.getAttribute('class'))")
+    assert (wide, page.evaluate("document.documentElement.scrollWidth <= innerWidth")) == ([], True)
+    expect(page.get_by_role("heading", level=1)).to_have_count(1)
+    nameless = """[...document.querySelectorAll('a, button, input, select, textarea')].filter((e) => e.checkVisibility()
+        && !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)"""
+    assert page.evaluate(nameless) == []
+
+
+def test_the_documentation_has_its_pictures(here: World, visit: Open) -> None:
+    folder = DOCS / "screenshots"
+    if MAKE_PICTURES:
+        make_pictures(here, visit, folder)
+    named = {name for page in DOCS.rglob("*.md") for name in re.findall(r"screenshots/([\w.-]+)", page.read_text())}
+    made = {f"{page}.png" for page in PAGES}
+    assert named <= made
+    assert {path.name for path in folder.iterdir()} == made
+    assert all(path.stat().st_size < 250_000 for path in folder.iterdir())
+
+
+class TestJobs:
+    def test_jobs_move_and_can_be_found(self, here: World, visit: Open) -> None:
+        page = visit("#/jobs")
+        expect(page.get_by_text("100,000 pages")).to_be_visible()
+        job = here.napping("moves by itself", 24)
+        row = page.get_by_role("listitem").filter(has_text="moves by itself")
+        expect(row).to_contain_text("running")
+        bar = row.get_by_role("progressbar")
+        expect(bar).not_to_have_attribute("aria-valuenow", "0")
+        expect(page.locator(".standing")).to_have_text("Live")
+        expect(row).to_contain_text("completed")
+        page.get_by_role("searchbox").fill("MOVES")
+        expect(page.get_by_role("listitem")).to_have_count(1)
+        page.get_by_role("combobox", name="State").select_option("failed")
+        expect(page.get_by_text("No job on this page matches.")).to_be_visible()
+        page.get_by_role("combobox", name="State").select_option("")
+        row.get_by_role("link").click()
+        expect(heading(page, "moves by itself")).to_be_focused()
+        button(page, "Delete").click()
+        confirm(page, "Cancel")
+        assert here.state(job) == "completed"
+        button(page, "Delete").click()
+        confirm(page, "Delete")
+        expect(heading(page, "Jobs")).to_be_visible()
+        expect(row).to_have_count(0)
+
+    def test_pause_resume_cancel(self, here: World, visit: Open) -> None:
+        job = here.napping("pausing")
+        page = visit(f"#/jobs/{job}")
+        button(page, "Pause").click()
+        expect(page.get_by_text("It is paused")).to_be_visible()
+        assert here.state(job) == "paused"
+        button(page, "Resume").click()
+        expect(button(page, "Pause")).to_be_visible()
+        assert here.state(job) == "running"
+        expect(page.locator(".tile.succeeded b")).not_to_have_text("0")
+        button(page, "Cancel").click()
+        confirm(page, "Cancel the job")
+        expect(button(page, "Delete")).to_be_visible()
+        expect(button(page, "Cancel")).to_have_count(0)
+        assert here.state(job) == "cancelled"
+
+    def test_errors_filter_tasks_and_what_failed_is_run_again(self, here: World, visit: Open) -> None:
+        urls = [f"{here.site.url}/{'fails' if number % 4 == 0 else 'page'}/{number}" for number in range(80)]
+        job = here.submit(
+            name="Catalogue pages", tasks=urls, attempts=2, backoff={"base": 0}, breaker={"enabled": False}
+        )
+        here.ended(job)
+        page = visit(f"#/jobs/{job}")
+        table = page.get_by_role("table", name="Tasks")
+        page.get_by_role("button", name="http_503").click()
+        expect(heading(page, "Tasks")).to_be_focused()
+        expect(table.get_by_role("row")).to_have_count(21)
+        expect(table.get_by_text("http_503")).to_have_count(20)
+        page.get_by_role("button", name="Remove the filter").click()
+        expect(table.get_by_role("row")).to_have_count(26)
+        button(page, "Next").click()
+        expect(page.get_by_text("Page 2")).to_be_visible()
+        button(page, "Previous").click()
+        expect(page.get_by_text("Page 1")).to_be_visible()
+        page.get_by_role("searchbox").fill("page/79")
+        expect(table.get_by_role("row")).to_have_count(2)
+        page.get_by_role("searchbox").fill("")
+        page.get_by_role("combobox", name="Outcome").select_option("succeeded")
+        expect(table.get_by_text("failed")).to_have_count(0)
+        page.get_by_role("combobox", name="Outcome").select_option("")
+        expect(page.get_by_role("img", name=re.compile("80 of 80 tasks ended"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("Task times: half within"))).to_be_visible()
+        button(page, "Rerun failed").click()
+        confirm(page, "Rerun failed")
+        runs = page.get_by_role("table", name="Runs")
+        expect(runs.get_by_text("failed of the run before")).to_be_visible()
+        expect(runs.get_by_text("completed")).to_have_count(2)
+        button(page, "Run 1").click()
+        expect(page.get_by_role("button", name="Remove the filter: run 1")).to_be_visible()
+        button(page, "Export").click()
+        page.get_by_role("combobox", name="Format").select_option("jsonl")
+        confirm(page, "Export")
+        exports = page.get_by_role("table", name="Exports")
+        with page.expect_download() as download:
+            exports.get_by_role("link").click()
+        assert Path(download.value.path()).read_text().count("\n") == 20
+        exports.get_by_role("button", name="Delete the jsonl export").click()
+        expect(exports.get_by_role("row")).to_have_count(0)
+
+    def test_a_task_tells_its_story(self, here: World, visit: Open) -> None:
+        spec = {"attempts": 2, "backoff": {"base": 0}, "breaker": {"enabled": False}}
+        job = here.submit(name="stories", tasks=[f"{here.site.url}/fails/1"], **spec)
+        here.ended(job)
+        page = visit(f"#/jobs/{job}")
+        page.get_by_role("table", name="Tasks").get_by_role("link").click()
+        expect(heading(page, "Task 0")).to_be_focused()
+        story = page.locator(".trail")
+        expect(story.get_by_text("task.retried")).to_be_visible()
+        expect(story.get_by_text("task.failed")).to_be_visible()
+        expect(page.get_by_label("Body")).to_contain_text("Page /fails/1")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download").click()
+        assert b"Page /fails/1" in Path(download.value.path()).read_bytes()
+
+
+class TestNewJob:
+    def test_a_list_is_dropped(self, here: World, visit: Open) -> None:
+        page = visit("#/new")
+        lines = "\\n".join(f"{here.site.url}/page/{number}" for number in range(30))
+        data = page.evaluate_handle(
+            f"() => {{ const d = new DataTransfer(); d.items.add(new File(['{lines}'], 'dropped.txt')); return d }}"
+        )
+        page.dispatch_event(".drop", "drop", {"dataTransfer": data})
+        expect(page.get_by_text("dropped.txt")).to_be_visible()
+        button(page, "Submit").click()
+        expect(heading(page, "dropped.txt")).to_be_visible()
+        expect(page.locator(".title .pill")).to_have_text("completed")
+        expect(page.locator(".tile.succeeded b")).to_have_text("30")
+
+    def test_a_file_is_chosen_or_a_list_typed(self, here: World, visit: Open, tmp_path: Path) -> None:
+        numbers = tmp_path / "numbers.jsonl"
+        # More than one piece of the hash.
+        numbers.write_text("".join(f'{{"number": {number}, "pad": "{"x" * 1000}"}}\n' for number in range(5_000)))
+        page = visit("#/new")
+        page.locator("input[type=file]").set_input_files(numbers)
+        page.get_by_role("combobox", name="What to do").select_option("python")
+        page.get_by_role("textbox", name="Function").fill("whole")
+        page.get_by_role("textbox", name="Name").fill("numbers of mine")
+        button(page, "Submit").click()
+        expect(heading(page, "numbers of mine")).to_be_visible()
+        button(page, "Cancel").click()
+        confirm(page, "Cancel the job")
+        page.goto(f"{here.url}/#/new")
+        button(page, "Submit").click()
+        expect(page.get_by_role("alert")).to_contain_text("Give a list")
+        page.get_by_role("textbox", name="Or type it").fill(f"{here.site.url}/page/1\nnonsense\n")
+        button(page, "Submit").click()
+        lines = page.get_by_role("table", name="Lines that were no task")
+        expect(lines.get_by_role("row").last).to_contain_text("nonsense")
+        sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000]
+        script = """async (sizes) => {
+            const { Sha256 } = await import("/dashboard/sha256.js");
+            const half = (size) => new Uint8Array(size).fill(7);
+            return sizes.map((size) => new Sha256().update(half(size)).update(half(size)).hex());
+        }"""
+        assert page.evaluate(script, sizes) == [sha256(b"\7" * (2 * size)).hexdigest() for size in sizes]
+
+
+class TestOperations:
+    def test_dead_letters_are_sent_back(self, here: World, visit: Open) -> None:
+        job = here.upload("nonsense\n", name="unreadable", on_invalid="reject")
+        here.ended(job)
+        page = visit("#/dead-letters")
+        letters = page.get_by_role("table", name="Dead letters")
+        expect(letters.get_by_text(job)).to_be_visible()
+        expect(button(page, "Redrive")).to_be_disabled()
+        button(page, "Pick all").click()
+        expect(letters.get_by_role("checkbox").first).to_be_checked()
+        button(page, "Pick none").click()
+        letters.get_by_role("row").filter(has_text=job).get_by_role("checkbox").check()
+        button(page, "Redrive 1").click()
+        confirm(page, "Redrive")
+        expect(page.get_by_role("status").get_by_text("1 sent back.")).to_be_visible()
+
+    def test_schedules_are_paused_and_deleted(self, here: World, visit: Open) -> None:
+        for name in ("Every night", "Hourly"):
+            spec = {"cron": "0 3 * * *", "name": name, "job": {"tasks": [f"{here.site.url}/page"]}}
+            here.ask("POST", "/v1/schedules", spec)
+        page = visit("#/schedules")
+        row = page.get_by_role("row").filter(has_text="Every night")
+        button(page, "Pause Every night").click()
+        expect(row).to_contain_text("paused")
+        button(page, "Resume Every night").click()
+        expect(row).to_contain_text("active")
+        button(page, "Delete Every night").click()
+        confirm(page, "Delete")
+        expect(row).to_have_count(0)
+        assert [each["name"] for each in here.ask("GET", "/v1/schedules")["items"]] == ["Hourly"]
+
+    def test_webhooks_are_sent_again(self, here: World, visit: Open) -> None:
+        hook = here.ask("POST", "/v1/webhooks", {"url": f"{here.site.url}/hook", "events": ["job.accepted"]})
+        try:
+            here.submit(name="told", tasks=[f"{here.site.url}/page"])
+            here.wait(lambda: here.site.told)
+            page = visit("#/webhooks")
+            page.get_by_role("link", name=f"{here.site.url}/hook").click()
+            row = page.get_by_role("table", name="Deliveries").get_by_role("row").last
+            expect(row).to_contain_text("500")
+            here.site.willing = True
+            button(page, "Redeliver job.accepted").click()
+            expect(row).to_contain_text("delivered")
+            assert len(set(here.site.told)) == 1 < len(here.site.told)
+        finally:
+            here.ask("DELETE", f"/v1/webhooks/{hook['id']}")
+
+    def test_the_fleet_shows_what_holds_work_back(self, here: World, visit: Open) -> None:
+        job = here.submit(name="Nobody answers", tasks=["http://127.0.0.2:1/"] * 20, concurrency=4)
+        napping = here.napping("Thumbnails")
+        page = visit("#/fleet")
+        breakers = page.get_by_role("table", name="Breakers")
+        expect(breakers.get_by_text("open", exact=True)).to_be_visible()
+        lanes = page.get_by_role("table", name="Lanes")
+        expect(lanes.get_by_role("row").filter(has_text="Nobody answers")).to_contain_text("breaker open")
+        expect(lanes.get_by_role("row").filter(has_text="Thumbnails")).to_contain_text("4 of 4")
+        expect(page.locator(".tile").filter(has_text="Workers")).to_contain_text("1")
+        page.goto(f"{here.url}/#/jobs")
+        expect(page.get_by_role("listitem").filter(has_text="Thumbnails")).to_contain_text("left")
+        for each in (job, napping):
+            here.ask("POST", f"/v1/jobs/{each}/cancel")
+
+
+class TestDefence:
+    def test_nothing_hostile_runs(self, here: World, visit: Open) -> None:
+        tasks = [{"url": f"{here.site.url}/hostile?q={HOSTILE.replace(' ', '%20')}", "tag": HOSTILE[:100]}]
+        jobs = [
+            here.submit(name=HOSTILE, tasks=tasks),
+            here.submit(name=HOSTILE, kind="python", handler="raises", attempts=1, tasks=[HOSTILE]),
+        ]
+        here.ask("POST", "/v1/schedules", {"cron": "0 3 * * *", "name": HOSTILE, "job": {"tasks": tasks}})
+        hook = {"url": "http://127.0.0.1:1/", "description": HOSTILE}
+        made = here.ask("POST", "/v1/webhooks", hook)
+        page = visit("#/jobs")
+        expect(page.get_by_role("listitem").filter(has_text=HOSTILE)).to_have_count(2)
+        for job in jobs:
+            here.ended(job)
+            page.goto(f"{here.url}/#/jobs/{job}")
+            expect(heading(page, HOSTILE)).to_be_visible()
+            page.get_by_role("table", name="Tasks").get_by_role("link").click()
+            expect(page.get_by_label("Input")).to_contain_text("window.hacked")
+        page.go_back()
+        page.goto(f"{here.url}/#/jobs/{jobs[0]}")
+        page.get_by_role("table", name="Tasks").get_by_role("link").click()
+        expect(page.get_by_label("Body")).to_have_text(HOSTILE)
+        expect(page.get_by_text("<script>window.hacked = 1</script>").first).to_be_visible()
+        page.goto(f"{here.url}/#/schedules")
+        expect(page.get_by_role("row").filter(has_text=HOSTILE)).to_be_visible()
+        page.goto(f"{here.url}/#/webhooks/{made['id']}")
+        expect(page.get_by_text(HOSTILE).first).to_be_visible()
+        assert page.evaluate("document.querySelectorAll('script').length") == 1
+
+    def test_another_origin_changes_nothing(self, here: World, visit: Open) -> None:
+        job = here.napping("not yours", 50)
+        page = visit("#/jobs", errors=True)
+        # The same host, another port: the cookie goes along, and still.
+        page.goto(f"{here.site.url}/page")
+        script = """async ([url, mode, headers]) => {
+            try { return (await fetch(url, {method: 'POST', mode, credentials: 'include', headers})).type }
+            catch (error) { return 'refused' }
+        }"""
+        cancel = f"{here.url}/v1/jobs/{job}/cancel"
+        statuses: list[int] = []
+        page.on("response", lambda answer: statuses.append(answer.status))
+        assert page.evaluate(script, [cancel, "no-cors", {}]) == "opaque"
+        assert statuses == [403]
+        page.evaluate("window.reported = []")
+        assert here.state(job) == "running"
+        here.ask("POST", f"/v1/jobs/{job}/cancel")
+
+    def test_who_is_not_signed_in_is_asked_to(self, here: World, visit: Open) -> None:
+        page = visit(f"#/jobs/{here.large}", errors=True, signed_in=False)
+        expect(heading(page, "Sign in to Conveyor")).to_be_visible()
+        page.get_by_label("API key").fill("cv_nonsense")
+        button(page, "Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("not known")
+        page.get_by_label("API key").fill(here.up.key)
+        page.keyboard.press("Enter")
+        expect(heading(page, "100,000 pages")).to_be_visible()
+        button(page, "Sign out").click()
+        expect(heading(page, "Sign in to Conveyor")).to_be_visible()
+        assert page.context.cookies() == []
+        command = [
+            Path(sys.executable).with_name("conveyor"),
+            "dashboard",
+            "--url",
+            here.url,
+            "--data",
+            str(here.up.data),
+        ]
+        page.goto(subprocess.run(command, check=True, capture_output=True, text=True, env=environment()).stdout.strip())
+        expect(heading(page, "Jobs")).to_be_visible()
+
+
+class TestEverywhere:
+    def test_a_large_job_stays_quick_and_small(self, here: World, visit: Open) -> None:
+        page = visit(f"#/jobs/{here.large}")
+        expect(page.locator(".tile.failed b")).to_have_text("1,250")
+        expect(page.get_by_role("button", name=CODES[0])).to_contain_text("417")
+        for number in range(2, 8):
+            button(page, "Next").click()
+            expect(page.get_by_text(f"Page {number}")).to_be_visible()
+        page.get_by_role("searchbox").fill("items/99999")
+        table = page.get_by_role("table", name="Tasks")
+        expect(table.get_by_role("row")).to_have_count(2)
+        expect(table).to_contain_text("https://shop.example/items/99999")
+        assert page.evaluate("document.querySelectorAll('*').length") < 1500
+        longest = page.evaluate(
+            """() => new Promise((resolve) => {
+                let [longest, last, frames] = [0, performance.now(), 0];
+                const frame = (now) => {
+                    longest = Math.max(longest, now - last); last = now;
+                    (frames += 1) < 60 ? requestAnimationFrame(frame) : resolve(longest);
+                };
+                requestAnimationFrame(frame);
+            })"""
+        )
+        assert longest < 1000
+        page.get_by_role("searchbox").fill(str(LARGE - 1))
+        expect(table.get_by_role("row")).to_have_count(2)
+
+    def test_everything_can_be_done_with_keys(self, here: World, visit: Open) -> None:
+        job = here.napping("by keys")
+        page = visit("#/jobs")
+        expect(page.get_by_role("listitem").filter(has_text="by keys")).to_be_visible()
+        page.keyboard.press("Tab")
+        for _ in range(30):
+            if page.evaluate(f"document.activeElement.getAttribute('href') === '#/jobs/{job}'"):
+                break
+            page.keyboard.press("Tab")
+        # A row that changes each second keeps the focus.
+        row = page.locator(f"a[href='#/jobs/{job}']")
+        expect(row).to_contain_text("left")
+        expect(row).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(heading(page, "by keys")).to_be_focused()
+        while page.evaluate("document.activeElement.textContent") != "Cancel":
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name="Cancel this job?")
+        # What can not be undone is not one key away.
+        expect(dialog.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        expect(button(page, "Cancel")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        here.wait(lambda: here.state(job) == "cancelled")
+        expect(page.locator(".title .pill")).to_have_text("cancelled")
+
+    def test_a_phone_shows_all_of_it(self, here: World, visit: Open) -> None:
+        job = here.submit(name="x" * 150, tasks=[f"{here.site.url}/{'fails' * 40}"], attempts=1)
+        here.ended(job)
+        page = visit("#/jobs", viewport=PHONE, has_touch=True)
+        for path, title in {
+            "jobs": "Jobs",
+            "new": "New job",
+            "dead-letters": "Dead letters",
+            "schedules": "Schedules",
+            "webhooks": "Webhooks",
+            "fleet": "Fleet",
+            f"jobs/{here.large}": "100,000 pages",
+        }.items():
+            page.goto(f"{here.url}/#/{path}")
+            expect(heading(page, title)).to_be_visible()
+            usable(page)
+        page.goto(f"{here.url}/#/jobs/{job}")
+        expect(heading(page, "x" * 150)).to_be_visible()
+        usable(page)
+        page.get_by_role("table", name="Tasks").get_by_role("link").click()
+        expect(heading(page, "Task 0")).to_be_visible()
+        usable(page)
+
+    def test_the_dark_is_dark(self, here: World, visit: Open) -> None:
+        page = visit(f"#/jobs/{here.large}", color_scheme="dark")
+        expect(heading(page, "100,000 pages")).to_be_visible()
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert max(int(each) for each in re.findall(r"\d+", ground)) < 60
+
+    def test_what_is_not_there_is_said(self, here: World, visit: Open) -> None:
+        page = visit(f"#/jobs/job_{'0' * 26}", errors=True)
+        expect(heading(page, "There is nothing here")).to_be_visible()
+        page.get_by_role("link", name="All jobs").click()
+        expect(heading(page, "Jobs")).to_be_visible()
+        page.goto(f"{here.url}/#/nonsense")
+        expect(heading(page, "Jobs")).to_be_visible()
+
+    def test_a_slow_or_streamless_server_is_polled(self, here: World, visit: Open) -> None:
+        page = visit("#/jobs", errors=True)
+        page.context.route("**/v1/stream", lambda route: route.abort())
+        job = here.napping("polled", 12)
+        page.reload()
+        row = page.get_by_role("listitem").filter(has_text="polled")
+        expect(row).to_contain_text("completed")
+        expect(page.locator(".standing")).to_have_text("Polling")
+        here.ask("DELETE", f"/v1/jobs/{job}")
+        expect(row).to_have_count(0)
+
+    # Last: what the coordinator knew is gone then.
+    def test_a_restart_is_outlasted(self, here: World, visit: Open) -> None:
+        job = here.napping("outlasts", 50)
+        page = visit(f"#/jobs/{job}", errors=True)
+        expect(page.locator(".standing")).to_have_text("Live")
+        here.up.kill()
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        expect(heading(page, "outlasts")).to_be_visible()
+        here.up.start()
+        expect(page.get_by_text("The server does not answer.")).to_be_hidden()
+        expect(page.locator(".title .pill")).to_have_text("completed", timeout=30_000)
+        expect(page.locator(".tile.succeeded b")).to_have_text("50")

@@ -1,0 +1,203 @@
+"""Who gets into the dashboard, and who does not: links, keys, cookies, and requests that other sites make a browser
+send. And what the browser is told to hold to."""
+
+import re
+
+import pytest
+
+from conveyor import faults
+from conveyor.cli.dashboard import sign_in_path
+from conveyor.dashboard.sessions import LINK, OWNER, SESSION, Sessions
+from conveyor.keys import parse
+from tests.api import Answer, Api, new_key
+from tests.clocks import JumpingClock
+
+PROOF = {"x-conveyor-dashboard": "1"}
+
+
+async def sign_in(api: Api, body: dict[str, str], **headers: str) -> Answer:
+    return await api.post("/v1/sign-in", body, auth=False, headers={**PROOF, **headers})
+
+
+async def link(api: Api) -> str:
+    made = await api.post("/v1/sign-in/links")
+    assert made.status == 201, made.body
+    path: str = made.json["path"]
+    assert path.startswith("/#/sign-in/")
+    return path.rpartition("/")[2]
+
+
+def cookie(answer: Answer) -> str:
+    assert answer.status == 204, answer.body
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+async def visit(api: Api, session: str, method: str = "GET", path: str = "/v1/session", **headers: str) -> Answer:
+    body = b"{}" if method == "POST" else None
+    return await api.request(method, path, body=body, auth=False, headers={"cookie": session, **headers})
+
+
+def refused(answer: Answer, status: int, code: str) -> bool:
+    return (answer.status, answer.json["code"]) == (status, code)
+
+
+async def test_a_link_is_good_once(server: Api) -> None:
+    given = await link(server)
+    answer = await sign_in(server, {"link": given})
+    name, *attributes = answer.headers["set-cookie"].split("; ")
+    assert name.startswith(f"conveyor_session_{server.address[1]}=")
+    assert {each.lower() for each in attributes} >= {"httponly", "samesite=strict", "path=/"}
+    assert "Secure" not in attributes
+    shown = await visit(server, cookie(answer))
+    assert (shown.status, shown.json["tenant"]) == (200, "acme")
+    assert refused(await sign_in(server, {"link": given}), 401, "link_refused")
+    assert refused(await sign_in(server, {"link": "nonsense"}), 401, "link_refused")
+    assert (await visit(server, cookie(answer))).status == 200
+
+
+async def test_neither_links_nor_sessions_last_for_ever(server: Api, clock: JumpingClock) -> None:
+    late = await link(server)
+    session = cookie(await sign_in(server, {"key": server.key}))
+    clock.advance(server.system.settings.sign_in_link_seconds + 1)
+    assert refused(await sign_in(server, {"link": late}), 401, "link_refused")
+    assert (await visit(server, session)).status == 200
+    clock.advance(server.system.settings.session_seconds)
+    assert refused(await visit(server, session), 401, "session_ended")
+
+
+async def test_a_session_ends_with_its_key_and_by_signing_out(server: Api, clock: JumpingClock) -> None:
+    other = await new_key(server.system, "acme")
+    first, second = cookie(await sign_in(server, {"key": server.key})), cookie(await sign_in(server, {"key": other}))
+    out = await visit(server, first, "DELETE", **PROOF)
+    assert (out.status, "Max-Age=0" in out.headers["set-cookie"]) == (204, True)
+    await server.system.records.revoke_key(parse(other).key_id, clock.now())
+    clock.advance(3)
+    assert refused(await visit(server, first), 401, "session_ended")
+    assert refused(await visit(server, second), 401, "session_ended")
+    assert refused(await sign_in(server, {"key": other}), 401, "invalid_key")
+    assert refused(await sign_in(server, {"key": other, "link": "x"}), 400, "invalid_field")
+    assert refused(await sign_in(server, {}), 400, "invalid_field")
+
+
+async def test_sessions_outlive_the_process_and_can_not_be_read_from_the_rows(server: Api) -> None:
+    session = cookie(await sign_in(server, {"key": server.key}))
+    token = session.partition("=")[2]
+    again = Sessions(server.system.records, server.system.clock, server.system.settings)
+    assert (await again.authenticate(token)).tenant == "acme"
+    for kind in (SESSION, LINK):
+        rows = (await server.system.records.rows(kind, OWNER, None, 10)).items
+        assert not any(token in row.id or token.encode() in row.body for row in rows)
+
+
+async def test_a_session_is_no_administrator(server: Api) -> None:
+    boss = await server.as_tenant("acme", admin=True)
+    session = cookie(await sign_in(server, {"link": await link(boss)}))
+    assert (await boss.get("/v1/keys")).status == 200
+    assert refused(await visit(server, session, path="/v1/keys"), 403, "forbidden")
+    assert refused(await visit(server, session, "POST", "/v1/sign-in/links", **PROOF), 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {**PROOF, "sec-fetch-site": "cross-site"},
+        {**PROOF, "sec-fetch-site": "same-site"},
+        {**PROOF, "sec-fetch-site": "none"},
+        {**PROOF, "origin": "http://evil.example"},
+        # Another port of the same host is the same site, and not the same origin.
+        {**PROOF, "origin": "http://127.0.0.1:1"},
+        {**PROOF, "origin": "null"},
+    ],
+)
+async def test_other_sites_change_nothing(server: Api, headers: dict[str, str]) -> None:
+    session = cookie(await sign_in(server, {"key": server.key}))
+    made = await server.submit({"tasks": ["http://example.com/"]})
+    path = f"/v1/jobs/{made.json['id']}/cancel"
+    assert refused(await visit(server, session, "POST", path, **headers), 403, "cross_site")
+    if headers:
+        assert refused(await sign_in(server, {"key": server.key}, **headers), 403, "cross_site")
+    assert (await server.get(f"/v1/jobs/{made.json['id']}")).json["state"] == "running"
+    own = {**PROOF, "sec-fetch-site": "same-origin", "origin": server.url}
+    assert (await visit(server, session, "POST", path, **own)).status == 200
+
+
+async def test_reads_are_for_pages_of_ours(server: Api) -> None:
+    session = cookie(await sign_in(server, {"key": server.key}))
+    assert refused(await visit(server, session, **{"sec-fetch-site": "same-site"}), 403, "cross_site")
+    assert (await visit(server, session, **{"sec-fetch-site": "none"})).status == 200
+    # A key needs no proof: no browser sends it by itself.
+    assert (await server.post("/v1/dead-letters/redrive", {"ids": ["x"]})).status == 200
+
+
+async def test_a_cookie_is_secure_where_the_page_came_by_tls(server: Api) -> None:
+    host = server.url.removeprefix("http://")
+    answer = await sign_in(server, {"key": server.key}, origin=f"https://{host}")
+    assert "Secure" in answer.headers["set-cookie"].split("; ")
+
+
+async def test_a_link_that_was_cut_off_is_spent(server: Api) -> None:
+    given = await link(server)
+
+    class Cut(Exception):
+        pass
+
+    def cut(point: str) -> None:
+        if point == "session.redeem.between":
+            raise Cut
+
+    faults.arm(cut)
+    try:
+        assert (await sign_in(server, {"link": given})).status == 500
+    finally:
+        faults.arm(None)
+    assert refused(await sign_in(server, {"link": given}), 401, "link_refused")
+
+
+async def test_a_server_that_starts_prints_a_link_for_a_key_that_works(server: Api) -> None:
+    path = await sign_in_path(server.system, server.key)
+    assert (await sign_in(server, {"link": path.rpartition("/")[2]})).status == 204
+    for none in (None, "", "cv_nonsense"):
+        assert await sign_in_path(server.system, none) == "/"
+
+
+async def test_the_files_carry_what_a_browser_is_to_hold_to(server: Api) -> None:
+    page = await server.get("/", auth=False)
+    policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    assert policy | {"require-trusted-types-for": "", "trusted-types": ""} == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self' data:",
+        "connect-src": "'self'",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'self'",
+        "require-trusted-types-for": "",
+        "trusted-types": "",
+    }
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["referrer-policy"] == "no-referrer"
+    named = re.findall(r'(?:href|src)="(/[^"]+)"', page.body.decode())
+    assert len(named) >= 5
+    for path in named:
+        file = await server.get(path, auth=False)
+        assert file.status == 200, path
+        assert (await server.get(path, auth=False, headers={"if-none-match": file.headers["etag"]})).status == 304
+        assert (await server.request("HEAD", path, auth=False)).body == b""
+    for path in ("/dashboard/", "/dashboard/../keys.py", "/dashboard/%2e%2e/keys.py", "/dashboard/index.html", "/x"):
+        assert (await server.get(path, auth=False)).status == 404
+    assert (await server.post("/", {}, auth=False)).status in {404, 405}
+
+
+async def test_nothing_in_the_files_is_inline_or_elsewhere(server: Api) -> None:
+    from conveyor.dashboard.files import Files
+
+    for path, file in Files(server.system.blobs)._files.items():
+        text = file.body.decode()
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg|example\.)", text), path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
+        if path == "/":
+            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! type=\"module\" src=)", text)
