@@ -39,7 +39,8 @@ PATIENCE = 60
 def environment(**more: str) -> dict[str, str]:
     """Without what the developer has set, and without a terminal's colours."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CONVEYOR_")}
-    return {**clean, "NO_COLOR": "1", "COLUMNS": "200", **more}
+    # One fetcher: what is fetched here is little, and a process takes its time to start.
+    return {**clean, "NO_COLOR": "1", "COLUMNS": "200", "CONVEYOR_FETCHERS": "1", **more}
 
 
 @dataclass(frozen=True)
