@@ -297,7 +297,7 @@ class TestLive:
             belt.start(belt.worker())
             await belt.until(lambda: running == 2)
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 20})
-            await belt.until(lambda: running == 20, within=5)
+            await belt.until(lambda: running == 20, within=30)
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 3})
             await belt.passing(3)
             most = 0
@@ -364,7 +364,7 @@ class TestLive:
             await belt.passing(3)
             assert executor.most["host"] == 3
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency_per_host": None})
-            await belt.until(lambda: executor.running["host"] == 20, within=5)
+            await belt.until(lambda: executor.running["host"] == 20, within=30)
             await belt.ended(job)
             (lane,) = worker._lanes.values() if worker._lanes else [None]
             assert lane is None or not lane._limits.limited
@@ -384,7 +384,7 @@ class TestLive:
                 belt.start(role)
             await belt.until(lambda: len(belt.executor.starts) > 30)
             await change_options(belt.system, await belt.job(job.job_id), {"failure_threshold": {"failed": 10}})
-            (done,) = await belt.ended(job, within=10)
+            (done,) = await belt.ended(job, within=60)
             assert done.state is RunState.FAILED
             assert "failure threshold" in (done.reason or "")
 
