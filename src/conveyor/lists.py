@@ -6,6 +6,7 @@ or stops changes no id; lines that are blank or a comment have no task. What is 
 """
 
 import csv
+import re
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,6 +32,8 @@ _COLUMNS = {
     JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
 }
 _SNIPPET = 200
+# A line that JSON takes as it is: visible ASCII, nothing to escape, and no remark.
+_VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
 
 
 class InvalidLine(msgspec.Struct, frozen=True):
@@ -171,6 +174,8 @@ def _parser(reading: Reading) -> Callable[[bytes], bytes | None]:
 
 
 def _parse_text(line: bytes) -> bytes | None:
+    if _VISIBLE.fullmatch(line):
+        return b'"%b"' % line
     text = line.removeprefix(b"\xef\xbb\xbf").strip()
     if not text or text.startswith(b"#"):
         return None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conveyor.errors import InvalidField, MalformedJson
 from conveyor.inputs import (
+    _USUAL,
     FORBIDDEN_HEADERS,
     FetchInput,
     body_bytes,
@@ -19,8 +20,9 @@ from conveyor.inputs import (
     is_plain,
     parse_fetch_input,
     problem,
+    wrong_task,
 )
-from conveyor.model import Gateway
+from conveyor.model import Gateway, JobKind
 
 URL = "http://site.example/"
 
@@ -202,3 +204,34 @@ def test_what_passes_can_be_sent(fields: dict[str, Any]) -> None:
     if problem(given) is None:
         body_bytes(given)
         assert not any(mark in f"{name}{value}" for name, value in given.headers.items() for mark in "\r\n\0")
+
+
+@given(st.from_regex(_USUAL, fullmatch=True))
+def test_the_short_way_takes_nothing_that_the_long_way_refuses(raw: bytes) -> None:
+    assert input_problem(raw) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://a..example/",
+        "http://1.2.3.999/",
+        "http://-a.example/",
+        "http://user:pass@a.example/",
+        "http:///a.example/",
+        "http://a.example:0/",
+        "http://" + "a." * 200 + "example/",
+        "ftp://a.example/",
+        "http://a.example/\\x",
+        "http://xn--a.example/",
+    ],
+)
+def test_the_short_way_leaves_the_rest_to_the_long_one(text: str) -> None:
+    assert _USUAL.fullmatch(msgspec.json.encode(text)) is None
+
+
+@pytest.mark.parametrize("kind", [JobKind.FETCH, JobKind.DOWNLOAD])
+def test_the_usual_url_goes_the_short_way(kind: JobKind) -> None:
+    raw = b'"https://www.example.com/catalogue/item/7?from=list"'
+    assert _USUAL.fullmatch(raw)
+    assert wrong_task(kind, raw) is None
