@@ -93,11 +93,19 @@ class Ingester:
         return None if run is None else msgspec.structs.replace(job, run=run, state=run.state, reason=None)
 
     async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
+        held_at = self._ingest.clock.monotonic()
+
         async def keep_hold() -> bool:
+            nonlocal held_at
             if self.stopping:
                 # What was checkpointed stands; whoever comes next goes on there.
                 await self._ingest.queue.release(CONTROL, [delivery.receipt], 0.0)
                 return False
+            now = self._ingest.clock.monotonic()
+            # Not with every batch: the fence keeps out who has lost it without knowing.
+            if now - held_at < LEASE_SECONDS / 20:
+                return True
+            held_at = now
             stale = await self._ingest.queue.extend(CONTROL, [delivery.receipt], LEASE_SECONDS)
             return not stale and await self._coordinator.renew(lease, LEASE_SECONDS)
 
