@@ -710,3 +710,15 @@ def test_demo(cli: Cli) -> None:
 
 def test_version(cli: Cli) -> None:
     assert cli.json("version")["version"] in cli("version").stdout
+
+
+def test_a_server_of_this_machine_is_found_without_its_address(up: Cli, site: str) -> None:
+    here = Cli(up.place, {name: value for name, value in up.settings.items() if name != "CONVEYOR_URL"})
+    up.write("here.txt", f"{site}/quick/1")
+    assert here("submit", "here.txt", "--wait").returncode == 0
+    assert {check["name"]: check["verdict"] for check in here.json("doctor")}["server"] == "ok"
+
+
+def test_the_local_key_goes_nowhere_else(up: Cli) -> None:
+    away = Cli(up.place, {**up.settings, "CONVEYOR_URL": "http://stranger.example"})
+    one_line(away("jobs"), "missing_key")

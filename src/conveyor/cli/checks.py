@@ -144,30 +144,33 @@ def _engines(settings: Settings) -> Iterator[Check]:
 
 
 def _server(settings: Settings) -> Check:
+    from conveyor.cli.connection import server_url
     from conveyor.client import Client
 
+    url = server_url(settings)
     try:
-        with Client(settings.url) as client:
+        with Client(url) as client:
             client.health()
     except ServerUnreachable:
         advice = "Only `conveyor run` works without one: start it with `conveyor up`, or set CONVEYOR_URL."
-        return Check("server", "warn", f"none at {settings.url}", advice)
+        return Check("server", "warn", f"none at {url}", advice)
     except ConveyorError as error:
         return Check("server", "fail", error.message, "Set CONVEYOR_URL to a Conveyor server.")
-    return Check("server", "ok", settings.url)
+    return Check("server", "ok", url)
 
 
 def _key(settings: Settings) -> Check:
-    from conveyor.cli.connection import api_key
+    from conveyor.cli.connection import server_key, server_url
     from conveyor.client import Client
 
-    key = api_key(settings)
+    url = server_url(settings)
+    key = server_key(settings, url)
     source = "CONVEYOR_API_KEY" if settings.api_key else str(settings.data / "local.key")
     if key is None:
         advice = "Needed to use a server: `conveyor up` makes one, or set CONVEYOR_API_KEY."
         return Check("key", "warn", f"none in CONVEYOR_API_KEY and no {settings.data / 'local.key'}", advice)
     try:
-        with Client(settings.url, key) as client:
+        with Client(url, key) as client:
             next(client.jobs(), None)
     except ServerUnreachable:
         return Check("key", "warn", f"from {source}, not tried: no server", None)

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 def dashboard(url: Server = None, data: Data = None) -> None:
     """Print a link that opens the dashboard, signed in with your key. It works once, and for an hour."""
-    from conveyor.cli.connection import connect
+    from conveyor.cli.connection import connect, server_url
 
     settings = Settings.load(url=url, data=data)
     with connect(settings) as client:
         link = client.request("POST", "/v1/sign-in/links")
-    print(settings.url.rstrip("/") + link["path"])
+    print(server_url(settings).rstrip("/") + link["path"])
 
 
 async def sign_in_path(system: "System", key: str | None) -> str:

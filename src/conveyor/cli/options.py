@@ -35,7 +35,7 @@ AllowPrivate = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The server. [CONVEYOR_URL, else http://127.0.0.1:8080]"),
+    typer.Option("--url", metavar="URL", help="The server. [CONVEYOR_URL, else the one that `conveyor up` runs here]"),
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most so many.")]

@@ -121,7 +121,7 @@ def _announce(url: str, dashboard: str) -> None:
 async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     from conveyor.api.scrape import scraped
     from conveyor.api.server import serve
-    from conveyor.cli.connection import api_key
+    from conveyor.cli.connection import local_key_file, read_line
     from conveyor.cli.dashboard import sign_in_path
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
@@ -129,7 +129,7 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     stop.listen()
     async with open_system(settings) as system:
         if role == "api":
-            link = await sign_in_path(system, api_key(settings))
+            link = await sign_in_path(system, settings.api_key or read_line(local_key_file(settings.data)))
             async with scraped(settings):
                 await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return

@@ -113,9 +113,8 @@ def _print_welcome(settings: Settings, url: str, dashboard: str) -> None:
     from conveyor import __version__
     from conveyor.cli.connection import local_key_file
 
-    default = Settings()
-    needed = [] if settings.data == default.data else [f"CONVEYOR_DATA={shlex.quote(str(settings.data.absolute()))}"]
-    needed += [] if url == default.url else [f"CONVEYOR_URL={url}"]
+    data = shlex.quote(str(settings.data.absolute()))
+    needed = [] if settings.data == Settings().data else [f"CONVEYOR_DATA={data}"]
     print(f"Conveyor {__version__} is up at {url}")
     print(f"  data    {settings.data.absolute()}")
     print(f"  key     {local_key_file(settings.data).absolute()}; the command line finds it")

@@ -30,10 +30,18 @@ def find_server(url: str | None, key: str | None) -> tuple[str, str | None]:
     if url is not None and key is not None:
         return url, key
     settings = Settings.load()
-    if url is None:
-        said = None if settings.url != Settings().url else read_line(local_url_file(settings.data))
-        url = said or settings.url
-    key = key or settings.api_key
-    if key is None and is_loopback(host_of(url)):
-        key = read_line(local_key_file(settings.data))
-    return url, key
+    url = url or server_url(settings)
+    return url, key or server_key(settings, url)
+
+
+def server_url(settings: Settings) -> str:
+    """As the settings say, else as `conveyor up` says that serves the data directory."""
+    said = None if settings.url != Settings().url else read_line(local_url_file(settings.data))
+    return said or settings.url
+
+
+def server_key(settings: Settings, url: str) -> str | None:
+    """As the settings say, else that of the data directory, which is for a server of this machine only."""
+    if settings.api_key is not None or not is_loopback(host_of(url)):
+        return settings.api_key
+    return read_line(local_key_file(settings.data))
