@@ -9,7 +9,7 @@ import csv
 import re
 import sys
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
 import msgspec
 
@@ -69,7 +69,7 @@ class Reading(msgspec.Struct, frozen=True):
     header: bytes | None = None
 
 
-async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncIterator[Batch]:
+async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator[Batch, None]:
     """Batches of a list, from pieces of its bytes that begin at `reading.offset`."""
     parse = _parser(reading)
     records = _csv_records if reading.format is ListFormat.CSV else _lines

@@ -173,7 +173,7 @@ async def frames(api: Api, want: int, act: Any) -> list[tuple[str, Any]]:
     return found
 
 
-async def test_the_stream_of_jobs_tells_of_what_changed(server: Api) -> None:
+async def test_the_stream_of_jobs_tells_of_what_changed(server: Api, clock: JumpingClock) -> None:
     system = server.system
     first, second = [await started(system, 4, headers={"x-key": "secret"}) for _ in range(2)]
     await started(system, 4, tenant=OTHER)
@@ -183,6 +183,7 @@ async def test_the_stream_of_jobs_tells_of_what_changed(server: Api) -> None:
             await end(system, first, range(2))
         elif count == 3:
             assert await system.records.hide_job(ACME, second.job_id)
+        clock.advance(2)
 
     found = await frames(server, 4, act)
     assert [event for event, _ in found] == ["job", "job", "job", "gone"]

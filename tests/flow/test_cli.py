@@ -1,5 +1,6 @@
 """The command line as a user has it: real processes of `conveyor`, a real target site, a real server."""
 
+import atexit
 import csv
 import gzip
 import json
@@ -12,12 +13,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from backports import zstd
+
+from tests.forked import Commands
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 MANIFEST_FIELDS = {
@@ -43,6 +47,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "NO_COLOR": "1", "COLUMNS": "200", "CONVEYOR_FETCHERS": "1", **more}
 
 
+@cache
+def _commands() -> Commands:
+    commands = Commands(environment())
+    atexit.register(commands.close)
+    return commands
+
+
 @dataclass(frozen=True)
 class Cli:
     """`conveyor` in a directory of its own."""
@@ -51,16 +62,7 @@ class Cli:
     settings: dict[str, str]
 
     def __call__(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CONVEYOR, *arguments],
-            cwd=self.place,
-            env=environment(**self.settings),
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return _commands().run(arguments, self.place, environment(**self.settings), given, PATIENCE)
 
     def json(self, *arguments: str) -> Any:
         answered = self(*arguments, "--json")

@@ -6,7 +6,8 @@ references that are sent twice fall to the status guard; the total is the sum of
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -82,7 +83,13 @@ class Ingest:
         """Make tasks of one range. False if it is another's by now. Raises ListUnreadable, and HoldLost."""
         if job.run.lineage is None:
             await check_unchanged(self.blobs, one, keep_hold)
-        async for batch in _ahead(self._batches(job, one)):
+        async with aclosing(_ahead(self._batches(job, one))) as batches:
+            return await self._ingest_batches(job, one, lease, keep_hold, batches)
+
+    async def _ingest_batches(
+        self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold, batches: AsyncIterator[Batch]
+    ) -> bool:
+        async for batch in batches:
             await self.tasks.put(job.key, batch.seeds)
             crashpoint("ingest.put.after")
             outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
@@ -104,7 +111,7 @@ class Ingest:
         await self.finish(job)
         return True
 
-    def _batches(self, job: Job, one: Range) -> AsyncIterator[Batch]:
+    def _batches(self, job: Job, one: Range) -> AsyncGenerator[Batch, None]:
         if job.run.lineage is not None:
             return copied(self.records, self.tasks, job, one)
         pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
@@ -157,7 +164,7 @@ def _advanced(one: Range, batch: Batch) -> Range:
     )
 
 
-async def _ahead(items: AsyncIterator[T]) -> AsyncIterator[T]:
+async def _ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Get the next item ready while the present one is worked on."""
     coming = asyncio.ensure_future(anext(items, None))
     try:
@@ -165,4 +172,7 @@ async def _ahead(items: AsyncIterator[T]) -> AsyncIterator[T]:
             coming = asyncio.ensure_future(anext(items, None))
             yield item
     finally:
+        # Whoever wants no more does not wait for what was to come, and it must have stopped before it is closed.
         coming.cancel()
+        await asyncio.wait([coming])
+        await items.aclose()

@@ -5,7 +5,7 @@ over all walks each task is met once, as it came out last. How far a walk is fol
 Where rows stand by index and no index helps to choose, a run is walked whole, in the order of the list.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, kee
     return [_range(number, walk) for number, walk in enumerate(walks)]
 
 
-async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncIterator[Batch]:
+async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncGenerator[Batch, None]:
     """The tasks of one range from where it is, a page at a time."""
     lineage = _lineage(job)
     walk = _walks.decode(one.source.key)

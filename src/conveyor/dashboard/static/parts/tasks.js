@@ -2,7 +2,7 @@
 
 /** @import { Task } from "../shapes.js" */
 
-import { get } from "../api.js";
+import { get, Unreachable } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count, duration, input, moment } from "../format.js";
 import { empty, words } from "./says.js";
@@ -78,7 +78,8 @@ export function tasksCard(jobId, signal) {
       );
       pages.show(page.next_cursor);
     } catch (problem) {
-      if (!mine.aborted) renew(said, words(problem));
+      // That nobody answers is said at the top of the page.
+      if (!mine.aborted && !(problem instanceof Unreachable)) renew(said, words(problem));
     }
   };
   const search = async (/** @type {string} */ wanted, /** @type {AbortSignal} */ mine) => {
