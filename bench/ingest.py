@@ -155,7 +155,6 @@ async def submits(count: int, place: str) -> dict[str, Any]:
     return {"count": count, "milliseconds": statistics.median(times) * 1000}
 
 
-_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=4000", "cache_size=-16384")
 _SCHEMA = """
 CREATE TABLE tasks (
     run_no INTEGER NOT NULL, idx INTEGER NOT NULL, shard INTEGER NOT NULL, sort_key INTEGER NOT NULL,
@@ -171,12 +170,14 @@ CREATE INDEX messages_due ON messages (queue, visible_at, id);
 
 
 def bare(count: int, place: str) -> dict[str, Any]:
+    from conveyor.engines.sqlite.database import WRITER_PRAGMAS
+
     rows = [(1, index, _sort_key(index), f'"{url(index)}"') for index in range(count)]
     pack = msgspec.msgpack.Encoder().encode
     chunks = [pack([(row[1], row[3]) for row in rows[start : start + _CHUNK]]) for start in range(0, count, _CHUNK)]
     db = apsw.Connection(f"{place}/bare.db")
-    for pragma in _PRAGMAS:
-        db.execute(f"PRAGMA {pragma}")
+    for pragma in WRITER_PRAGMAS:
+        db.execute(pragma)
     db.execute(_SCHEMA)
     meter = Meter()
     now = time.time()

@@ -23,7 +23,7 @@ else:
     from backports import zstd
 
 # Lines in one batch: memory, and what a crash repeats, are bounded by it.
-BATCH = 1500
+BATCH = 1600
 
 _PIECE = 256 * 1024
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024
@@ -75,8 +75,10 @@ async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator
     records = _csv_records if reading.format is ListFormat.CSV else _lines
     index, offset = reading.index, reading.offset
     async for lines in records(_until(pieces, reading)):
-        for start in range(0, len(lines), BATCH):
-            part = lines[start : start + BATCH]
+        # Evenly, so that no small batch is left of each piece.
+        each = -(-len(lines) // -(-len(lines) // BATCH)) if lines else BATCH
+        for start in range(0, len(lines), each):
+            part = lines[start : start + each]
             seeds, invalid = _parse_all(part, reading, index, parse)
             index += len(part)
             offset += sum(map(len, part)) + len(part)

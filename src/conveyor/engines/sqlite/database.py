@@ -32,10 +32,10 @@ _MOST_IN_ONE_COMMIT = 256
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
 
-_WRITER_PRAGMAS = (
+WRITER_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
-    "PRAGMA wal_autocheckpoint=4000",
+    "PRAGMA wal_autocheckpoint=16000",
     "PRAGMA journal_size_limit=67108864",
     "PRAGMA cache_size=-3072",
     "PRAGMA temp_store=MEMORY",
@@ -80,7 +80,7 @@ class Database:
         self._path = str(path)
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._writer = self._connect(_WRITER_PRAGMAS)
+        self._writer = self._connect(WRITER_PRAGMAS)
         self._thread = threading.Thread(target=self._write_loop, name="sqlite-writer", daemon=True)
         self._local = threading.local()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
@@ -163,8 +163,11 @@ class Database:
     def _commit(self, batch: list[_Write]) -> None:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            for entry in batch:
-                self._run(entry)
+            if len(batch) == 1:
+                self._run_alone(batch[0])
+            else:
+                for entry in batch:
+                    self._run(entry)
             crashpoint("sqlite.commit.before")
             self._writer.execute("COMMIT")
             crashpoint("sqlite.commit.after")
@@ -173,6 +176,17 @@ class Database:
                 self._writer.execute("ROLLBACK")
             for entry in batch:
                 entry.error = EngineFailed(f"The database did not commit: {error}")
+
+    def _run_alone(self, entry: _Write) -> None:
+        """Without a savepoint, which keeps a copy of every page that changes: nobody else is in the transaction."""
+        try:
+            entry.result = entry.work(self._writer)
+        except BaseException as error:
+            entry.error = _failed(error) if isinstance(error, apsw.Error) else error
+            # Some failures have rolled it back already.
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            self._writer.execute("BEGIN IMMEDIATE")
 
     def _run(self, entry: _Write) -> None:
         self._writer.execute("SAVEPOINT work")
