@@ -237,12 +237,21 @@ LETTERS: dict[str, int | None] = {"poison": 1, "resumed": None, "redriven": None
 
 # Commits carry everything, so they are cut in more places.
 HITS = {"sqlite.commit.before": (1, 2, 3, 5, 8, 13, 21), "sqlite.commit.after": (1, 2, 3, 5, 8, 13, 21)}
+# At the first, second and third hit in one scenario, and at the first in the others; `CONVEYOR_CRASH_HITS=all` has them
+# die at every hit in each.
+ALL_HITS = os.environ.get("CONVEYOR_CRASH_HITS") == "all"
+
+
+def hits(point: str, scenario: str, first: bool) -> tuple[int, ...]:
+    # More deaths than the poison's own would make others look guilty too.
+    return HITS.get(point, (1, 2, 3)) if (first or ALL_HITS) and scenario != "poison" else (1,)
+
+
 CASES = [
     (scenario, point, nth)
     for point, scenarios in PASSED_IN.items()
-    for scenario in scenarios
-    # More deaths than the poison's own would make others look guilty too.
-    for nth in ((1,) if scenario == "poison" else HITS.get(point, (1, 2, 3)))
+    for number, scenario in enumerate(scenarios)
+    for nth in hits(point, scenario, number == 0)
 ]
 
 

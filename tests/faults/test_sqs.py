@@ -119,7 +119,7 @@ class Story:
     async def run(self) -> None:
         self.processes = [await self.site.process(self.limit) for _ in range(2)]
         self.site.shim.rates = {kind: self.random.choice([0.02, 0.1, 0.25]) for kind in self.kinds}
-        for _ in range(self.random.randint(12, 24)):
+        for _ in range(self.random.randint(8, 16)):
             step = self.random.choices([self._send, self._work, self._wait, self._crash], [2, 7, 1, 1])[0]
             self.site.clock.advance(self.random.uniform(0, 3))
             try:

@@ -101,16 +101,14 @@ BAD_BODIES: list[tuple[str, bytes, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"), [case[1:] for case in BAD_BODIES], ids=[case[0] for case in BAD_BODIES]
-)
-async def test_bad_bodies(server: Api, body: bytes, status: int, code: str) -> None:
-    answer = await server.submit(body, headers={"idempotency-key": "k"})
-    problem = check_problem(answer, status, code)
-    assert len(answer.body) < 20_000
-    if code in {"invalid_field", "unknown_field"}:
-        assert "field" in problem
-    assert await rows(server.system) == 0
+async def test_bad_bodies(server: Api) -> None:
+    for name, body, status, code in BAD_BODIES:
+        answer = await server.submit(body, headers={"idempotency-key": "k"})
+        problem = check_problem(answer, status, code)
+        assert len(answer.body) < 20_000, name
+        if code in {"invalid_field", "unknown_field"}:
+            assert "field" in problem, name
+        assert await rows(server.system) == 0, name
     assert (await server.submit(spec(), headers={"idempotency-key": "k"})).status == 201
 
 
@@ -198,11 +196,11 @@ BAD_QUERIES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "code", "field"), BAD_QUERIES, ids=[case[0][:60] for case in BAD_QUERIES])
-async def test_bad_queries(server: Api, path: str, code: str, field: str | None) -> None:
+async def test_bad_queries(server: Api) -> None:
     job = (await server.submit(spec())).json["id"]
-    problem = check_problem(await server.get(path.replace("{job}", job)), 400, code)
-    assert problem.get("field") == field
+    for path, code, field in BAD_QUERIES:
+        problem = check_problem(await server.get(path.replace("{job}", job)), 400, code)
+        assert problem.get("field") == field, path
 
 
 @pytest.mark.parametrize("noise", ["%ff", "%ed%a0%80", "%00", "a%0d%0ab", "%f0%9f%98%80", "'--", "%25%7b%7d"])

@@ -16,6 +16,7 @@ import pytest
 from conveyor.accept.spec import decode_spec
 from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
+from conveyor.engines.records import Row
 from conveyor.model import PROGRESS, InputJson, Job, JobId, Outcome, Progress, Task, TaskRef, progress_id
 from conveyor.process.executors.python import PythonExecutor
 from conveyor.process.progress import Superseded
@@ -322,12 +323,14 @@ class TestContext:
         job = job_for("until-cancelled")
         value = {"number": 1, "place": str(tmp_path)}
         first = asyncio.create_task(made.attempt(job, refs(value)))
-        row = await until(
-            lambda: system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0)), lambda found: found
-        )
-        assert row is not None
-        # As the attempt does that the monitor starts when this one seems stuck.
-        assert await system.records.replace_row(row) is not None
+        name = progress_id(job.run.run_id, 0)
+
+        async def take_over() -> Row | None:
+            """As the attempt does that the monitor starts when this one seems stuck. This one may write in between."""
+            row = await system.records.row(PROGRESS, job.tenant, name)
+            return None if row is None else await system.records.replace_row(row)
+
+        assert await until(take_over, lambda taken: taken is not None)
         with pytest.raises(Superseded):
             await first
         await seen(lambda: noted(tmp_path, "cancelled"))

@@ -37,7 +37,7 @@ from tests.servers.redis import Leak, redis
 from tests.servers.sqs import together
 from tests.stacks.ledger import Ledger, Uneven, audit, watched
 
-CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "12"))
+CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "8"))
 PATIENCE = 60.0
 
 _STEP = 0.005
