@@ -5,6 +5,7 @@ limit of a time is the goal itself; that of the last page is the first one, that
 """
 
 import asyncio
+import heapq
 import json
 import statistics
 import subprocess
@@ -109,7 +110,8 @@ async def _pages(api: "_Api", job: Any) -> dict[str, float]:
     from conveyor.model import task_id
 
     total = (await api.json("GET", f"/v1/jobs/{job.job_id}"))["run"]["total"]
-    before_last = sorted(task_id(job.run.run_id, index) for index in range(total))[-_PAGE - 1]
+    # Not all of them at once: that would be memory of ours, and not of what is measured.
+    before_last = heapq.nlargest(_PAGE + 1, (task_id(job.run.run_id, index) for index in range(total)))[-1]
     path = f"/v1/jobs/{job.job_id}/results?limit={_PAGE}"
     times: dict[str, list[float]] = {"first_page": [], "last_page": []}
     for _ in range(_PAGES):
