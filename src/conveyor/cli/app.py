@@ -24,6 +24,7 @@ from conveyor.cli import (
 )
 
 app = typer.Typer(
+    rich_markup_mode=None,
     name="conveyor",
     help="Durable bulk jobs: hand over a list, watch it run, take the results away whole.",
     no_args_is_help=True,

@@ -58,6 +58,10 @@ def _fail(message: str, code: str, exit_code: int) -> int:
 
 def _misused(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
+    # Nothing was asked for: its message is the help.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.message)
+        return EXIT_BAD_INPUT
     message = error.format_message().rstrip(".")
     if not message:
         # No command was given: typer has shown the help.
