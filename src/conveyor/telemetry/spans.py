@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -77,7 +78,7 @@ class OtlpSink:
         made = self._tracer.start_span(
             span.name,
             # An empty context where there is no parent: not whatever is current.
-            context=set_span_in_context(parent, {}) if parent is not None else {},  # type: ignore[arg-type]
+            context=Context() if parent is None else set_span_in_context(parent, Context()),
             attributes=span.attributes,
             links=[] if span.link is None else [_link(span.link)],
             start_time=_nanoseconds(span.began),

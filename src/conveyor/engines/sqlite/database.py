@@ -35,6 +35,7 @@ _SAFE_SQLITE = (3, 51, 3)
 WRITER_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
+    # In pages: 64 MiB of log, in which a page of an index that changes with every batch is written back once.
     "PRAGMA wal_autocheckpoint=16000",
     "PRAGMA journal_size_limit=67108864",
     "PRAGMA cache_size=-3072",
