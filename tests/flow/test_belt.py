@@ -795,6 +795,26 @@ class TestSweeper:
         assert sum(each.requeued for each in swept) == 0
         assert belt.executor.count() == Counter(dict.fromkeys(range(10), 2))
 
+    async def test_what_is_sent_back_late_is_cleared_too(self, belt: Belt) -> None:
+        """A failed attempt waits to be written while its run ends; then its task is sent back, to be tried again."""
+        belt.executor.act = fail
+        job = await belt.submit(10, concurrency=1, backoff=STEADY)
+        worker = belt.worker(flush_seconds=600.0)
+        while not belt.executor.starts:
+            await worker.tick()
+            await belt.breathe()
+        await move(belt, job, RunState.CANCELLED)
+        belt.clock.advance(1.0)
+        await worker.tick()
+        assert worker._lanes == {}
+        assert (await belt.sweeper.run_once()).cancelled == 10
+        assert (await belt.sweeper.run_once()).cleared == 0, "somebody may still send to its queues"
+        await worker.close()
+        assert (await belt.depth(job)).total > 1, "the message, and what was sent back of it"
+        assert (await belt.sweeper.run_once()).cleared == 1
+        await belt.check(job, RunState.CANCELLED)
+        assert await belt.depth(job) == Depth(0, 0, 0)
+
     async def test_a_large_run_is_cleared_in_steps(self, belt: Belt) -> None:
         job = await belt.submit(12_000)
         await move(belt, job, RunState.CANCELLED)

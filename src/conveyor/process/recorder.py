@@ -41,7 +41,7 @@ _json = msgspec.json.encode
 class HeldChunk:
     """A message that this worker holds, and how many of its references have no durable outcome yet."""
 
-    __slots__ = ("left", "lost", "marking", "queue", "receipt", "recovered", "size", "suspect", "turn")
+    __slots__ = ("left", "lost", "marking", "queue", "receipt", "recovered", "size", "suspect", "turn", "unwritten")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class HeldChunk:
         self.queue = queue
         self.receipt = receipt
         self.left = left
+        # Outcomes of it that are not written yet: references may still be sent back to its run's queues.
+        self.unwritten = 0
         # Whether it came by the recovery queue; its bytes; how often the monitor had sent its task again by then.
         self.recovered = recovered
         self.size = size
@@ -141,6 +143,7 @@ class Recorder:
                     delay = self._in_time(job, ref, outcome, delay)
             if delay is None and outcome.body is not None:
                 size += len(outcome.body)
+            chunk.unwritten += 1
             self._waiting.append(Done(job, chunk, ref, outcome, delay))
         self._count += len(refs)
         self._waiting_bytes += size
@@ -201,6 +204,8 @@ class Recorder:
         try:
             await asyncio.gather(*(self._persist(group) for group in _by_run(batch)))
         finally:
+            for done in batch:
+                done.chunk.unwritten -= 1
             self._count -= len(batch)
             self._bytes -= size
             if self._count < _MOST_COUNT and self._bytes < _MOST_BYTES:

@@ -87,6 +87,8 @@ class Worker:
         self._heart = Heartbeat(records, coordinator, clock, self.name, settings.lease_seconds)
         self._recording: asyncio.Task[None] | None = None
         self._lanes: dict[RunId, Lane] = {}
+        # Lanes of runs that are not ours to work on any more, with the messages that they still hold.
+        self._leaving: list[tuple[Lane, list[HeldChunk]]] = []
         self._gone: list[HeldChunk] = []
         # Tasks that were taken up, of lanes that are gone: those that came again, and new ones.
         self._taken = (0, 0)
@@ -110,6 +112,8 @@ class Worker:
             self._beat_at = now + self._settings.lease_seconds / 3
         if self._gone:
             await self._let_go()
+        if self._leaving:
+            await self._leave()
         await self._feeder.fill(list(self._lanes.values()))
         await self._deal()
         return self._rest()
@@ -122,8 +126,8 @@ class Worker:
         self._recorder.close()
         if self._recording is not None:
             await self._recording
-        for lane, chunks in zip(lanes, undone, strict=True):
-            await self._give_back(lane, chunks)
+        self._leaving += zip(lanes, undone, strict=True)
+        await self._leave()
         await self._breakers.tell()
         await self._heart.close()
 
@@ -228,7 +232,17 @@ class Worker:
     async def _drop(self, lane: Lane, grace: float) -> None:
         self._taken = (self._taken[0] + lane.taken[0], self._taken[1] + lane.taken[1])
         self._lanes.pop(lane.job.run.run_id, None)
-        await self._give_back(lane, await lane.stop(grace))
+        self._leaving.append((lane, await lane.stop(grace)))
+
+    async def _leave(self) -> None:
+        """Give messages back once nothing of them waits to be written. Until then they are held, by which the sweeper
+        knows that references may still be sent to the queues of an ended run."""
+        leaving, self._leaving = self._leaving, []
+        for lane, chunks in leaving:
+            if any(chunk.unwritten for chunk in chunks):
+                self._leaving.append((lane, chunks))
+            else:
+                await self._give_back(lane, chunks)
 
     async def _give_back(self, lane: Lane, undone: list[HeldChunk]) -> None:
         await self._release(undone)
