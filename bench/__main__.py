@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench import archive, aws, fetch, ingest, machine, nginx, noop, postgres, serve
+from bench import archive, aws, fetch, flood, ingest, machine, nginx, noop, postgres, serve
 from bench.child import ROOT, MeasurementFailed, Setup
 from bench.figures import Figure, table
 
@@ -22,6 +22,7 @@ BENCHES: dict[str, ModuleType] = {
     "postgres": postgres,
     "serve": serve,
     "aws": aws,
+    "flood": flood,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # On the disk that the code is on: what is in memory (/tmp, often) has no fsync to pay for.

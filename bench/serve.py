@@ -6,19 +6,13 @@ limit of a time is the goal itself; that of the last page is the first one, that
 
 import asyncio
 import heapq
-import json
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
-
-from bench.child import ROOT, MeasurementFailed, Setup
+from bench.api import Api, served_api
+from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure
 from bench.ingest import write_list
 from bench.meter import Meter
@@ -78,7 +72,7 @@ async def served(count: int, place: str) -> dict[str, Any]:
         executor = _Marking(count)
         embedded = Embedded(system, executors={JobKind.FETCH: executor})
         meter = Meter()
-        async with embedded.running(), _api(system) as api:
+        async with embedded.running(), served_api(system) as api:
             job = await embedded.submit_list([str(path)], {"attempts": 1}, TENANT)
             found = await _watch(api, job.job_id)
             await _check(api, job.job_id, count)
@@ -89,7 +83,7 @@ async def served(count: int, place: str) -> dict[str, Any]:
         return {"count": count, **found, **meter.stop()}
 
 
-async def _watch(api: "_Api", job_id: str) -> dict[str, float]:
+async def _watch(api: Api, job_id: str) -> dict[str, float]:
     """How long a look at the job takes while it runs."""
     times = await asyncio.to_thread(api.looks, f"/v1/jobs/{job_id}")
     if len(times) < 2:
@@ -98,14 +92,14 @@ async def _watch(api: "_Api", job_id: str) -> dict[str, float]:
     return {"status_p50": hundredths[49], "status_p99": hundredths[98], "looks": len(times)}
 
 
-async def _check(api: "_Api", job_id: str, count: int) -> None:
+async def _check(api: Api, job_id: str, count: int) -> None:
     shown = await api.json("GET", f"/v1/jobs/{job_id}?verify=true")
     counts = shown["run"]["counts"]
     if shown["verify"]["drift"] or counts["succeeded"] + counts["failed"] != count:
         raise MeasurementFailed(f"{count} tasks, but the rows say {shown['verify']}")
 
 
-async def _pages(api: "_Api", job: Any) -> dict[str, float]:
+async def _pages(api: Api, job: Any) -> dict[str, float]:
     """The cursor of the last page follows from the ids."""
     from conveyor.model import task_id
 
@@ -124,7 +118,7 @@ async def _pages(api: "_Api", job: Any) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-async def _rerun(api: "_Api", job_id: str, executor: "_Marking") -> dict[str, float]:
+async def _rerun(api: Api, job_id: str, executor: "_Marking") -> dict[str, float]:
     """From the request to the first attempt of the new run."""
     started = time.perf_counter()
     run_id = (await api.json("POST", f"/v1/jobs/{job_id}/rerun", {"select": "failed"}))["run"]["id"]
@@ -135,7 +129,7 @@ async def _rerun(api: "_Api", job_id: str, executor: "_Marking") -> dict[str, fl
     return {"rerun_start": (began - started) * 1000}
 
 
-async def _cancel(api: "_Api", job_id: str, executor: "_Marking", count: int) -> dict[str, float]:
+async def _cancel(api: Api, job_id: str, executor: "_Marking", count: int) -> dict[str, float]:
     """All of it once more, cancelled on the way: how long after the request something still started, and how fast what
     was left is swept."""
     run_id = (await api.json("POST", f"/v1/jobs/{job_id}/rerun", {"select": "all"}))["run"]["id"]
@@ -150,14 +144,14 @@ async def _cancel(api: "_Api", job_id: str, executor: "_Marking", count: int) ->
     return {"cancel_effective": max(0.0, last - started) * 1000, "swept": swept}
 
 
-async def _until(api: "_Api", job_id: str, right: Callable[[dict[str, Any]], object]) -> Any:
+async def _until(api: Api, job_id: str, right: Callable[[dict[str, Any]], object]) -> Any:
     """The job, once its run is so."""
     while not right((shown := await api.json("GET", f"/v1/jobs/{job_id}"))["run"]):  # noqa: ASYNC110  (seen from outside)
         await asyncio.sleep(_STATUS_EVERY)
     return shown
 
 
-async def _delete(api: "_Api", job_id: str) -> dict[str, float]:
+async def _delete(api: Api, job_id: str) -> dict[str, float]:
     started = time.perf_counter()
     await api.send("DELETE", f"/v1/jobs/{job_id}")
     return {"delete": (time.perf_counter() - started) * 1000}
@@ -197,56 +191,3 @@ class _Marking:
 
     async def close(self) -> None:
         pass
-
-
-class _Api:
-    """The API under its address, with a key."""
-
-    def __init__(self, url: str, key: str, client: Any) -> None:
-        self._url = url
-        self._key = key
-        self._client = client
-
-    async def send(self, method: str, path: str, body: object = None) -> bytes:
-        request = self._client.request(method, self._url + path).header("authorization", f"Bearer {self._key}")
-        if body is not None:
-            request = request.header("content-type", "application/json").body_bytes(msgspec.json.encode(body))
-        response = await request.build().send()
-        answer = bytes(await response.bytes())
-        if response.status >= 400:
-            raise MeasurementFailed(f"{method} {path} was answered {response.status}: {answer[:200]!r}")
-        return answer
-
-    def looks(self, path: str) -> list[float]:
-        """How long a look took, in milliseconds, each until the run had ended."""
-        at = urlsplit(self._url)
-        command = [sys.executable, "-m", "bench.looks", str(at.hostname), str(at.port), self._key, path]
-        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-        if ended.returncode != 0:
-            raise MeasurementFailed(f"the looks ended with code {ended.returncode}")
-        return list(json.loads(ended.stdout))
-
-    async def json(self, method: str, path: str, body: object = None) -> Any:
-        return msgspec.json.decode(await self.send(method, path, body))
-
-
-@asynccontextmanager
-async def _api(system: Any) -> AsyncIterator[_Api]:
-    from pyreqwest.client import ClientBuilder
-
-    from bench.belt import TENANT
-    from conveyor.api.server import serve
-    from conveyor.keys import make_key
-
-    text, key = make_key(system.clock, TENANT)
-    await system.records.create_key(key)
-    stop = asyncio.Event()
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(system, "127.0.0.1", 0, stop, url.set_result))
-    await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        async with ClientBuilder().no_proxy().error_for_status(False).build() as client:
-            yield _Api(await url, text, client)
-    finally:
-        stop.set()
-        await serving

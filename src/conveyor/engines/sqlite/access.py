@@ -45,7 +45,7 @@ class SqliteAccess:
         return await self._database.write(work)
 
     async def upload(self, upload_id: str) -> Upload | None:
-        row = await self._database.row(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
+        row = self._database.glance(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
         return Upload(*row) if row else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
@@ -72,7 +72,7 @@ class SqliteAccess:
         await self._database.change(SQL["insert_key"], msgspec.structs.asdict(key))
 
     async def key(self, key_id: str) -> ApiKey | None:
-        row = await self._database.row(SQL["key"], {"key_id": key_id})
+        row = self._database.glance(SQL["key"], {"key_id": key_id})
         return _key(row) if row else None
 
     async def keys(self, tenant: TenantId | None) -> list[ApiKey]:

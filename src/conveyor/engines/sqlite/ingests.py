@@ -75,7 +75,7 @@ class SqliteIngests:
         return [_shown(row) for row in rows]
 
     async def range(self, run_id: RunId, number: int) -> Range | None:
-        row = await self._database.row(SQL["range"], {"run_id": run_id, "number": number})
+        row = self._database.glance(SQL["range"], {"run_id": run_id, "number": number})
         return _shown(row) if row else None
 
     async def ingested(self, run_id: RunId) -> Ingested:

@@ -92,7 +92,7 @@ class SqliteJobs:
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
-        row = await self._database.row(SQL["job"], values)
+        row = self._database.glance(SQL["job"], values)
         return _job(row) if row else None
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:

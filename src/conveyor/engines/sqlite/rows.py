@@ -46,7 +46,7 @@ class SqliteRows:
 
     async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
-        found = await self._database.row(SQL["row"], values)
+        found = self._database.glance(SQL["row"], values)
         return Row(*found) if found else None
 
     async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:

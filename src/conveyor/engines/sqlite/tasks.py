@@ -108,7 +108,7 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None:
             return Counts()
-        row = await self._database.row(SQL["counts"], {"run_no": number})
+        row = self._database.glance(SQL["counts"], {"run_no": number})
         return Counts(*row) if row else Counts()
 
     async def recount(self, run: RunKey) -> Counts:
