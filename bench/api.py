@@ -60,10 +60,12 @@ async def new_key(system: Any, tenant: str) -> str:
 
 @asynccontextmanager
 async def served_api(system: Any) -> AsyncIterator[Api]:
+    """In this process, as `conveyor up` has it."""
     from pyreqwest.client import ClientBuilder
 
     from bench.belt import TENANT
     from conveyor.api.server import serve
+    from conveyor.cli.loop import keep_for_good
 
     key = await new_key(system, TENANT)
     stop = asyncio.Event()
@@ -72,7 +74,9 @@ async def served_api(system: Any) -> AsyncIterator[Api]:
     await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
     try:
         async with ClientBuilder().no_proxy().error_for_status(False).build() as client:
-            yield Api(await url, key, client)
+            api = Api(await url, key, client)
+            keep_for_good()
+            yield api
     finally:
         stop.set()
         await serving

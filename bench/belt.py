@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.child import MeasurementFailed
 from conveyor.cli.logs import configure_log
-from conveyor.cli.loop import share_one_heap
+from conveyor.cli.loop import keep_for_good, share_one_heap
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queue
 from conveyor.model import Job, JobId, TenantId
@@ -37,6 +37,7 @@ async def belt(data: str, **settings: Any) -> AsyncIterator[Embedded]:
         embedded = Embedded(system)
         async with embedded.running():
             await embedded.until_ready()
+            keep_for_good()
             yield embedded
 
 

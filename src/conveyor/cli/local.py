@@ -127,6 +127,7 @@ def _forget(plan: Plan, new: bool) -> None:
 
 
 async def _carry_out(plan: Plan, mark: place.Mark, show: Show, stop: "Stop") -> Report:
+    from conveyor.cli.loop import keep_for_good
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
@@ -137,6 +138,7 @@ async def _carry_out(plan: Plan, mark: place.Mark, show: Show, stop: "Stop") -> 
         embedded = Embedded(system)
         started = system.clock.monotonic()
         async with embedded.running():
+            keep_for_good()
             job = await _unless(stop.event, _job(embedded, plan, mark, show))
             before = Snapshot.of(await _look(system, job))
             ended = await _follow(system, embedded, job, show, stop.event)

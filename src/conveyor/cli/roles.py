@@ -114,6 +114,9 @@ def _run(settings: Settings, role: str) -> None:
 
 
 def _announce(url: str, dashboard: str) -> None:
+    from conveyor.cli.loop import keep_for_good
+
+    keep_for_good()
     print(f"Serving at {url}")
     print(f"  open    {url}{dashboard}", flush=True)
 
@@ -123,6 +126,7 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     from conveyor.api.server import serve
     from conveyor.cli.connection import local_key_file, read_line
     from conveyor.cli.dashboard import sign_in_path
+    from conveyor.cli.loop import keep_for_good
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
@@ -134,5 +138,6 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
                 await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return
         async with Embedded(system).running({role}), scraped(settings):
+            keep_for_good()
             print(f"Conveyor {role} is at work.", flush=True)
             await stop.event.wait()

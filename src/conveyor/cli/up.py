@@ -96,8 +96,10 @@ async def _ensure_local_key(system: "System") -> str:
 def _announced(settings: Settings, dashboard: str) -> Iterator[Callable[[str], None]]:
     """Say where the server is, on standard output and in local.url, as long as it is there."""
     from conveyor.cli.connection import local_url_file
+    from conveyor.cli.loop import keep_for_good
 
     def on_ready(bound: str) -> None:
+        keep_for_good()
         # Bound to every address, it is reached from here on loopback.
         url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         local_url_file(settings.data).write_text(url + "\n")
