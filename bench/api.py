@@ -35,8 +35,8 @@ class Api:
     async def json(self, method: str, path: str, body: object = None) -> Any:
         return msgspec.json.decode(await self.send(method, path, body))
 
-    def looks(self, path: str) -> list[float]:
-        """How long a look took, in milliseconds, each until the run had ended."""
+    def looks(self, path: str) -> list[tuple[str, float]]:
+        """What each look until the run had ended saw, and how long it took, in milliseconds."""
         at = urlsplit(self.url)
         return list(outside("bench.looks", str(at.hostname), str(at.port), self.key, path))
 

@@ -1,6 +1,7 @@
 """Looks: how long a look at a job takes while it runs, from a process of its own, as a user's client is.
 
-`python -m bench.looks HOST PORT KEY PATH` asks until the run has ended and prints the times, in milliseconds, as JSON.
+`python -m bench.looks HOST PORT KEY PATH` asks until the run has ended and prints, as JSON, what state it saw each time
+and how many milliseconds that took.
 """
 
 import http.client
@@ -23,9 +24,10 @@ def main() -> None:
         took = (time.perf_counter() - started) * 1000
         if response.status != 200:
             sys.exit(f"{path} was answered {response.status}")
-        if json.loads(body)["run"]["ended_at"] is not None:
+        job = json.loads(body)
+        if job["run"]["ended_at"] is not None:
             break
-        times.append(took)
+        times.append((job["state"], took))
         time.sleep(_EVERY)
     print(json.dumps(times))
 
