@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from conveyor.api.server import serve
 from conveyor.settings import Settings
@@ -16,6 +17,16 @@ from tests.clocks import JumpingClock
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a shell. What the tests start would be deaf to Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# By default structlog draws a traceback in boxes, which takes a second.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
+    ]
+)
 
 # Each of their tests takes seconds.
 _LONG = ("stacks", "dashboard", "test_kill.py")

@@ -141,6 +141,7 @@ def logged(form: str, *, terminal: bool = False) -> str:
     """What a few hostile lines come out as."""
     said: Any = _Terminal() if terminal else io.StringIO()
     before, level = logging.getLogger().handlers, logging.getLogger().level
+    configured = structlog.get_config()
     try:
         with redirect_stderr(said):
             configure_log("info", form=form)
@@ -154,7 +155,7 @@ def logged(form: str, *, terminal: bool = False) -> str:
             logging.getLogger("library").warning("no answer from %s", f"https://h/?key={S}")
             logging.getLogger("library").info("not of interest")
     finally:
-        structlog.reset_defaults()
+        structlog.configure(**configured)
         logging.getLogger().handlers = before
         logging.getLogger().setLevel(level)
     return str(said.getvalue())

@@ -1,12 +1,18 @@
-"""Limits per target: how many requests a second, and how many at once, one host may get from one job."""
+"""Limits: how many tasks of a run go at once, and how many requests a second, and at once, one host may get from one
+job."""
 
 from conveyor.engines.coordinator import Coordinator
-from conveyor.model import Job
+from conveyor.model import Job, RunId
 
 # How soon a target whose slots are all taken is asked for again.
 _TRY_AGAIN = 0.05
 # A holder that died frees its slots after this long.
 _HOLD_SECONDS = 60.0
+
+
+def run_slots(run_id: RunId) -> str:
+    """The semaphore of a run's concurrency; what is held of it is also the count of what runs."""
+    return f"run:{run_id}"
 
 
 class TargetLimits:

@@ -10,23 +10,33 @@ from conveyor.model import Page, RunId
 QueueName = NewType("QueueName", str)
 
 CONTROL = QueueName("control")
+# The names of all queues of runs begin so, and those of the second kind end so.
+RUN_PREFIX = "run:"
+_RECOVERY_SUFFIX = ":recovery"
 
 
 def run_queue(run_id: RunId) -> QueueName:
     """The queue of one run's references."""
-    return QueueName(f"run:{run_id}")
+    return QueueName(f"{RUN_PREFIX}{run_id}")
 
 
 def recovery_queue(run_id: RunId) -> QueueName:
     """Beside it: references that come again (retried, parked, reclaimed, stuck). Its name begins with the other's, so
     that an engine that treats the queues of runs in its own way treats both alike."""
-    return QueueName(f"run:{run_id}:recovery")
+    return QueueName(f"{RUN_PREFIX}{run_id}{_RECOVERY_SUFFIX}")
 
 
 def run_queues(run_id: RunId) -> tuple[QueueName, QueueName]:
     """Both. References move from the first to the second and never back: whoever looks whether they are empty looks
     in this order."""
     return run_queue(run_id), recovery_queue(run_id)
+
+
+def kind_of(queue: QueueName) -> str:
+    """What is counted together: the queues of all runs are one kind, and those beside them another."""
+    if queue.startswith(RUN_PREFIX):
+        return "recovery" if queue.endswith(_RECOVERY_SUFFIX) else "runs"
+    return queue
 
 
 class Outgoing(msgspec.Struct, frozen=True):

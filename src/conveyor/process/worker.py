@@ -11,7 +11,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
-from conveyor.coordination.limits import TargetLimits
+from conveyor.coordination.limits import TargetLimits, run_slots
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName, run_queue
 from conveyor.engines.records import Records
@@ -248,7 +248,7 @@ class Worker:
         await self._release(undone)
         for chunk in undone:
             chunk.lost = True
-        await self._coordinator.hold(f"run:{lane.job.run.run_id}", self.name, 0, 1, 1.0)
+        await self._coordinator.hold(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
 
     async def _release(self, chunks: list[HeldChunk]) -> None:
         for queue, some in _by_queue(chunks).items():
@@ -272,7 +272,7 @@ class Worker:
         """What the run's concurrency leaves this worker; held, it is also the count of what runs. That is more than
         it is dealt while attempts from a wider deal go on."""
         ttl = self._settings.lease_seconds
-        name = f"run:{lane.job.run.run_id}"
+        name = run_slots(lane.job.run.run_id)
         want = max(width, lane.active)
         return min(width, await self._coordinator.hold(name, self.name, want, lane.job.options.concurrency, ttl))
 

@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor.clock import iso_text
 from conveyor.coordination.breaker import breakers_of
+from conveyor.coordination.limits import run_slots
 from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
@@ -69,7 +70,7 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
     run = job.run
     (fresh, again), running, wait = await asyncio.gather(
         _queued(system, job),
-        system.coordinator.held(f"run:{run.run_id}"),
+        system.coordinator.held(run_slots(run.run_id)),
         waiting(system.coordinator, run.run_id),
     )
     return {

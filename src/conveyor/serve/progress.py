@@ -11,6 +11,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.coordination.durations import TaskTime, task_time
+from conveyor.coordination.limits import run_slots
 from conveyor.coordination.waits import Wait, waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
@@ -298,7 +299,7 @@ async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:
     """What workers hold. It lags behind the counts, so it is kept within what can be left."""
     if run.state not in WORKABLE:
         return 0
-    return max(min(await coordinator.held(f"run:{run.run_id}"), run.total - counts.ended), 0)
+    return max(min(await coordinator.held(run_slots(run.run_id)), run.total - counts.ended), 0)
 
 
 async def _rate(coordinator: Coordinator, clock: Clock, run: Run, counts: Counts) -> float:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, TellsAge
+from conveyor.engines.queue import Queue, QueueName, TellsAge, kind_of
 from conveyor.engines.records import AcceptsWhole, Records
 from conveyor.engines.tasks import Finished, Tasks, WalksByIndex
 from conveyor.errors import ConveyorError
@@ -147,14 +147,7 @@ def _cancelled(count: int, *_: object) -> None:
 
 
 def _buried(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
-    metrics.DEAD_LETTERED.add(len(receipts), lane_of(queue))
-
-
-def lane_of(queue: QueueName) -> str:
-    """The lane of the metrics that a queue belongs to: the queues of all runs are one."""
-    if queue.startswith("run:"):
-        return "recovery" if queue.endswith(":recovery") else "runs"
-    return queue
+    metrics.DEAD_LETTERED.add(len(receipts), kind_of(queue))
 
 
 # What is counted of a call, from what it returned and what it was given.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import QueueName
+from conveyor.engines.queue import RUN_PREFIX, QueueName
 from conveyor.engines.sqs.address import Address
 from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, Refused
 
@@ -19,7 +19,6 @@ KEEP_SECONDS = 10 * 86_400
 KEEP_DEAD_SECONDS = 14 * 86_400
 MOST_RECEIVES = 1000
 
-_RUN = "run:"
 # How long a queue that was not there counts as absent without asking again, and a count of queues as right.
 _ABSENT_SECONDS = 1.0
 _COUNT_SECONDS = 10.0
@@ -29,7 +28,7 @@ _PAGE = 1000
 
 def is_run(queue: QueueName) -> bool:
     """Whether it is one of many: only those may share."""
-    return queue.startswith(_RUN)
+    return queue.startswith(RUN_PREFIX)
 
 
 class Place(msgspec.Struct, frozen=True):
