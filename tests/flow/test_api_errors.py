@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from conveyor.api import problems, results
-from conveyor.api.app import create_app
+from conveyor.api.routes import application
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.api import Answer, Api, new_key
@@ -383,7 +383,7 @@ async def test_a_harmful_request_id_is_replaced(server: Api, given: str) -> None
 
 async def test_every_route_under_v1_needs_a_key(server: Api, clock: JumpingClock) -> None:
     assert await new_key(server.system, "acme")
-    routes = [route for route in create_app(server.system).routes if route.path_format.startswith("/v1")]
+    routes = [route for route in application().routes if route.path_format.startswith("/v1")]
     # The one page that is for everyone, the one route whose right is in its link, and the way into a session, which is
     # for pages of ours.
     apart = {"/v1/openapi.json": 200, "/v1/uploads/{upload_id}/content": 403, "/v1/sign-in": 403}

@@ -16,7 +16,7 @@ from conveyor.accept.answer import AcceptedView
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.api import shapes
-from conveyor.api.app import create_app
+from conveyor.api.routes import application
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
 from conveyor.engines.tasks import TaskEvent
 from conveyor.lifecycle import Lifecycle
@@ -447,7 +447,7 @@ async def test_the_page_of_the_api(server: Api) -> None:
     answer = await server.get("/v1/openapi.json", auth=False)
     assert answer.status == 200
     paths = answer.json["paths"]
-    served = {route.path_format for route in create_app(server.system).routes}
+    served = {route.path_format for route in application().routes}
     assert set(paths) == {path for path in served if not path.endswith("openapi.json")}
     body = paths["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"kind", "tasks", "source", "mode", "concurrency", "gateway"} <= set(body["properties"])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api.app import create_app
+from conveyor.api.routes import application
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskEnd, TenantId, task_id
 from conveyor.serve.notify import Notifier
@@ -158,7 +158,7 @@ async def make_job(api: Api, tenant: str) -> Owned:
 
 
 def routes(system: System) -> dict[str, set[str]]:
-    return {route.path_format: set(route.methods) - {"OPTIONS"} for route in create_app(system).routes}
+    return {route.path_format: set(route.methods) - {"OPTIONS"} for route in application().routes}
 
 
 async def test_the_matrix_has_every_route(system: System) -> None:

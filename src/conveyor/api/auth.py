@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
-from litestar.types import Guard
 
-from conveyor.clock import Clock
-from conveyor.dashboard.sessions import Sessions
+from conveyor.api.parts import parts_of
 from conveyor.errors import CrossSite, Forbidden, InvalidKey
-from conveyor.keys import KeySource, authenticate, bearer
+from conveyor.keys import authenticate, bearer
 from conveyor.model import ApiKey, TenantId
 
 # Any value will do.
@@ -28,23 +26,21 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 _READS = frozenset({"GET", "HEAD"})
 
 
-def key_guard(source: KeySource, sessions: Sessions, clock: Clock) -> Guard:
-    """A guard that lets a request pass with a key that may be used now, or with the cookie of a session."""
-
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        given = connection.headers.getall("authorization", [])
-        if len(given) > 1:
-            # Which of them counts would be a guess, and someone before us may guess differently.
-            raise InvalidKey("More than one Authorization header was given.")
-        session = None if given else session_of(connection)
-        if session is None:
-            connection.scope["auth"] = await authenticate(source, clock, bearer(given[0] if given else None))
-            return
-        check_site(connection)
-        connection.scope["auth"] = await sessions.authenticate(session)
-        connection.scope["state"]["session"] = session
-
-    return guard
+async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
+    """Lets a request pass with a key that may be used now, or with the cookie of a session."""
+    parts = parts_of(connection)
+    given = connection.headers.getall("authorization", [])
+    if len(given) > 1:
+        # Which of them counts would be a guess, and someone before us may guess differently.
+        raise InvalidKey("More than one Authorization header was given.")
+    session = None if given else session_of(connection)
+    if session is None:
+        text = bearer(given[0] if given else None)
+        connection.scope["auth"] = await authenticate(parts.keys, parts.system.clock, text)
+        return
+    check_site(connection)
+    connection.scope["auth"] = await parts.sessions.authenticate(session)
+    connection.scope["state"]["session"] = session
 
 
 def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:

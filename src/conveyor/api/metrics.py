@@ -5,33 +5,14 @@ import hmac
 from typing import Any
 
 from litestar import Request, Response, get
-from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
-from litestar.types import Guard
+from litestar.handlers import BaseRouteHandler
 
 from conveyor.api.auth import Connection
-from conveyor.clock import Clock
+from conveyor.api.parts import parts_of
 from conveyor.errors import Forbidden, InvalidKey
-from conveyor.keys import KeySource, authenticate, bearer
+from conveyor.keys import authenticate, bearer
 from conveyor.settings import Settings
 from conveyor.telemetry.exposition import exposed
-
-
-def metrics_route(settings: Settings, source: KeySource, clock: Clock) -> HTTPRouteHandler:
-    """The route behind its own guard: a session of the dashboard is not enough."""
-
-    @get(
-        "/metrics",
-        guards=[_guard(settings, source, clock)],
-        summary="Metrics for Prometheus",
-        security=[{"key": []}],
-        media_type="text/plain",
-    )
-    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Of this process only: each has its own."""
-        body, media_type = exposed(request.headers.get("accept", ""))
-        return Response(body, media_type=media_type)
-
-    return metrics
 
 
 def is_token(settings: Settings, given: str) -> bool:
@@ -40,17 +21,29 @@ def is_token(settings: Settings, given: str) -> bool:
     return token is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
-def _guard(settings: Settings, source: KeySource, clock: Clock) -> Guard:
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        given = connection.headers.getall("authorization", [])
-        if len(given) > 1:
-            raise InvalidKey("More than one Authorization header was given.")
-        text = bearer(given[0] if given else None)
-        if is_token(settings, text):
-            return
-        key = await authenticate(source, clock, text)
-        if not key.admin:
-            raise Forbidden
-        connection.scope["auth"] = key
+async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
+    """A session of the dashboard is not enough."""
+    system, keys = parts_of(connection).system, parts_of(connection).keys
+    given = connection.headers.getall("authorization", [])
+    if len(given) > 1:
+        raise InvalidKey("More than one Authorization header was given.")
+    text = bearer(given[0] if given else None)
+    if is_token(system.settings, text):
+        return
+    key = await authenticate(keys, system.clock, text)
+    if not key.admin:
+        raise Forbidden
+    connection.scope["auth"] = key
 
-    return guard
+
+@get(
+    "/metrics",
+    guards=[_guard],
+    summary="Metrics for Prometheus",
+    security=[{"key": []}],
+    media_type="text/plain",
+)
+async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Of this process only: each has its own."""
+    body, media_type = exposed(request.headers.get("accept", ""))
+    return Response(body, media_type=media_type)

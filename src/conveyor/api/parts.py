@@ -1,4 +1,5 @@
-"""What handlers are given, and how they answer. The app hands in the parts by name; nothing here is global."""
+"""What handlers are given, and how they answer. The parts come with each request and are handed in by name; nothing
+here is global."""
 
 import re
 from collections.abc import AsyncIterator
@@ -6,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response
+from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter, SkipValidation
 from litestar.response import Stream
@@ -16,6 +18,7 @@ from conveyor.accept.submit import Submit
 from conveyor.dashboard.sessions import Sessions
 from conveyor.engines.records import Records
 from conveyor.errors import BadCursor, NotFound, RangeRefused, UnknownField
+from conveyor.keys import KeySource
 from conveyor.model import ApiKey, Job, JobId, TenantId
 from conveyor.serve.deliveries import Deliveries
 from conveyor.serve.exports import Exports
@@ -36,6 +39,32 @@ ExportsPart = NamedDependency[SkipValidation[Exports]]
 StreamsPart = NamedDependency[SkipValidation[Streams]]
 SessionsPart = NamedDependency[SkipValidation[Sessions]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
+
+# Where they are in the scope of a request.
+PARTS = "conveyor"
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What there is of one system."""
+
+    system: System
+    keys: KeySource
+    sessions: Sessions
+    submit: Submit
+    adding: AddTasks
+    uploads: Uploads
+    webhooks: Webhooks
+    deliveries: Deliveries
+    schedules: Schedules
+    exports: Exports
+    streams: Streams
+
+
+def parts_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Parts:
+    """What a guard needs: nothing is handed to it."""
+    found: Parts = connection.scope[PARTS]  # type: ignore[literal-required]
+    return found
+
 
 NDJSON = "application/x-ndjson"
 MAX_LIMIT = 1000

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 
@@ -52,24 +52,17 @@ class _Server(uvicorn.Server):
 async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Serve the API until `stop` is set, then finish what is being answered. Port 0 takes a free one; `on_ready` gets
     the URL."""
-    await serve_app(create_app(system, stop), host, port, stop, on_ready, lifespan="on")
+    await serve_app(create_app(system, stop), host, port, stop, on_ready)
 
 
-async def serve_app(
-    app: Application,
-    host: str,
-    port: int,
-    stop: asyncio.Event,
-    on_ready: OnReady,
-    lifespan: Literal["on", "off"] = "off",
-) -> None:
+async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
     """The same for any application."""
     config = uvicorn.Config(
         app,
         loop="none",
         http=CappedProtocol,
         ws="none",
-        lifespan=lifespan,
+        lifespan="off",
         log_config=None,
         access_log=False,
         # What it warns of, any stranger can cause; a failure of ours is logged at the edge.

@@ -1,0 +1,153 @@
+"""The routes. They are the same for every system and made once; what a request is about comes with it: see parts.py."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from litestar import Litestar, Router
+from litestar.di import Provide
+from litestar.types import ControllerRouterHandler, Scope
+
+from conveyor.api import (
+    callbacks,
+    dead_letters,
+    events,
+    exports,
+    fleet,
+    health,
+    invalid,
+    jobs,
+    keys,
+    metrics,
+    moves,
+    open_jobs,
+    problems,
+    results,
+    schedules,
+    sessions,
+    statistics,
+    stream,
+    uploads,
+    webhooks,
+)
+from conveyor.api.auth import admin_guard, key_guard, tenant_of
+from conveyor.api.page import OPENAPI, page
+from conveyor.api.parts import PARTS, Parts, refuse_unknown_parameters
+
+
+@cache
+def application() -> Litestar:
+    """Whoever calls it has put the parts of a system into the scope."""
+    return Litestar(
+        route_handlers=[*_routes(), page(_described)],
+        dependencies=_given(),
+        exception_handlers=problems.HANDLERS,
+        before_request=refuse_unknown_parameters,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+        # Bodies are counted where they are read, by the cap of the settings.
+        request_max_body_size=None,
+    )
+
+
+def _described() -> Litestar:
+    """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
+    return Litestar(route_handlers=_routes(), dependencies=_given(), openapi_config=OPENAPI, logging_config=None)
+
+
+def _given() -> dict[str, Provide]:
+    """The parts, by the names under which handlers ask for them."""
+
+    def given(name: str) -> Callable[[Scope], Any]:
+        def provide(scope: Scope) -> Any:
+            return getattr(scope[PARTS], name)  # type: ignore[literal-required]
+
+        return provide
+
+    return {name: Provide(given(name), sync_to_thread=False) for name in Parts.__struct_fields__ if name != "keys"}
+
+
+def _routes() -> list[ControllerRouterHandler]:
+    return [health.healthz, health.readyz, metrics.show_metrics, _of_tenants(), _of_administrators(), _of_links()]
+
+
+def _of_tenants() -> Router:
+    """Everything that belongs to a tenant. The guard stands here, so that no route can be without it."""
+    return Router(
+        path="/v1",
+        guards=[key_guard],
+        dependencies={"tenant": Provide(tenant_of, sync_to_thread=False)},
+        route_handlers=[
+            uploads.create_upload,
+            uploads.show_upload,
+            jobs.submit_job,
+            jobs.list_jobs,
+            jobs.show_job,
+            jobs.change_job,
+            open_jobs.add_tasks,
+            open_jobs.close_job,
+            moves.rerun_job,
+            moves.cancel_job,
+            moves.pause_job,
+            moves.resume_job,
+            moves.delete_job,
+            results.list_results,
+            results.show_task,
+            results.get_body,
+            results.export_job,
+            statistics.show_statistics,
+            statistics.search_tasks,
+            exports.create_export,
+            exports.list_exports,
+            exports.show_export,
+            exports.delete_export,
+            exports.get_manifest,
+            exports.get_part,
+            invalid.list_invalid,
+            events.list_events,
+            stream.follow_job,
+            stream.follow_jobs,
+            webhooks.create_webhook,
+            webhooks.list_webhooks,
+            webhooks.show_secret,
+            webhooks.show_webhook,
+            webhooks.change_webhook,
+            webhooks.remove_webhook,
+            webhooks.rotate_secret,
+            webhooks.list_deliveries,
+            webhooks.list_job_deliveries,
+            callbacks.list_callbacks,
+            webhooks.show_delivery,
+            webhooks.redeliver,
+            schedules.create_schedule,
+            schedules.list_schedules,
+            schedules.show_schedule,
+            schedules.change_schedule,
+            schedules.remove_schedule,
+            dead_letters.list_letters,
+            dead_letters.redrive_letters,
+            fleet.list_breakers,
+            fleet.list_lanes,
+            fleet.show_workers,
+            sessions.show_session,
+            sessions.sign_out,
+            sessions.create_link,
+        ],
+        security=[{"key": []}],
+    )
+
+
+def _of_administrators() -> Router:
+    """What concerns every tenant. No handler gets one: an administrator acts for all."""
+    return Router(
+        path="/v1/keys",
+        guards=[key_guard, admin_guard],
+        route_handlers=[keys.create_key, keys.list_keys, keys.revoke_key],
+        security=[{"key": []}],
+    )
+
+
+def _of_links() -> Router:
+    """What a signed link is the right for, or a link that signs in, without a key."""
+    return Router(path="/v1", route_handlers=[uploads.fill_upload, sessions.sign_in])
