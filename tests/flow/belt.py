@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
-from conveyor.engines.coordinator import Lease
 from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
 from conveyor.ingest.pipeline import Ingest
@@ -48,6 +47,8 @@ from tests.jobs import ACME
 from tests.places import quick_place
 
 STEP = 0.05
+# Turns of the loop without work for a thread, after which everybody waits for the clock.
+_IDLE_ROUNDS = 12
 
 Act = Callable[[Job, TaskRef], Awaitable[Outcome]]
 
@@ -123,10 +124,32 @@ class Recording:
         return Counter(start.index for start in self.starts)
 
 
+class Threads:
+    """How much the threads of the embedded system have to do: those that read and write the database, and blobs."""
+
+    def __init__(self, system: System) -> None:
+        self.busy = 0
+        database: Any = system.records._database  # type: ignore[attr-defined]
+        blobs: Any = system.blobs._engine  # type: ignore[attr-defined]
+        for owner, name in ((database, "write"), (database, "read"), (blobs, "_run")):
+            setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def counted(*given: Any) -> Any:
+            self.busy += 1
+            try:
+                return await call(*given)
+            finally:
+                self.busy -= 1
+
+        return counted
+
+
 class Belt:
     """The system, and the roles that the test starts on it."""
 
     def __init__(self, system: System, clock: ManualClock, logs: list[Any]) -> None:
+        self._threads = Threads(system)
         self.system = system
         self.logs = logs
         self.clock = clock
@@ -240,10 +263,12 @@ class Belt:
         self.clock.advance(max(STEP, self.clock.next_wake() or 0.0))
 
     async def breathe(self) -> None:
-        """Let everybody act: what was written before this is durable after it."""
-        await self.system.coordinator.release(Lease("nobody", "nobody", 0))
-        # A real moment, for the threads that write bodies and for the recorder's own short wait.
-        await asyncio.sleep(0.0005)
+        """Let everybody act, until nobody has anything to do before the clock moves."""
+        idle = 0
+        while idle < _IDLE_ROUNDS:
+            # A real moment for the threads, where there is something for them to do.
+            await asyncio.sleep(0.0001 if self._threads.busy else 0)
+            idle = 0 if self._threads.busy else idle + 1
 
     async def quiet(self) -> None:
         """Let what is under way come to an end, without moving the clock."""
@@ -343,7 +368,7 @@ async def open_belt(**settings: Any) -> AsyncIterator[Belt]:
     # Captured, because drawing a traceback for a terminal takes a second.
     with quick_place() as place, capture_logs() as logs:
         # Jobs of the size that these tests need are written in the request: only `stage` has them ingested.
-        given = {"data": place, "flush_seconds": 0.001, "sync_task_limit": 100_000, **settings}
+        given = {"data": place, "flush_seconds": 0.0, "sync_task_limit": 100_000, **settings}
         chosen = Settings.load({}, **given)
         async with open_system(chosen, clock) as system:
             belt = Belt(system, clock, logs)

@@ -592,7 +592,7 @@ class TestSharing:
         await belt.until(lambda: len(belt.executor.starts) > 500)
         before = belt.clock.now()
         small = await belt.submit(10, tenant=tenant)
-        await belt.ended(small, within=20)
+        await belt.ended(small, within=5)
         assert belt.clock.now() - before < 2.0
         assert (await belt.counts(huge)).ended < 5000
 

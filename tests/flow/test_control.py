@@ -297,7 +297,7 @@ class TestLive:
             belt.start(belt.worker())
             await belt.until(lambda: running == 2)
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 20})
-            await belt.until(lambda: running == 20, within=30)
+            await belt.until(lambda: running == 20, within=5)
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 3})
             await belt.passing(3)
             most = 0
@@ -314,9 +314,8 @@ class TestLive:
             assert 3 <= len(executor.starts) <= 5
             await change_options(belt.system, await belt.job(job.job_id), {"rate_per_host": 100})
             began = belt.clock.now()
-            await belt.ended(job, within=400)
-            # At the old rate it would be an hour; the steps of the clock are longer on a busy machine.
-            assert 3 <= belt.clock.now() - began <= 300
+            await belt.ended(job, within=60)
+            assert 3 <= belt.clock.now() - began <= 8
             await belt.check(job)
 
     async def test_a_rate_that_is_lowered_and_lifted(self) -> None:
@@ -365,7 +364,7 @@ class TestLive:
             await belt.passing(3)
             assert executor.most["host"] == 3
             await change_options(belt.system, await belt.job(job.job_id), {"concurrency_per_host": None})
-            await belt.until(lambda: executor.running["host"] == 20, within=30)
+            await belt.until(lambda: executor.running["host"] == 20, within=5)
             await belt.ended(job)
             (lane,) = worker._lanes.values() if worker._lanes else [None]
             assert lane is None or not lane._limits.limited
@@ -385,7 +384,7 @@ class TestLive:
                 belt.start(role)
             await belt.until(lambda: len(belt.executor.starts) > 30)
             await change_options(belt.system, await belt.job(job.job_id), {"failure_threshold": {"failed": 10}})
-            (done,) = await belt.ended(job, within=60)
+            (done,) = await belt.ended(job, within=10)
             assert done.state is RunState.FAILED
             assert "failure threshold" in (done.reason or "")
 

@@ -356,6 +356,8 @@ class TestLists:
 
             async def noted(run_id: Any, one: Range, fence: int, numbers: set[int] = numbers) -> bool:
                 numbers.add(one.number)
+                # So that the other has the time to look.
+                await belt.clock.sleep(0.5)
                 return await real(run_id, one, fence)
 
             belt.start(patched(belt.ingester(name), "records", checkpoint=noted))
@@ -586,7 +588,7 @@ class TestBadLists:
         job = await belt.stage(lines(3))
         assert job.source is not None
         await belt.blobs.delete([job.source.key])
-        await self._fails(belt, job, "not there", within=60)
+        await self._fails(belt, job, "not there", within=5)
 
     async def test_one_that_goes_away_after_it_was_split(self, belt: Belt) -> None:
         job = await belt.stage(lines(100))
