@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes, one more than there are cores: tests wait, too. JOBS=0 runs the tests in this process, for a debugger.
-JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+# Test processes, two more than there are cores: tests wait, too. JOBS=0 runs the tests in this process, for a debugger.
+JOBS ?= $(shell expr 2 + $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Further arguments for pytest, the bench and the resolver: make test ARGS='-k cursor', make lock ARGS=--upgrade
 ARGS ?=
 
