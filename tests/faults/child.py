@@ -1,11 +1,9 @@
 """A process that runs one job to its end, unless it is killed in it.
 
-    python child.py DIRECTORY SCENARIO     run it here; CONVEYOR_CRASH_AT=name:n says where to die
-    python child.py serve                  the same for each request on standard input, each in a fork of its own:
-                                           the modules are imported once
+    python -m tests.faults.child DIRECTORY SCENARIO     CONVEYOR_CRASH_AT=name:n says where to die
 
 A run submits the job, or finds it and goes on, as a client does that sends the same request until it has an answer.
-Every crash point that is passed is a line in DIRECTORY/passed, every answer one in DIRECTORY/answers. Triggers in the
+Every crash point that it passes is a line in DIRECTORY/passed, every answer one in DIRECTORY/answers. Triggers in the
 database write down each move of a task, and what was still pending when a run was completed.
 """
 
@@ -15,14 +13,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import apsw
 import msgspec
-import structlog
 
 # Imported here and not in open_system, so that a fork has them.
 from conveyor import faults, lists
@@ -73,6 +70,7 @@ from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
 from tests.exports import Unordered
 from tests.faults import plants
+from tests.faults.forks import be_plain
 
 TENANT = TenantId("acme")
 TOTAL = 200
@@ -466,7 +464,7 @@ def _watch(db: apsw.Connection) -> None:
 
 def listening(directory: Path, crash_at: str | None) -> Callable[[str], None]:
     """Write down each point, and die where it was said."""
-    descriptor = os.open(directory / "passed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(directory / "passed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     die: Callable[[str], None] = faults.kill_at(crash_at) if crash_at else lambda name: None
 
     def hook(name: str) -> None:
@@ -476,7 +474,7 @@ def listening(directory: Path, crash_at: str | None) -> Callable[[str], None]:
     return hook
 
 
-def be_quick() -> None:
+def prepare() -> None:
     """Small and quick, so that a short job takes every path several times. In this process only."""
     lists.BATCH = 30
     accept_submit._TASKS_PER_WRITE = 60
@@ -497,10 +495,12 @@ def be_quick() -> None:
     sorting._READ_BYTES = 2_000
 
 
-def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str = "", patience: float = 60.0) -> None:
+def run(
+    directory: Path, scenario: str, crash_at: str | None = None, planted: Sequence[str] = (), patience: float = 60.0
+) -> None:
     assert scenario in SCENARIOS
     settings = Settings.load(
-        environ,
+        {},
         data=directory / "data",
         flush_seconds=0.002,
         idempotency_lease_seconds=0.02,
@@ -510,13 +510,6 @@ def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str
         force_task_shards=scenario in ("open", "staged_steps"),
         task_shard_count=4,
     )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(),
-        ]
-    )
     sys.setswitchinterval(0.0005)
     with (directory / "starts").open("a") as file:
         file.write("x")
@@ -524,49 +517,13 @@ def run(directory: Path, scenario: str, environ: Mapping[str, str], planted: str
         SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
     if scenario == "export_failed":
         Assembly.run = _no_assembly  # type: ignore[method-assign, assignment]
-    for name in filter(None, planted.split(",")):
+    for name in planted:
         plants.PLANTS[name](directory)
-    faults.arm(listening(directory, settings.crash_at))
-    # open_system would arm a hook of its own, that writes nothing down.
-    quiet = msgspec.structs.replace(settings, crash_at=None)
-    asyncio.run(work(quiet, directory, scenario, patience))
-
-
-def serve() -> None:
-    for request in _requests():
-        pid = os.fork()
-        if pid == 0:
-            _run_and_leave(request)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
-
-
-def _requests() -> Iterator[dict[str, str]]:
-    while line := sys.stdin.readline():
-        yield json.loads(line)
-
-
-def _run_and_leave(request: dict[str, str]) -> None:
-    """In the fork: standard output belongs to the server."""
-    status = 1
-    try:
-        directory = Path(request["directory"])
-        log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        environ = {"CONVEYOR_CRASH_AT": request["crash_at"]} if request["crash_at"] else {}
-        run(directory, request["scenario"], environ, request["planted"], float(request["patience"]))
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
+    faults.arm(listening(directory, crash_at))
+    asyncio.run(work(settings, directory, scenario, patience))
 
 
 if __name__ == "__main__":
-    be_quick()
-    if sys.argv[1:] == ["serve"]:
-        serve()
-    else:
-        run(Path(sys.argv[1]), sys.argv[2], os.environ)
+    be_plain()
+    prepare()
+    run(Path(sys.argv[1]), sys.argv[2], Settings.load(os.environ).crash_at)

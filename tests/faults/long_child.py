@@ -4,12 +4,8 @@ python -m tests.faults.long_child DIRECTORY [POINT:N]      the job is DIRECTORY/
 """
 
 import asyncio
-import ctypes
-import signal
 import sys
 from pathlib import Path
-
-import structlog
 
 from conveyor.accept.spec import decode_spec
 from conveyor.embedded import Embedded
@@ -19,11 +15,12 @@ from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import open_system
+from tests.faults.forks import be_plain, die_with_parent
 
 TENANT = TenantId("acme")
 
 
-async def main(directory: Path, crash_at: str | None) -> None:
+async def work(directory: Path, crash_at: str | None) -> None:
     settings = Settings.load(
         {},
         data=directory / "data",
@@ -45,9 +42,17 @@ async def main(directory: Path, crash_at: str | None) -> None:
                 await asyncio.sleep(0.02)
 
 
+def prepare() -> None:
+    worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
+
+
+def run(directory: Path, crash_at: str | None) -> None:
+    asyncio.run(work(directory, crash_at))
+
+
 if __name__ == "__main__":
     # Should the test be killed, this one goes too.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
-    worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
+    die_with_parent()
+    be_plain()
+    prepare()
+    run(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,24 +1,19 @@
 """A process that runs one job which needs the monitor, submitted or found again, until it is killed or the job has
 ended and nothing of it is left to look after:
 
-python -m tests.faults.recovery_child DIRECTORY SCENARIO [POINT:N]
-
 stuck    three long tasks, one of which hangs the first time that it is run
 overdue  tasks that fail the first time and would come again in an hour; the job has a deadline of a second
 expired  a task that never ends; the job has a deadline of a second, and no second chance
 """
 
 import asyncio
-import ctypes
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from conveyor.accept.spec import JobSpec
+from conveyor.deadlines import DEADLINE
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Records
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
@@ -87,7 +82,7 @@ def spec_of(scenario: str) -> JobSpec:
     return JobSpec(kind=JobKind.PYTHON, handler="x", tasks=tasks, chunk_size=5, deadline=1, backoff=backoff)
 
 
-async def main(directory: Path, scenario: str, crash_at: str | None) -> None:
+async def work(directory: Path, scenario: str, crash_at: str | None) -> None:
     settings = Settings.load(
         {},
         data=directory / "data",
@@ -111,17 +106,18 @@ async def main(directory: Path, scenario: str, crash_at: str | None) -> None:
 
 
 async def _done(embedded: Embedded, records: Records, job_id: JobId) -> bool:
-    """Ended, cleared up, and no dead worker left to be found."""
+    """Ended, cleared up, and no deadline or dead worker left to be found."""
     job = await embedded.job(TENANT, job_id)
     beats = (await records.rows(BEAT, BEAT_TENANT, None, 10)).items
-    return job.state in ENDED and not await records.ended_unswept(1) and not beats
+    late = await records.due_rows(DEADLINE, 1e12, 1)
+    return job.state in ENDED and not (beats or late or await records.ended_unswept(1))
 
 
-if __name__ == "__main__":
-    # Should the test be killed, this one goes too.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
+def prepare() -> None:
     worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
     sweeper._EVERY = 0.05
     deadlines._REDO = 0.5
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None))
+
+
+def run(directory: Path, scenario: str, crash_at: str | None) -> None:
+    asyncio.run(work(directory, scenario, crash_at))

@@ -1,13 +1,8 @@
-"""Processes that have all roles of a system, for state machines to wait on. For each request on standard input one, in
-a fork of its own: the modules are imported once. It dies where the request says, or ends when the file `end` is there;
-what its callbacks are at is written to the file `shown`."""
+"""A process that has all roles of a system, for state machines to wait on. It dies where it is told to, or ends when
+the file `end` is there; what its callbacks are at is written to the file `shown`."""
 
 import asyncio
-import ctypes
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +17,9 @@ from conveyor.serve import notify
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.belt import Echo
-from tests.faults.child import be_quick
+from tests.faults import child
 
 _LOOK_SECONDS = 0.02
-_PR_SET_PDEATHSIG = 1
 
 assert inbox and StepFunctionsClient
 
@@ -40,8 +34,8 @@ async def work(settings: Settings, place: Path) -> None:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def be_quicker() -> None:
-    be_quick()
+def prepare() -> None:
+    child.prepare()
     intake._IDLE = 0.02
     intake._VISIBILITY = 1.0
     callbacks._EVERY = 0.05
@@ -49,47 +43,14 @@ def be_quicker() -> None:
     notify._IDLE = 0.02
 
 
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def run_and_leave(request: dict[str, Any]) -> None:
-    """In the fork: standard output belongs to the server."""
-    die_with_parent()
-    status = 1
-    try:
-        place = Path(request["directory"])
-        log = os.open(place / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        environ = {"CONVEYOR_CRASH_AT": request["crash_at"]} if request["crash_at"] else {}
-        settings = Settings.load(
-            environ,
-            data=place / "data",
-            lease_seconds=1.0,
-            idempotency_lease_seconds=0.5,
-            flush_seconds=0.002,
-            **request["settings"],
-        )
-        asyncio.run(work(settings, place))
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
-
-
-def main() -> None:
-    die_with_parent()
-    be_quicker()
-    while line := sys.stdin.readline():
-        pid = os.fork()
-        if pid == 0:
-            run_and_leave(json.loads(line))
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def run(directory: Path, settings: dict[str, Any], crash_at: str | None) -> None:
+    given = Settings.load(
+        {},
+        data=directory / "data",
+        crash_at=crash_at,
+        lease_seconds=1.0,
+        idempotency_lease_seconds=0.5,
+        flush_seconds=0.002,
+        **settings,
+    )
+    asyncio.run(work(given, directory))

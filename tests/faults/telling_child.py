@@ -1,7 +1,4 @@
-"""A process that has a job told of, or made by a schedule, unless it is killed in it:
-
-    python -m tests.faults.telling_child serve     for each request on standard input, {directory, scenario, crash_at},
-                                                   in a fork of its own: the modules are imported once
+"""A process that has a job told of, or made by a schedule, unless it is killed in it.
 
 What the receiver of the webhooks gets is a line in DIRECTORY/received before it is answered, every crash point that is
 passed one in DIRECTORY/passed. A run finds what the last one made and goes on, as a client does that sends the same
@@ -9,12 +6,8 @@ requests until it has an answer.
 """
 
 import asyncio
-import ctypes
 import dataclasses
 import json
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -22,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from conveyor import faults
 from conveyor.accept import scheduler as scheduling
@@ -40,7 +32,8 @@ from conveyor.settings import Settings
 from conveyor.stage.uploads import Uploads, UploadSpec
 from conveyor.states import ENDED
 from conveyor.system import System, open_system
-from tests.faults.child import LIST, TENANT, TOTAL, Scripted, be_quick, listening
+from tests.faults import child
+from tests.faults.child import LIST, TENANT, TOTAL, Scripted, listening
 from tests.receiver import Told
 from tests.site import answer, read_request
 
@@ -190,7 +183,7 @@ async def work(settings: Settings, directory: Path, scenario: str) -> None:
                 await schedule(system, embedded, directory, scenario == "schedule_list")
 
 
-def run(directory: Path, scenario: str, crash_at: str) -> None:
+def run(directory: Path, scenario: str, crash_at: str | None) -> None:
     assert scenario in SCENARIOS
     settings = Settings.load(
         {},
@@ -205,50 +198,15 @@ def run(directory: Path, scenario: str, crash_at: str) -> None:
         webhook_concurrency=2,
         failure_notice_seconds=0.0,
     )
-    structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
-    faults.arm(listening(directory, crash_at or None))
+    faults.arm(listening(directory, crash_at))
     asyncio.run(work(settings, directory, scenario))
 
 
-def quicker() -> None:
-    be_quick()
+def prepare() -> None:
+    child.prepare()
     deliverer._IDLE = notify._IDLE = 0.01
     deliverer._LEASE_MARGIN = 0.05
     herald._EVERY = 0.01
     scheduling._EVERY = 0.01
     scheduling.LEASE_SECONDS = 0.3
     scheduling._LONGEST_PAUSE = 0.05
-
-
-def serve() -> None:
-    while line := sys.stdin.readline():
-        asked = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            leave(asked)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
-
-
-def leave(asked: dict[str, str]) -> None:
-    """In the fork: standard output belongs to the server."""
-    status = 1
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        directory = Path(asked["directory"])
-        log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        run(directory, asked["scenario"], asked["crash_at"])
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
-
-
-if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    quicker()
-    serve()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,10 +32,11 @@ from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
 from tests.faults.child import EXPORTED, SCENARIOS, TENANT, TOTAL, body_of, expected
-from tests.places import quick_place
+from tests.faults.forks import Forks
 
-CHILD = Path(__file__).with_name("child.py")
-SOURCE = Path(__file__).parents[2] / "src" / "conveyor"
+CHILD = "tests.faults.child"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "conveyor"
 
 # Which runs pass which points. A new point needs a line, here or below.
 PASSED_IN: dict[str, tuple[str, ...]] = {
@@ -266,70 +267,22 @@ def points_in_source() -> set[str]:
     return names
 
 
-class Children:
-    """Starts children, one after the other."""
-
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, str(CHILD), "serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(CHILD.parents[2])},
-        )
-
-    def run(
-        self, place: Path, scenario: str, crash_at: str | None = None, planted: str = "", patience: float = 60.0
-    ) -> tuple[int, Counter[str]]:
-        """How it ended, and how often it passed each point."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        (place / "passed").unlink(missing_ok=True)
-        request = {
-            "directory": str(place),
-            "scenario": scenario,
-            "crash_at": crash_at or "",
-            "planted": planted,
-            "patience": str(patience),
-        }
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        status = json.loads(self._server.stdout.readline())["status"]
-        passed = place / "passed"
-        return status, Counter(passed.read_text().split()) if passed.exists() else Counter()
-
-    def close(self) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(30)
-        self._server.stdout.close()
+def passings(place: Path) -> Counter[str]:
+    """How often the last child passed each point."""
+    return Counter((place / "passed").read_text().split())
 
 
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    started = Children()
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with quick_place() as directory:
-        yield directory
-
-
-def run_to_the_end(children: Children, place: Path, scenario: str, crash_at: str | None, crashes: int) -> int:
+def run_to_the_end(children: Forks, place: Path, scenario: str, crash_at: str | None, crashes: int) -> int:
     """Start it until it is done; it dies at the point so often. Returns how often it did."""
     name, _, nth = (crash_at or ":").partition(":")
     died = 0
     for _ in range(20):
         armed = crash_at if died < crashes else None
-        status, passed = children.run(place, scenario, armed)
+        status = children.run(place, scenario=scenario, crash_at=armed)
         if status == 0:
             return died
         assert status == -signal.SIGKILL, (place / "log").read_text()
-        died += armed is not None and passed[name] == int(nth)
+        died += armed is not None and passings(place)[name] == int(nth)
     raise AssertionError("it is never done:\n" + (place / "log").read_text()[-3000:])
 
 
@@ -476,19 +429,15 @@ def test_every_point_in_the_source_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("scenario", [scenario for scenario in SCENARIOS if scenario != "poison"])
-async def test_without_a_crash(children: Children, place: Path, scenario: str) -> None:
-    status, passed = children.run(place, scenario)
-    assert status == 0, (place / "log").read_text()
-    assert {point for point, scenarios in PASSED_IN.items() if scenario in scenarios} <= set(passed)
+async def test_without_a_crash(children: Forks, place: Path, scenario: str) -> None:
+    assert children.run(place, scenario=scenario) == 0, (place / "log").read_text()
+    assert {point for point, scenarios in PASSED_IN.items() if scenario in scenarios} <= set(passings(place))
     await check(place, scenario, LETTERS.get(scenario, 0))
 
 
-async def test_a_task_that_kills_its_process_is_given_up_alone(children: Children, place: Path) -> None:
+async def test_a_task_that_kills_its_process_is_given_up_alone(children: Forks, place: Path) -> None:
     deaths = 0
-    while True:
-        status, _ = children.run(place, "poison")
-        if status == 0:
-            break
+    while (status := children.run(place, scenario="poison")) != 0:
         assert status == -signal.SIGKILL, (place / "log").read_text()
         deaths += 1
     # The first delivery is not marked; then three starts of its chunk, and three of its own.
@@ -498,7 +447,7 @@ async def test_a_task_that_kills_its_process_is_given_up_alone(children: Childre
 
 @pytest.mark.parametrize(("scenario", "point", "nth"), CASES)
 async def test_dying_there_loses_nothing(
-    children: Children, place: Path, scenario: str, point: str, nth: int, record_property: Callable[[str, object], None]
+    children: Forks, place: Path, scenario: str, point: str, nth: int, record_property: Callable[[str, object], None]
 ) -> None:
     # At k = 2 it dies in the run that recovers as well, if that comes so far.
     died = run_to_the_end(children, place, scenario, f"{point}:{nth}", 2 if nth == 2 else 1)
@@ -516,7 +465,8 @@ async def test_dying_there_loses_nothing(
 
 def test_the_environment_says_where_to_die(place: Path) -> None:
     """As CONVEYOR_CRASH_AT does it for any process that arms it."""
-    environ = {**os.environ, "CONVEYOR_CRASH_AT": "accept.after:1", "PYTHONPATH": str(CHILD.parents[2])}
-    command = [sys.executable, str(CHILD), str(place), "inline"]
-    assert subprocess.run(command, env=environ, capture_output=True, check=False).returncode == -signal.SIGKILL
+    environ = {**os.environ, "CONVEYOR_CRASH_AT": "accept.after:1"}
+    command = [sys.executable, "-m", CHILD, str(place), "inline"]
+    ended = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
     assert (place / "passed").read_text().split()[-1] == "accept.after"

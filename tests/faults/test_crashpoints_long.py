@@ -4,7 +4,6 @@ go on: one file, one remote export, one dead letter."""
 import asyncio
 import json
 import signal
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from conveyor.serve.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.faults.forks import Forks
 from tests.faults.long_child import TENANT
 from tests.files import MIB, Behaviour, FileSite, digest
 from tests.flow.test_export_download import INPUT, ExportApi
 from tests.flow.test_export_download import SIZE as EXPORT_SIZE
-from tests.places import quick_place
 
+CHILD = "tests.faults.long_child"
 SIZE = 2 * MIB + 77
 DOWNLOAD = [
     (point, nth)
@@ -52,30 +52,20 @@ EXPORT = (
     "queue.send.before",
     "queue.send.after",
 )
-_ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def place() -> Any:
-    with quick_place() as directory:
-        yield directory
-
-
-async def run(place: Path, crash_at: str | None) -> int:
-    command = [sys.executable, "-m", "tests.faults.long_child", str(place), *([crash_at] if crash_at else [])]
-    process = await asyncio.create_subprocess_exec(*command, cwd=_ROOT)
-    async with asyncio.timeout(60):
-        return await process.wait()
-
-
-async def killed_then_done(place: Path, spec: dict[str, Any], crash_at: str, deaths: int = 1) -> None:
+async def killed_then_done(children: Forks, place: Path, spec: dict[str, Any], crash_at: str, deaths: int = 1) -> None:
     """Die there, up to `deaths` times in a row, and then run to the end."""
+
+    async def run(crash_at: str | None) -> int:
+        return await asyncio.to_thread(children.run, place, crash_at=crash_at)
+
     (place / "spec.json").write_text(json.dumps(spec))
-    ends = [await run(place, crash_at) for _ in range(deaths)]
-    assert ends[0] == -signal.SIGKILL
+    ends = [await run(crash_at) for _ in range(deaths)]
+    assert ends[0] == -signal.SIGKILL, (place / "log").read_text()
     # The later ones may have had nothing left to do there.
-    assert set(ends) <= {-signal.SIGKILL, 0}
-    assert await run(place, None) == 0
+    assert set(ends) <= {-signal.SIGKILL, 0}, (place / "log").read_text()
+    assert await run(None) == 0, (place / "log").read_text()
 
 
 async def ended(system: System, place: Path) -> tuple[Job, Task]:
@@ -103,18 +93,18 @@ async def check_file(place: Path, size: int) -> Task:
 
 
 @pytest.mark.parametrize(("point", "nth"), DOWNLOAD)
-async def test_a_download(place: Path, point: str, nth: int) -> None:
+async def test_a_download(children: Forks, place: Path, point: str, nth: int) -> None:
     async with FileSite(Behaviour(SIZE)) as site:
         spec = {"kind": "download", "tasks": [{"url": site.url(), "sha256": digest(SIZE)}], "attempts": 1}
-        await killed_then_done(place, spec, f"{point}:{nth}", deaths=2)
+        await killed_then_done(children, place, spec, f"{point}:{nth}", deaths=2)
         assert (await check_file(place, SIZE)).attempts == 1
 
 
-async def test_a_download_that_never_moves_is_given_up(place: Path) -> None:
+async def test_a_download_that_never_moves_is_given_up(children: Forks, place: Path) -> None:
     """Its worker dies each time before anything was kept."""
     async with FileSite(Behaviour(SIZE)) as site:
         spec = {"kind": "download", "tasks": [site.url()]}
-        await killed_then_done(place, spec, "download.piece.before:1", deaths=3)
+        await killed_then_done(children, place, spec, "download.piece.before:1", deaths=3)
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job, task = await ended(system, place)
         assert (job.state, task.error_code) == (RunState.COMPLETED, "worker_lost")
@@ -123,10 +113,10 @@ async def test_a_download_that_never_moves_is_given_up(place: Path) -> None:
         assert "3 times" in letters[0].reason
 
 
-async def test_a_download_that_has_failed_for_good(place: Path) -> None:
+async def test_a_download_that_has_failed_for_good(children: Forks, place: Path) -> None:
     async with FileSite(Behaviour(SIZE)) as site:
         spec = {"kind": "download", "tasks": [{"url": site.url(), "sha256": "0" * 64}]}
-        await killed_then_done(place, spec, "progress.remove.before:1")
+        await killed_then_done(children, place, spec, "progress.remove.before:1")
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job, task = await ended(system, place)
         assert (job.state, task.error_code) == (RunState.COMPLETED, "checksum_mismatch")
@@ -134,23 +124,23 @@ async def test_a_download_that_has_failed_for_good(place: Path) -> None:
 
 
 @pytest.mark.parametrize("point", EXPORT)
-async def test_an_export(place: Path, point: str) -> None:
+async def test_an_export(children: Forks, place: Path, point: str) -> None:
     async with ExportApi(ready_after=2) as api:
         described = api.described(poll={"first": 0.1, "rate": 1, "cap": 0.1})
         spec = {"kind": "export_download", "tasks": [INPUT], "export": described, "attempts": 1}
-        await killed_then_done(place, spec, f"{point}:1")
+        await killed_then_done(children, place, spec, f"{point}:1")
         assert len(api.made) == 1
     assert (await check_file(place, EXPORT_SIZE)).attempts == 1
 
 
-async def test_a_handler_that_kills(place: Path) -> None:
+async def test_a_handler_that_kills(children: Forks, place: Path) -> None:
     """The worker dies between the verdict on the task and the end of its message."""
     spec = {
         "kind": "python",
         "handler": "kills",
         "tasks": [{"number": n, "place": str(place), "times": 99 if n == 0 else 0} for n in range(3)],
     }
-    await killed_then_done(place, spec, "worker.condemn.between:1")
+    await killed_then_done(children, place, spec, "worker.condemn.between:1")
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job, task = await ended(system, place)
         counts = await system.tasks.counts(job.key)

@@ -1,11 +1,9 @@
 """A2 for the monitor: die at every crash point of what takes over stuck tasks, buries workers and catches runs that are
 late; come back, and nothing is lost, done twice, or looked at for ever."""
 
-import asyncio
 import signal
-import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +15,12 @@ from conveyor.model import BEAT, BEAT_TENANT, PROGRESS, Job, JobId
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.faults.forks import Forks
 from tests.faults.recovery_child import HANGS, TENANT, TOTAL
-from tests.places import quick_place
 
-_ROOT = Path(__file__).parents[2]
+CHILD = "tests.faults.recovery_child"
+# Seconds until there is another process: what the dead one held has lapsed, and its tasks have not moved for long.
+RESTART = 1.0
 # A second process may have to die at a point that only a dead worker leads to.
 STUCK = [
     ("monitor.take.before:1",),
@@ -45,23 +45,12 @@ EXPIRED = [
 ]
 
 
-@pytest.fixture
-def place() -> Any:
-    with quick_place() as directory:
-        yield directory
-
-
-async def run(place: Path, scenario: str, crash_at: str | None) -> int:
-    command = [sys.executable, "-m", "tests.faults.recovery_child", str(place), scenario]
-    process = await asyncio.create_subprocess_exec(*command, *([crash_at] if crash_at else []), cwd=_ROOT)
-    async with asyncio.timeout(60):
-        return await process.wait()
-
-
-async def killed_then_done(place: Path, scenario: str, *points: str) -> None:
+def killed_then_done(children: Forks, place: Path, scenario: str, *points: str) -> None:
     for point in points:
-        assert await run(place, scenario, point) == -signal.SIGKILL, point
-    assert await run(place, scenario, None) == 0
+        ended = children.run(place, scenario=scenario, crash_at=point)
+        assert ended == -signal.SIGKILL, f"{point}:\n{(place / 'log').read_text()}"
+        time.sleep(RESTART)
+    assert children.run(place, scenario=scenario, crash_at=None) == 0, (place / "log").read_text()
 
 
 async def found(system: System, place: Path) -> Job:
@@ -84,8 +73,8 @@ async def events(system: System, job: Job) -> list[str]:
 
 
 @pytest.mark.parametrize("points", STUCK, ids=" ".join)
-async def test_stuck_tasks_and_lost_workers(place: Path, points: tuple[str, ...]) -> None:
-    await killed_then_done(place, "stuck", *points)
+async def test_stuck_tasks_and_lost_workers(children: Forks, place: Path, points: tuple[str, ...]) -> None:
+    killed_then_done(children, place, "stuck", *points)
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job = await found(system, place)
         assert job.state is RunState.COMPLETED
@@ -95,8 +84,8 @@ async def test_stuck_tasks_and_lost_workers(place: Path, points: tuple[str, ...]
 
 
 @pytest.mark.parametrize("point", OVERDUE)
-async def test_a_run_past_its_deadline(place: Path, point: str) -> None:
-    await killed_then_done(place, "overdue", f"{point}:1")
+async def test_a_run_past_its_deadline(children: Forks, place: Path, point: str) -> None:
+    killed_then_done(children, place, "overdue", f"{point}:1")
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job = await found(system, place)
         assert (job.state, job.run.total) == (RunState.COMPLETED, TOTAL)
@@ -107,8 +96,8 @@ async def test_a_run_past_its_deadline(place: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", EXPIRED)
-async def test_a_run_that_is_given_up(place: Path, point: str) -> None:
-    await killed_then_done(place, "expired", f"{point}:1")
+async def test_a_run_that_is_given_up(children: Forks, place: Path, point: str) -> None:
+    killed_then_done(children, place, "expired", f"{point}:1")
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
         job = await found(system, place)
         assert job.state is RunState.FAILED

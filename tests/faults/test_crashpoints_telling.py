@@ -2,12 +2,8 @@
 have told of everything and fired once."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +17,12 @@ from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
 from tests.faults.child import TENANT, TOTAL
+from tests.faults.forks import Forks
 from tests.faults.telling_child import SCENARIOS
-from tests.faults.test_crashpoints import points_in_source
-from tests.places import quick_place
+from tests.faults.test_crashpoints import passings, points_in_source
 from tests.receiver import signature
 
-ROOT = Path(__file__).parents[2]
+CHILD = "tests.faults.telling_child"
 AREAS = ("delivery.", "milestone.", "notify.", "schedule.", "webhook.")
 
 PASSED_IN: dict[str, tuple[str, ...]] = {
@@ -80,50 +76,6 @@ CASES = [
 ]
 
 
-class Children:
-    """Starts children, one after the other."""
-
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.telling_child", "serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=dict(os.environ),
-        )
-
-    def run(self, place: Path, scenario: str, crash_at: str = "") -> tuple[int, Counter[str]]:
-        """How it ended, and how often it passed each point."""
-        assert self._server.stdin is not None and self._server.stdout is not None
-        (place / "passed").unlink(missing_ok=True)
-        asked = {"directory": str(place), "scenario": scenario, "crash_at": crash_at}
-        self._server.stdin.write(json.dumps(asked) + "\n")
-        self._server.stdin.flush()
-        status = json.loads(self._server.stdout.readline())["status"]
-        passed = place / "passed"
-        return status, Counter(passed.read_text().split()) if passed.exists() else Counter()
-
-    def close(self) -> None:
-        assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(30)
-        self._server.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    started = Children()
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with quick_place() as directory:
-        yield directory
-
-
 def test_every_point_of_these_parts_has_a_run() -> None:
     points = {point for point in points_in_source() if point.startswith(AREAS)}
     assert len(points) >= 30
@@ -131,22 +83,21 @@ def test_every_point_of_these_parts_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_without_a_crash(children: Children, place: Path, scenario: str) -> None:
-    status, passed = children.run(place, scenario)
-    assert status == 0, (place / "log").read_text()
-    assert {point for point, scenarios in PASSED_IN.items() if scenario in scenarios} <= set(passed)
+async def test_without_a_crash(children: Forks, place: Path, scenario: str) -> None:
+    assert children.run(place, scenario=scenario, crash_at=None) == 0, (place / "log").read_text()
+    assert {point for point, scenarios in PASSED_IN.items() if scenario in scenarios} <= set(passings(place))
     await check(place, scenario)
 
 
 @pytest.mark.parametrize(("scenario", "point", "nth"), CASES)
-async def test_dying_there_loses_nothing(children: Children, place: Path, scenario: str, point: str, nth: int) -> None:
+async def test_dying_there_loses_nothing(children: Forks, place: Path, scenario: str, point: str, nth: int) -> None:
     died = 0
     # Where no process passes the point so often, several in a row die at their first passing.
     crash_at, wanted = f"{point}:{nth}", 1
     for _ in range(20):
-        status, passed = children.run(place, scenario, crash_at if died < wanted else "")
+        status = children.run(place, scenario=scenario, crash_at=crash_at if died < wanted else None)
         if status == 0 and died == 0:
-            assert passed[point] > 0
+            assert passings(place)[point] > 0
             crash_at, wanted = f"{point}:1", nth
             for path in sorted(place.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()

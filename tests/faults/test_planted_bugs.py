@@ -5,16 +5,17 @@ still missing, must pass: what is caught is the bug.
 """
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.faults import plants
-from tests.faults.test_crashpoints import Children, check
+from tests.faults.forks import Forks
+from tests.faults.test_crashpoints import check
 from tests.places import quick_place
 
+CHILD = "tests.faults.child"
 # Seconds after which a job is given up that waits for something that never comes; the right ones need a tenth of it.
 PATIENCE = 2.5
 # A machine may be slow, and that is no fault.
@@ -55,21 +56,14 @@ BUGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    started = Children()
-    yield started
-    started.close()
-
-
 async def fault_of(
-    children: Children, scenario: str, crash_at: str | None, planted: tuple[str, ...], patience: float
+    children: Forks, scenario: str, crash_at: str | None, planted: tuple[str, ...], patience: float
 ) -> str | None:
     """What the harness finds wrong with a run that dies once, if anything."""
     with quick_place() as place:
-        status, _ = children.run(place, scenario, crash_at, ",".join(planted), patience)
+        status = children.run(place, scenario=scenario, crash_at=crash_at, planted=planted, patience=patience)
         if crash_at is not None and status == -signal.SIGKILL:
-            status, _ = children.run(place, scenario, None, ",".join(planted), patience)
+            status = children.run(place, scenario=scenario, planted=planted, patience=patience)
         if status != 0:
             return last_line(place)
         try:
@@ -84,7 +78,7 @@ def last_line(place: Path) -> str:
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.bug)
-async def test_a_planted_bug_is_caught(children: Children, plant: Plant) -> None:
+async def test_a_planted_bug_is_caught(children: Forks, plant: Plant) -> None:
     for scenario, crash_at in plant.runs:
         fault = await fault_of(children, scenario, crash_at, (*plant.given, plant.bug), PATIENCE)
         if fault is not None:
@@ -100,7 +94,7 @@ CONTROLS = sorted({(run, plant.given) for plant in BUGS for run in plant.runs}, 
 
 @pytest.mark.parametrize(("run", "given"), CONTROLS)
 async def test_the_same_run_without_the_bug_passes(
-    children: Children, run: tuple[str, str | None], given: tuple[str, ...]
+    children: Forks, run: tuple[str, str | None], given: tuple[str, ...]
 ) -> None:
     assert await fault_of(children, *run, given, LONG_PATIENCE) is None
 

@@ -7,11 +7,8 @@ seconds pass, and another goes on. Then the same with real processes that are ki
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,13 +23,14 @@ from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.belt import until
 from tests.clocks import JumpingClock
+from tests.faults.forks import Forks
 from tests.faults.test_crashpoints import points_in_source
 from tests.jobs import ACME
 from tests.machines import Between, Machine, Roles, machine
-from tests.places import quick_place
 from tests.servers.aws import CREDENTIALS, aws, server_time
 
-CHILD = Path(__file__).with_name("steps_child.py")
+CHILD = "tests.faults.steps_child"
+CHILD_ENVIRON = CREDENTIALS
 AREAS = ("callback.", "inbox.", "intake.")
 
 JOB = {"kind": "python", "handler": "tests.echo", "tasks": [1, 2, 3]}
@@ -360,43 +358,6 @@ class TestSeals:
         assert between.calls == []
 
 
-class Children:
-    """Starts whole systems, each in a process of its own that can be killed."""
-
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **CREDENTIALS, "PYTHONPATH": str(CHILD.parents[2])},
-        )
-
-    async def run(self, place: Path, settings: dict[str, Any], crash_at: str | None) -> int:
-        """How it ended; it ends by itself when the file `end` is there."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        request = {"directory": str(place), "settings": settings, "crash_at": crash_at}
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        line = await asyncio.to_thread(self._server.stdout.readline)
-        return int(json.loads(line)["status"])
-
-    def close(self) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(30)
-        self._server.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    started = Children()
-    yield started
-    started.close()
-
-
 @pytest.mark.parametrize(
     "point",
     [
@@ -414,20 +375,23 @@ def children() -> Iterator[Children]:
         "callback.record.before",
     ],
 )
-async def test_the_process_is_killed(children: Children, waiter: Machine, between: Between, point: str) -> None:
+async def test_the_process_is_killed(
+    children: Forks, place: Path, waiter: Machine, between: Between, point: str
+) -> None:
+    async def run(crash_at: str | None) -> int:
+        return await asyncio.to_thread(children.run, place, settings=waiter.settings(between), crash_at=crash_at)
+
     await waiter.make()
     execution = await waiter.start(JOB)
-    with quick_place() as place:
-        settings = waiter.settings(between)
-        assert await children.run(place, settings, f"{point}:1") == -signal.SIGKILL
-        running = asyncio.create_task(children.run(place, settings, None))
-        try:
-            output = await waiter.output(execution)
-            # The answer is written down, too.
-            await until(lambda: _shown(place), lambda shown: shown == ["callback_sent"])
-        finally:
-            (place / "end").touch()
-            assert await running == 0, (place / "log").read_text()
+    assert await run(f"{point}:1") == -signal.SIGKILL, (place / "log").read_text()
+    running = asyncio.create_task(run(None))
+    try:
+        output = await waiter.output(execution)
+        # The answer is written down, too.
+        await until(lambda: _shown(place), lambda shown: shown == ["callback_sent"])
+    finally:
+        (place / "end").touch()
+        assert await running == 0, (place / "log").read_text()
     assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0}
     assert set(between.answers().values()) == {1}
 
