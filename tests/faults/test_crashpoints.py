@@ -1,7 +1,7 @@
 """A2: die at every crash point, come back, and miss nothing.
 
-A child runs a job of 200 tasks and is killed at the k-th passing of a point, k = 1 to 3; where no process passes
-it so often, k processes in a row are killed there. Then it is started until it is done, and every promise is checked:
+A child runs a job of 200 tasks and is killed at the k-th passing of a point; where no process passes it so often, k
+processes in a row are killed there. Then it is started until it is done, and every promise is checked:
 each task moved once, the total right, nothing pending when the run was completed, each notice once, bodies intact, and
 every request answered the same to the byte whoever answered it.
 """
@@ -33,6 +33,7 @@ from conveyor.states import RunState
 from conveyor.system import System, open_system
 from tests.faults.child import EXPORTED, SCENARIOS, TENANT, TOTAL, body_of, expected
 from tests.faults.forks import Forks
+from tests.faults.hits import ALL_HITS
 
 CHILD = "tests.faults.child"
 ROOT = Path(__file__).parents[2]
@@ -236,16 +237,16 @@ BESIDE = frozenset({"job.ingested", "run.progress", "tasks.failed"})
 # Dead letters that are left. What is buried before the run is moved may be buried again after a death in between.
 LETTERS: dict[str, int | None] = {"poison": 1, "resumed": None, "redriven": None}
 
-# Commits carry everything, so they are cut in more places.
-HITS = {"sqlite.commit.before": (1, 2, 3, 5, 8, 13, 21), "sqlite.commit.after": (1, 2, 3, 5, 8, 13, 21)}
-# At the first, second and third hit in one scenario, and at the first in the others; `CONVEYOR_CRASH_HITS=all` has them
-# die at every hit in each.
-ALL_HITS = os.environ.get("CONVEYOR_CRASH_HITS") == "all"
-
 
 def hits(point: str, scenario: str, first: bool) -> tuple[int, ...]:
+    """At the first and second hit in one scenario, and at the first in the others, unless all are asked for."""
     # More deaths than the poison's own would make others look guilty too.
-    return HITS.get(point, (1, 2, 3)) if (first or ALL_HITS) and scenario != "poison" else (1,)
+    if scenario == "poison" or not (first or ALL_HITS):
+        return (1,)
+    # Commits carry everything, so they are cut in more places.
+    if point.startswith("sqlite.commit."):
+        return (1, 2, 3, 5, 8, 13, 21) if ALL_HITS else (1, 3, 8, 21)
+    return (1, 2, 3) if ALL_HITS else (1, 2)
 
 
 CASES = [

@@ -18,6 +18,7 @@ from conveyor.states import RunState
 from conveyor.system import System, open_system
 from tests.faults.child import TENANT, TOTAL
 from tests.faults.forks import Forks
+from tests.faults.hits import ALL_HITS
 from tests.faults.telling_child import SCENARIOS
 from tests.faults.test_crashpoints import passings, points_in_source
 from tests.receiver import signature
@@ -67,12 +68,21 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "sqlite.commit.before": SCENARIOS,
     "sqlite.commit.after": SCENARIOS,
 }
-HITS = {"sqlite.commit.before": (1, 3, 8, 21, 34), "sqlite.commit.after": (1, 3, 8, 21, 34)}
+
+
+def hits(point: str, first: bool) -> tuple[int, ...]:
+    if not point.startswith("sqlite.commit."):
+        return (1, 2) if ALL_HITS else (1,)
+    if ALL_HITS:
+        return (1, 3, 8, 21, 34)
+    return (1, 8, 34) if first else (3, 21)
+
+
 CASES = [
     (scenario, point, nth)
     for point, scenarios in PASSED_IN.items()
-    for scenario in scenarios
-    for nth in HITS.get(point, (1, 2))
+    for number, scenario in enumerate(scenarios)
+    for nth in hits(point, number == 0)
 ]
 
 
