@@ -30,7 +30,7 @@ from tests.jobs import ACME, end, make_job, make_notice, make_run, seeds
 from tests.servers.aws import aws
 from tests.servers.dynamodb import url_for
 
-CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "40"))
+CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "20"))
 TABLES = Path("/dynamodb-on-a-bad-day")
 QUICK = Patience(base=0.0005, cap=0.004, limit=30.0)
 

@@ -21,7 +21,7 @@ from tests.servers.redis import Leak, RedisServer
 
 TTL = 30.0
 # `CONVEYOR_REDIS_CASES` asks for more seeds.
-CASES = int(os.environ.get("CONVEYOR_REDIS_CASES", "50"))
+CASES = int(os.environ.get("CONVEYOR_REDIS_CASES", "100"))
 
 several = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

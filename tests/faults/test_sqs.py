@@ -31,7 +31,7 @@ from tests.faults.shim_sqs import CLEAN, DOUBTFUL, Shim
 from tests.places import quick_place
 from tests.servers.sqs import together, url_of
 
-CASES = int(os.environ.get("CONVEYOR_SQS_CASES", "50"))
+CASES = int(os.environ.get("CONVEYOR_SQS_CASES", "40"))
 HOLD = 30.0
 ONE = QueueName("one")
 RUN_A, RUN_B, RUN_C = (run_queue(RunId(name)) for name in "abc")
