@@ -408,7 +408,9 @@ async def check_bodies(system: System, tasks: list) -> None:
             assert ref is None
             continue
         if ref.key not in stored:
-            stored[ref.key] = await system.blobs.get(ref.key)
+            found = await system.blobs.get(ref.key)
+            assert found is not None, "a body is missing"
+            stored[ref.key] = found
         start = max(ref.offset, 0)
         data = stored[ref.key][start : start + ref.length]
         assert data == body_of(task.index)
