@@ -38,7 +38,7 @@ WRITER_PRAGMAS = (
     # In pages: 64 MiB of log, in which a page of an index that changes with every batch is written back once.
     "PRAGMA wal_autocheckpoint=16000",
     "PRAGMA journal_size_limit=67108864",
-    "PRAGMA cache_size=-3072",
+    "PRAGMA cache_size=-2560",
     "PRAGMA temp_store=MEMORY",
 )
 # Only the writer may checkpoint.
