@@ -28,19 +28,24 @@ _READS = frozenset({"GET", "HEAD"})
 
 async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Lets a request pass with a key that may be used now, or with the cookie of a session."""
-    parts = parts_of(connection)
-    given = connection.headers.getall("authorization", [])
-    if len(given) > 1:
-        # Which of them counts would be a guess, and someone before us may guess differently.
-        raise InvalidKey("More than one Authorization header was given.")
+    parts = parts_of(connection.scope)
+    given = authorization(connection)
     session = None if given else session_of(connection)
     if session is None:
-        text = bearer(given[0] if given else None)
-        connection.scope["auth"] = await authenticate(parts.keys, parts.system.clock, text)
+        connection.scope["auth"] = await authenticate(parts.keys, parts.system.clock, bearer(given))
         return
     check_site(connection)
     connection.scope["auth"] = await parts.sessions.authenticate(session)
     connection.scope["state"]["session"] = session
+
+
+def authorization(connection: Connection) -> str | None:
+    """The header of that name. Raises InvalidKey if there are several."""
+    given = connection.headers.getall("authorization", [])
+    if len(given) > 1:
+        # Which of them counts would be a guess, and someone before us may guess differently.
+        raise InvalidKey("More than one Authorization header was given.")
+    return given[0] if given else None
 
 
 def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
 
-from conveyor.api.auth import Connection
+from conveyor.api.auth import Connection, authorization
 from conveyor.api.parts import parts_of
-from conveyor.errors import Forbidden, InvalidKey
+from conveyor.errors import Forbidden
 from conveyor.keys import authenticate, bearer
 from conveyor.settings import Settings
 from conveyor.telemetry.exposition import exposed
@@ -23,14 +23,11 @@ def is_token(settings: Settings, given: str) -> bool:
 
 async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
     """A session of the dashboard is not enough."""
-    system, keys = parts_of(connection).system, parts_of(connection).keys
-    given = connection.headers.getall("authorization", [])
-    if len(given) > 1:
-        raise InvalidKey("More than one Authorization header was given.")
-    text = bearer(given[0] if given else None)
-    if is_token(system.settings, text):
+    parts = parts_of(connection.scope)
+    text = bearer(authorization(connection))
+    if is_token(parts.system.settings, text):
         return
-    key = await authenticate(keys, system.clock, text)
+    key = await authenticate(parts.keys, parts.system.clock, text)
     if not key.admin:
         raise Forbidden
     connection.scope["auth"] = key

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter, SkipValidation
 from litestar.response import Stream
@@ -60,9 +59,9 @@ class Parts(msgspec.Struct, frozen=True):
     streams: Streams
 
 
-def parts_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Parts:
-    """What a guard needs: nothing is handed to it."""
-    found: Parts = connection.scope[PARTS]  # type: ignore[literal-required]
+def parts_of(scope: Any) -> Parts:
+    """For a guard, to which nothing is handed."""
+    found: Parts = scope[PARTS]
     return found
 
 

@@ -32,7 +32,7 @@ from conveyor.api import (
 )
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
 from conveyor.api.page import OPENAPI, page
-from conveyor.api.parts import PARTS, Parts, refuse_unknown_parameters
+from conveyor.api.parts import Parts, parts_of, refuse_unknown_parameters
 
 
 @cache
@@ -58,14 +58,14 @@ def _described() -> Litestar:
 
 def _given() -> dict[str, Provide]:
     """The parts, by the names under which handlers ask for them."""
+    return {name: Provide(_part(name), sync_to_thread=False) for name in Parts.__struct_fields__}
 
-    def given(name: str) -> Callable[[Scope], Any]:
-        def provide(scope: Scope) -> Any:
-            return getattr(scope[PARTS], name)  # type: ignore[literal-required]
 
-        return provide
+def _part(name: str) -> Callable[[Scope], Any]:
+    def provide(scope: Scope) -> Any:
+        return getattr(parts_of(scope), name)
 
-    return {name: Provide(given(name), sync_to_thread=False) for name in Parts.__struct_fields__ if name != "keys"}
+    return provide
 
 
 def _routes() -> list[ControllerRouterHandler]:
