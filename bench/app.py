@@ -1,5 +1,6 @@
-"""The functions that the benches run as tasks of kind python."""
+"""What the benches run as tasks: functions of kind python, and executors in the place of fetches."""
 
+import asyncio
 from collections.abc import Sequence
 
 from conveyor.handlers import task
@@ -43,3 +44,17 @@ class NothingExecutor:
 
     async def close(self) -> None:
         pass
+
+
+class PausingExecutor(NothingExecutor):
+    """Takes so many seconds for each task, and nothing else."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def grain(self, job: Job) -> int:
+        return 1
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        await asyncio.sleep(self._seconds)
+        return [Outcome(TaskStatus.SUCCEEDED, http_status=200, elapsed=self._seconds) for _ in refs]

@@ -42,28 +42,9 @@ def run(setup: Setup) -> list[Figure]:
     ]
 
 
-class Pausing:
-    """Takes a moment for each task, and nothing else."""
-
-    def grain(self, job: Any) -> int:
-        return 1
-
-    def target(self, ref: Any) -> str | None:
-        return None
-
-    async def attempt(self, job: Any, refs: Sequence[Any]) -> list[Any]:
-        from conveyor.model import Outcome
-        from conveyor.states import TaskStatus
-
-        await asyncio.sleep(_TASK_SECONDS)
-        return [Outcome(TaskStatus.SUCCEEDED, http_status=200, elapsed=_TASK_SECONDS) for _ in refs]
-
-    async def close(self) -> None:
-        pass
-
-
 async def flooded(seconds: float, place: str) -> dict[str, Any]:
     from bench.api import new_key, outside, served_api
+    from bench.app import PausingExecutor
     from bench.belt import store
     from bench.visitors import FLOOD_TASKS
     from conveyor.embedded import Embedded
@@ -72,7 +53,7 @@ async def flooded(seconds: float, place: str) -> dict[str, Any]:
     capacity = _SLOTS / _TASK_SECONDS
     given = {"worker_concurrency": _SLOTS, "tenant_queued_tasks": _QUEUED, "tenant_jobs": _JOBS}
     async with store(place, **given) as system:
-        embedded = Embedded(system, executors={JobKind.FETCH: Pausing()})
+        embedded = Embedded(system, executors={JobKind.FETCH: PausingExecutor(_TASK_SECONDS)})
         meter = Meter()
         async with embedded.running(), served_api(system) as api:
             keys = [await new_key(system, tenant) for tenant in ("polite", "flood")]

@@ -6,27 +6,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from conveyor.api.server import serve
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.api import Api, client, new_key
 from tests.clocks import JumpingClock
+from tests.logs import be_plain
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a shell. What the tests start would be deaf to Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# By default structlog draws a traceback in boxes, which takes a second.
-structlog.configure(
-    processors=[
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.format_exc_info,
-        structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
-    ]
-)
+be_plain()
 
 # Each of their tests takes seconds.
 _LONG = ("stacks", "dashboard", "test_kill.py")

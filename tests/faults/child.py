@@ -70,7 +70,7 @@ from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
 from tests.exports import Unordered
 from tests.faults import plants
-from tests.faults.forks import be_plain
+from tests.logs import be_plain
 
 TENANT = TenantId("acme")
 TOTAL = 200

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import structlog
+from tests.logs import be_plain
 
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
@@ -64,17 +64,6 @@ class Forks:
 
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def be_plain() -> None:
-    """By default structlog draws a traceback in boxes, which takes a second."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(),
-        ]
-    )
 
 
 def _serve(name: str) -> None:

@@ -15,7 +15,8 @@ from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import open_system
-from tests.faults.forks import be_plain, die_with_parent
+from tests.faults.forks import die_with_parent
+from tests.logs import be_plain
 
 TENANT = TenantId("acme")
 

@@ -129,8 +129,8 @@ class Threads:
 
     def __init__(self, system: System) -> None:
         self.busy = 0
-        database: Any = system.records._database  # type: ignore[attr-defined]
-        blobs: Any = system.blobs._engine  # type: ignore[attr-defined]
+        parts: Any = system
+        database, blobs = parts.records._database, parts.blobs._engine
         for owner, name in ((database, "write"), (database, "read"), (blobs, "_run")):
             setattr(owner, name, self._counted(getattr(owner, name)))
 
@@ -365,7 +365,6 @@ async def kill(worker: Worker) -> None:
 @asynccontextmanager
 async def open_belt(**settings: Any) -> AsyncIterator[Belt]:
     clock = ManualClock()
-    # Captured, because drawing a traceback for a terminal takes a second.
     with quick_place() as place, capture_logs() as logs:
         # Jobs of the size that these tests need are written in the request: only `stage` has them ingested.
         given = {"data": place, "flush_seconds": 0.0, "sync_task_limit": 100_000, **settings}

@@ -597,7 +597,7 @@ class TestExactlyOnce:
         """Four schedules, one of them of a list; every fire of them is made by one of two schedulers that die at crash
         points of their own and of what they call, again and again, until each time has its job."""
         chance = random.Random(seed)
-        # Captured, because drawing a traceback for a terminal takes long.
+        # Captured: there are hundreds of deaths.
         with quick_place() as place, capture_logs():
             settings = Settings.load({}, data=place, idempotency_lease_seconds=5.0, sync_task_limit=1)
             async with open_system(settings, clock) as system:
