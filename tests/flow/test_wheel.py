@@ -152,6 +152,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {str(path.relative_to(ROOT / "src")) for path in kept} <= set(names)
 
 
+def test_the_wheel_carries_its_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        [licence] = [name for name in opened.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert opened.read(licence) == (ROOT / "LICENSE").read_bytes()
+
+
 def test_the_sdk_alone(sdk: Environment, up: Up) -> None:
     """It makes a job of a staged list on a real server, and loads nothing of the server."""
     done = sdk.run("python", "-I", "-W", "error", "-c", USES, CONVEYOR_DATA=str(up.data))
