@@ -184,7 +184,9 @@ def task_errors_part() -> str:
 def options_part() -> str:
     assert list(OPTIONS) == list(Options.__struct_fields__)
     rows = []
-    for field, default in zip(Options.__struct_fields__, Options.__struct_defaults__, strict=True):
+    defaults = Options()
+    for field in Options.__struct_fields__:
+        default = getattr(defaults, field)
         least, most = RANGES.get(field, (None, None))
         bounds = "" if least is None or most is None else f"{_number(least)} to {_number(most)}"
         rows.append(f"| `{field}` | {_default(default)} | {bounds} | {cell(OPTIONS[field])} |")
