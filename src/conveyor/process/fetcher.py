@@ -11,16 +11,16 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from conveyor.clock import SystemClock
-from conveyor.model import Job, Outcome
+from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch import FetchExecutor
-from conveyor.process.frames import Drop, Order, Orders, Pack, Packed, decode_order, framed, read_frame
+from conveyor.process.frames import Drop, Order, Orders, Pack, Packed, Reader, Writer, decode_order, framed, read_frame
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
 from conveyor.targets import TargetGuard
@@ -30,6 +30,12 @@ _PACK_COUNT = 64
 _PACK_BYTES = 1024 * 1024
 # How long an outcome waits for others, in seconds.
 _LINGER = 0.004
+
+
+class AttemptsOne(Protocol):
+    """An executor that makes one attempt at one reference; see Executor for what it promises."""
+
+    def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]: ...
 
 
 class Lane:
@@ -43,7 +49,9 @@ class Lane:
 
 
 class Fetcher:
-    def __init__(self, executor: FetchExecutor, writer: asyncio.StreamWriter) -> None:
+    """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop."""
+
+    def __init__(self, executor: AttemptsOne, writer: Writer) -> None:
         self._executor = executor
         self._writer = writer
         self._lanes: dict[int, Lane] = {}
@@ -52,7 +60,7 @@ class Fetcher:
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def serve(self, reader: asyncio.StreamReader) -> None:
+    async def serve(self, reader: Reader) -> None:
         self._writer.write(framed(True))
         try:
             while True:

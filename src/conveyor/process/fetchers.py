@@ -6,11 +6,7 @@ is idle while outcomes travel.
 """
 
 import asyncio
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -18,7 +14,8 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch import host_of
-from conveyor.process.frames import Drop, Order, Orders, Pack, decode_pack, framed, read_frame
+from conveyor.process.frames import Drop, Order, Orders, Pack, Writer, decode_pack, framed, read_frame
+from conveyor.process.launch import Launch, Process, launch_fetcher
 from conveyor.process.watchdog import GRACE, timeout_of
 from conveyor.settings import Settings
 from conveyor.telemetry import children
@@ -27,7 +24,6 @@ log = structlog.get_logger()
 
 # References that a fetcher has ahead of those that it runs: its share of the width again, and so many.
 _AHEAD = 48
-_SOCKET_BYTES = 1024 * 1024
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
 _SETTLED_SECONDS = 10.0
@@ -63,11 +59,12 @@ class Port(Protocol):
 class Fetcher:
     """One process, as seen from here; it is started again when it dies."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, launch: Launch) -> None:
         self._settings = settings
         self._clock = clock
-        self._writer: asyncio.StreamWriter | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launch = launch
+        self._writer: Writer | None = None
+        self._process: Process | None = None
         self._number = 0
         self._out: dict[int, tuple[Port, HeldRef]] = {}
         self._load: dict[int, int] = {}
@@ -141,21 +138,8 @@ class Fetcher:
             self._told.pop(port.number, None)
 
     async def _serve(self) -> None:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        with theirs:
-            fd = theirs.fileno()
-            # Not by the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait
-            # for ever for a lock of theirs. Popen runs none of our code in the copy.
-            self._process = subprocess.Popen(  # noqa: ASYNC220, S603  (a few ms, and our own module)
-                [sys.executable, "-m", "conveyor.process.fetcher", str(fd)],
-                pass_fds=[fd],
-                stdin=subprocess.DEVNULL,
-            )
+        reader, self._writer, self._process = await self._launch(self._settings)
         children.born("fetcher", self._process.pid)
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(framed(_plain(self._settings)))
         try:
             await read_frame(reader)
             self.ready.set()
@@ -220,14 +204,14 @@ class Fetcher:
         if process is not None:
             children.gone("fetcher", process.pid, early=early)
             process.kill()
-            await asyncio.to_thread(process.wait)
+            await process.wait()
 
 
 class Fetchers:
     """All of them. In the place of an executor; lanes that have it send and are told, they do not await."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self.members = [Fetcher(settings, clock) for _ in range(settings.fetchers)]
+    def __init__(self, settings: Settings, clock: Clock, launch: Launch = launch_fetcher) -> None:
+        self.members = [Fetcher(settings, clock, launch) for _ in range(settings.fetchers)]
         self._running: list[asyncio.Task[None]] = []
         self._ports = 0
 
@@ -294,10 +278,3 @@ class Fetchers:
         # Lanes of width 1 are not all given to the same one.
         turn = port.number % len(ready)
         return [(member, each + (((at - turn) % len(ready)) < more)) for at, member in enumerate(ready)]
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    values = {field: getattr(settings, field) for field in settings.__struct_fields__}
-    return {
-        field: str(value) if isinstance(value, Path) else value for field, value in values.items() if value is not None
-    }

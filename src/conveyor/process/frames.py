@@ -4,8 +4,8 @@ A frame is four bytes of length and a MessagePack value. The first one to a fetc
 back says that it is ready; then orders go out and packs of outcomes come back, both in batches.
 """
 
-import asyncio
 import struct
+from typing import Protocol
 
 import msgspec
 
@@ -13,6 +13,24 @@ from conveyor.model import Job, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
 _LENGTH = struct.Struct("<I")
+
+
+class Reader(Protocol):
+    """Where frames come from."""
+
+    async def readexactly(self, n: int, /) -> bytes:
+        """The next `n` bytes. Raises IncompleteReadError at the end."""
+
+
+class Writer(Protocol):
+    """Where frames go to."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    async def drain(self) -> None:
+        """Wait until it takes more."""
+
+    def close(self) -> None: ...
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,7 +83,7 @@ def framed(value: object) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
+async def read_frame(reader: Reader) -> bytes:
     """The next frame. Raises IncompleteReadError at the end."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return await reader.readexactly(length)
