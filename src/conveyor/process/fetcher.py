@@ -18,13 +18,16 @@ from typing import Any, Protocol
 import msgspec
 
 from conveyor.clock import SystemClock
-from conveyor.model import Job, Outcome, TaskRef
+from conveyor.model import Job, Outcome, TaskError, TaskRef
 from conveyor.process.executors.fetch import FetchExecutor
 from conveyor.process.frames import Drop, Order, Orders, Pack, Packed, Reader, Writer, decode_order, framed, read_frame
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
+from conveyor.states import TaskStatus
 from conveyor.targets import TargetGuard
 from conveyor.telemetry.plain import configure_plain_log
+
+log = logging.getLogger(__name__)
 
 _PACK_COUNT = 64
 _PACK_BYTES = 1024 * 1024
@@ -39,7 +42,8 @@ class AttemptsOne(Protocol):
 
 
 class Lane:
-    """The orders of one lane of a worker."""
+    """The orders of one lane of a worker. Between two steps of the loop, `width` of them run or none waits; a lane
+    without a width has none that wait."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -49,11 +53,13 @@ class Lane:
 
 
 class Fetcher:
-    """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop."""
+    """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop, for
+    how long an outcome waits for others."""
 
-    def __init__(self, executor: AttemptsOne, writer: Writer) -> None:
+    def __init__(self, executor: AttemptsOne, writer: Writer, linger: float = _LINGER) -> None:
         self._executor = executor
         self._writer = writer
+        self._linger = linger
         self._lanes: dict[int, Lane] = {}
         self._outcomes: list[Packed] = []
         self._bodies: list[bytes | memoryview] = []
@@ -82,31 +88,63 @@ class Fetcher:
             lane.job = given.job
         lane.width = given.width
         lane.waiting.extend(given.orders)
-        for _ in range(min(lane.width - len(lane.running), len(lane.waiting))):
-            runner = asyncio.create_task(self._run(lane))
-            lane.running.add(runner)
-            runner.add_done_callback(lane.running.discard)
+        if lane.width == 0:
+            # Other fetchers have the whole width now, and can run these.
+            self._hand_back(lane)
+        self._fill(lane)
+
+    def _fill(self, lane: Lane) -> None:
+        """Have orders that wait run, up to the width."""
+        while lane.waiting and len(lane.running) < lane.width:
+            lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
+
+    def _hand_back(self, lane: Lane) -> None:
+        """Give the worker the orders back that have not begun."""
+        if lane.waiting:
+            self._writer.write(framed(Pack([], b"", [order.number for order in lane.waiting])))
+            lane.waiting.clear()
 
     def _drop(self, drop: Drop) -> None:
         lane = self._lanes.get(drop.lane)
         if lane is None:
             return
-        dropped = [order.number for order in lane.waiting]
-        lane.waiting.clear()
         if drop.all:
             del self._lanes[drop.lane]
+            lane.waiting.clear()
             for runner in lane.running:
                 runner.cancel()
-        elif dropped:
-            self._writer.write(framed(Pack([], b"", dropped)))
+        else:
+            self._hand_back(lane)
 
-    async def _run(self, lane: Lane) -> None:
-        while lane.waiting and len(lane.running) <= lane.width:
-            order = lane.waiting.popleft()
-            self._put(order.number, await self._executor.attempt_one(lane.job, order.ref))
+    async def _run(self, lane: Lane, order: Order) -> None:
+        """Run one order after the other, while there are any and the lane is not too wide."""
+        try:
+            await self._attempt(lane.job, order)
+            while lane.waiting and len(lane.running) <= lane.width:
+                await self._attempt(lane.job, lane.waiting.popleft())
+        finally:
+            # In the same step as the test above, not in a callback: the next runner to end counts without this one.
+            runner = asyncio.current_task()
+            assert runner is not None
+            lane.running.discard(runner)
+            self._fill(lane)
+
+    async def _attempt(self, job: Job, order: Order) -> None:
+        """Answer one order, whatever comes of it: one without an answer would be waited for until it is overdue."""
+        try:
+            self._put(order.number, await self._executor.attempt_one(job, order.ref))
+        except asyncio.CancelledError:
+            runner = asyncio.current_task()
+            if runner is not None and runner.cancelling():
+                raise
+            self._put(order.number, _internal())
+        except Exception:
+            # An executor promises not to raise.
+            log.exception("an attempt failed inside Conveyor")
+            self._put(order.number, _internal())
 
     def _put(self, number: int, outcome: Outcome) -> None:
-        body = outcome.body
+        body, detail = outcome.body, detail_json(outcome)
         self._outcomes.append(
             Packed(
                 number,
@@ -114,7 +152,7 @@ class Fetcher:
                 outcome.http_status,
                 outcome.error,
                 outcome.retry_after,
-                detail_json(outcome),
+                detail,
                 -1 if body is None else len(body),
                 "" if body is None else sha256(body).hexdigest(),
                 outcome.elapsed,
@@ -126,7 +164,7 @@ class Fetcher:
         if len(self._outcomes) >= _PACK_COUNT or self._bytes >= _PACK_BYTES:
             self._send()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LINGER, self._send)
+            self._timer = asyncio.get_running_loop().call_later(self._linger, self._send)
 
     def _send(self) -> None:
         if self._timer is not None:
@@ -135,6 +173,10 @@ class Fetcher:
         if self._outcomes:
             self._writer.write(framed(Pack(self._outcomes, b"".join(self._bodies), [])))
             self._outcomes, self._bodies, self._bytes = [], [], 0
+
+
+def _internal() -> Outcome:
+    return Outcome(TaskStatus.FAILED, error=TaskError("internal", "the fetch failed inside Conveyor"))
 
 
 async def _main(fd: int) -> None:
@@ -161,7 +203,7 @@ def main() -> None:
         run(_main(int(sys.argv[1])))
     except Exception:
         # Not by the interpreter, which would show whatever the error says.
-        logging.getLogger(__name__).exception("a fetching process failed")
+        log.exception("a fetching process failed")
         sys.exit(1)
 
 

@@ -6,7 +6,7 @@ is idle while outcomes travel.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -56,6 +56,21 @@ class Port(Protocol):
         """The process that had these is gone."""
 
 
+class Share:
+    """What one fetcher was told of one lane, and what it owes of it."""
+
+    __slots__ = ("heard_at", "job", "owed", "patience", "port", "width")
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.width = 0
+        self.job: Job | None = None
+        self.owed = 0
+        # When it last answered for the lane, or was given something after it owed nothing; how long it may be silent.
+        self.heard_at = 0.0
+        self.patience = 0.0
+
+
 class Fetcher:
     """One process, as seen from here; it is started again when it dies."""
 
@@ -67,12 +82,10 @@ class Fetcher:
         self._process: Process | None = None
         self._number = 0
         self._out: dict[int, tuple[Port, HeldRef]] = {}
-        self._load: dict[int, int] = {}
-        # When it last said anything, or was given something after it had nothing; how long it may be silent.
-        self._heard_at = 0.0
-        self._patience = 0.0
-        # What it was told of each lane: the width and the job.
-        self._told: dict[int, tuple[int, Job]] = {}
+        self._shares: dict[int, Share] = {}
+        # Since when packs are not read for want of room, and for how long that was before.
+        self._deaf_since: float | None = None
+        self._deaf = 0.0
         self.ready = asyncio.Event()
 
     @property
@@ -83,12 +96,12 @@ class Fetcher:
         """Keep a process at work until cancelled."""
         pause = _FIRST_PAUSE
         while True:
-            started, early = self._clock.monotonic(), False
+            started = self._clock.monotonic()
             try:
-                await self._serve()
-                early = True
-            finally:
-                await self._end(early)
+                await self._run_one()
+            except Exception:
+                # Whatever went wrong, such as a machine that has no process or descriptor left: others depend on it.
+                log.exception("a fetching process failed")
             if self._clock.monotonic() - started > _SETTLED_SECONDS:
                 pause = _FIRST_PAUSE
             log.error("a fetching process ended and is started again", seconds=pause)
@@ -99,43 +112,74 @@ class Fetcher:
         """How many more references of this lane it takes."""
         if width == 0 or not self.ready.is_set():
             return 0
-        return 2 * width + _AHEAD - self._load.get(port.number, 0)
+        return 2 * width + _AHEAD - self.owes(port)
+
+    def owes(self, port: Port) -> int:
+        """How many references of this lane it has."""
+        share = self._shares.get(port.number)
+        return 0 if share is None else share.owed
 
     def tell(self, port: Port, width: int, held: Sequence[HeldRef]) -> None:
         """Hand references over, or a new width of the lane."""
         if self._writer is None or not self.ready.is_set():
             return
-        old_width, old_job = self._told.get(port.number, (0, None))
-        new = None if old_job is not None and old_job.options == port.job.options else port.job
-        if not held and (old_job is None or (new is None and width == old_width)):
+        share = self._shares.get(port.number)
+        if share is None:
+            if not held:
+                return
+            share = self._shares[port.number] = Share(port)
+        new = None if share.job is not None and share.job.options == port.job.options else port.job
+        if not held and new is None and width == share.width:
             return
-        self._told[port.number] = (width, port.job)
-        if not self._out:
-            self._heard_at, self._patience = self._clock.monotonic(), 0.0
+        share.width, share.job = width, port.job
+        if share.owed == 0:
+            share.heard_at, share.patience = self._listened(), 0.0
         orders = []
         for one in held:
-            self._patience = max(self._patience, timeout_of(port.job, one.ref))
+            share.patience = max(share.patience, timeout_of(port.job, one.ref))
             self._number += 1
             self._out[self._number] = (port, one)
             orders.append(Order(self._number, one.ref))
-        self._load[port.number] = self._load.get(port.number, 0) + len(orders)
+        share.owed += len(orders)
         self._writer.write(framed(Orders(port.number, width, orders, new)))
 
     def watch(self) -> None:
-        """Have it replaced if it owes an outcome and has been silent for longer than any attempt can take."""
-        silent = self._clock.monotonic() - self._heard_at
-        if self._out and self._process is not None and silent > self._patience + GRACE:
-            log.error("a fetching process hangs and is killed", seconds=round(silent, 1))
-            self._process.kill()
+        """Have it replaced if it owes an outcome of a lane and has been silent about that for longer than any attempt
+        can take. It is not enough that it speaks of other lanes."""
+        if self._process is None:
+            return
+        now = self._listened()
+        for share in self._shares.values():
+            silent = now - share.heard_at
+            if share.owed and silent > share.patience + GRACE:
+                log.error(
+                    "a fetching process hangs and is killed",
+                    run=share.port.job.run.run_id,
+                    owed=share.owed,
+                    width=share.width,
+                    seconds=round(silent, 1),
+                )
+                self._process.kill()
+                return
 
     def drop(self, port: Port, everything: bool) -> None:
         """Have it start nothing more for the lane; with `everything`, forget what it runs for it."""
-        if self._writer is not None and port.number in self._told:
+        if self._writer is not None and port.number in self._shares:
             self._writer.write(framed(Drop(port.number, everything)))
         if everything:
             self._out = {number: (other, one) for number, (other, one) in self._out.items() if other is not port}
-            self._load.pop(port.number, None)
-            self._told.pop(port.number, None)
+            self._shares.pop(port.number, None)
+
+    async def _run_one(self) -> None:
+        """One process, from its start to its end."""
+        early = True
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            early = False
+            raise
+        finally:
+            await self._end(early)
 
     async def _serve(self) -> None:
         reader, self._writer, self._process = await self._launch(self._settings)
@@ -144,47 +188,51 @@ class Fetcher:
             await read_frame(reader)
             self.ready.set()
             while True:
-                for port in self._came(decode_pack(await read_frame(reader))):
-                    await port.room()
+                await self._make_room(self._came(decode_pack(await read_frame(reader))))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 
+    async def _make_room(self, ports: Sequence[Port]) -> None:
+        """Read no more before these can take more."""
+        self._deaf_since = self._clock.monotonic()
+        try:
+            for port in ports:
+                await port.room()
+        finally:
+            self._deaf += self._clock.monotonic() - self._deaf_since
+            self._deaf_since = None
+
+    def _listened(self) -> float:
+        """A clock that stands still while packs are not read: silence in that time is not the process's."""
+        now = self._clock.monotonic() if self._deaf_since is None else self._deaf_since
+        return now - self._deaf
+
     def _came(self, pack: Pack) -> list[Port]:
         """Sort a pack by lanes, and say which they were. What no lane waits for any more is passed over."""
-        self._heard_at = self._clock.monotonic()
-        bodies, at = memoryview(pack.bodies), 0
-        sorted_: dict[int, tuple[Port, list[HeldRef], list[Outcome]]] = {}
-        for packed in pack.outcomes:
-            body = None
-            if packed.length >= 0:
-                body = bodies[at : at + packed.length]
-                at += packed.length
-            if packed.number not in self._out:
-                continue
-            port, one = self._out.pop(packed.number)
-            _, held, outcomes = sorted_.setdefault(port.number, (port, [], []))
-            held.append(one)
-            outcomes.append(
-                Outcome(
-                    packed.status,
-                    packed.http_status,
-                    packed.error,
-                    body,
-                    elapsed=packed.elapsed,
-                    retry_after=packed.retry_after,
-                    detail=packed.detail,
-                    sha256=packed.sha256,
-                )
-            )
-        for port, held, outcomes in sorted_.values():
-            self._load[port.number] -= len(held)
-            port.came(held, outcomes)
+        sorted_: dict[int, tuple[Port, list[int], list[Outcome]]] = {}
+        for number, outcome in _outcomes(pack):
+            if number in self._out:
+                port, _ = self._out[number]
+                _, numbers, outcomes = sorted_.setdefault(port.number, (port, [], []))
+                numbers.append(number)
+                outcomes.append(outcome)
+        for port, numbers, outcomes in sorted_.values():
+            port.came(self._settled(port, numbers), outcomes)
+        dropped: dict[int, tuple[Port, list[int]]] = {}
         for number in pack.dropped:
             if number in self._out:
-                port, one = self._out.pop(number)
-                self._load[port.number] -= 1
-                port.dropped([one])
+                port, _ = self._out[number]
+                dropped.setdefault(port.number, (port, []))[1].append(number)
+        for port, numbers in dropped.values():
+            port.dropped(self._settled(port, numbers))
         return [port for port, _, _ in sorted_.values()]
+
+    def _settled(self, port: Port, numbers: list[int]) -> list[HeldRef]:
+        """What these orders were for; the process owes nothing for them any more."""
+        share = self._shares[port.number]
+        share.owed -= len(numbers)
+        share.heard_at = self._listened()
+        return [self._out.pop(number)[1] for number in numbers]
 
     async def _end(self, early: bool) -> None:
         """The process is gone, or is to go: it ends with the socket. What it had is lost."""
@@ -194,8 +242,7 @@ class Fetcher:
             self._writer = None
         process, self._process = self._process, None
         out, self._out = self._out, {}
-        self._load.clear()
-        self._told.clear()
+        self._shares.clear()
         ports: dict[int, tuple[Port, list[HeldRef]]] = {}
         for port, one in out.values():
             ports.setdefault(port.number, (port, []))[1].append(one)
@@ -248,20 +295,28 @@ class Fetchers:
 
     def room(self, port: Port) -> int:
         """How many more references of this lane are taken now."""
-        return sum(max(0, member.room(port, width)) for member, width in self._shares(port))
+        return sum(max(0, member.room(port, width)) for member, width in self._dealt(port))
+
+    def spread(self, port: Port) -> None:
+        """Have each keep to its share of the lane's width as it is now."""
+        for member, width in self._dealt(port):
+            member.tell(port, width, [])
+
+    def balance(self, port: Port) -> None:
+        """While one has slots of the lane free, have those that hold more than they may run hand the rest back."""
+        dealt = self._dealt(port)
+        if any(member.owes(port) < width for member, width in dealt):
+            for member, width in dealt:
+                if member.owes(port) > width:
+                    member.drop(port, everything=False)
 
     def start(self, port: Port, held: Sequence[HeldRef]) -> None:
         """Hand over references, no more than there is room for."""
+        dealt = self._dealt(port)
+        slots = [max(0, width - member.owes(port)) for member, width in dealt]
+        room = [max(0, member.room(port, width)) for member, width in dealt]
         at = 0
-        shares = sorted(self._shares(port), key=lambda share: -share[0].room(port, share[1]))
-        for left, (member, width) in zip(range(len(shares), 0, -1), shares, strict=True):
-            part = min(max(0, member.room(port, width)), -(-(len(held) - at) // left))
-            member.tell(port, width, held[at : at + part])
-            at += part
-        while at < len(held):
-            # The even split left some over that the first ones still have room for.
-            member, width = max(shares, key=lambda share: share[0].room(port, share[1]))
-            part = max(1, member.room(port, width))
+        for (member, width), part in zip(dealt, _parts(len(held), slots, room), strict=True):
             member.tell(port, width, held[at : at + part])
             at += part
 
@@ -269,7 +324,7 @@ class Fetchers:
         for member in self.members:
             member.drop(port, everything)
 
-    def _shares(self, port: Port) -> list[tuple[Fetcher, int]]:
+    def _dealt(self, port: Port) -> list[tuple[Fetcher, int]]:
         """The lane's width, dealt to those that are ready."""
         ready = [member for member in self.members if member.ready.is_set()]
         if not ready:
@@ -278,3 +333,47 @@ class Fetchers:
         # Lanes of width 1 are not all given to the same one.
         turn = port.number % len(ready)
         return [(member, each + (((at - turn) % len(ready)) < more)) for at, member in enumerate(ready)]
+
+
+def _parts(count: int, slots: Sequence[int], room: Sequence[int]) -> list[int]:
+    """How many of `count` references each gets: what fills free slots first, then even parts within their room."""
+    parts = [0] * len(slots)
+    for at, free in enumerate(slots):
+        parts[at] = min(free, count)
+        count -= parts[at]
+    ordered = sorted(range(len(slots)), key=lambda at: parts[at] - room[at])
+    for left, at in zip(range(len(ordered), 0, -1), ordered, strict=True):
+        more = min(room[at] - parts[at], -(-count // left))
+        parts[at] += more
+        count -= more
+    for at in ordered:
+        # The even split left some over that the first ones still have room for.
+        more = min(room[at] - parts[at], count)
+        parts[at] += more
+        count -= more
+    if parts:
+        parts[ordered[0]] += count
+    return parts
+
+
+def _outcomes(pack: Pack) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes with the numbers of their orders, each with its part of the pack's bodies."""
+    bodies, at = memoryview(pack.bodies), 0
+    for packed in pack.outcomes:
+        body = None
+        if packed.length >= 0:
+            body = bodies[at : at + packed.length]
+            at += packed.length
+        yield (
+            packed.number,
+            Outcome(
+                packed.status,
+                packed.http_status,
+                packed.error,
+                body,
+                elapsed=packed.elapsed,
+                retry_after=packed.retry_after,
+                detail=packed.detail,
+                sha256=packed.sha256,
+            ),
+        )

@@ -42,7 +42,11 @@ class RemoteLane(Lane):
 
     def spread(self, width: int) -> None:
         self.width = width
+        # Also where nothing can be sent now.
+        self._fetchers.spread(self)
         self._send()
+        if not self._waiting:
+            self._fetchers.balance(self)
         self._count(0)
 
     async def stop(self, grace: float) -> list[HeldChunk]:
@@ -78,7 +82,7 @@ class RemoteLane(Lane):
         self._leave(held)
         self._gate.gone(held)
         if not self._stopping:
-            self._waiting.extendleft(held)
+            self._waiting.extendleft(reversed(held))
             # Once, for all that come back now.
             asyncio.get_running_loop().call_soon(self._send)
 

@@ -1,0 +1,149 @@
+"""Fetchers, the watchdog, and the processes that run handlers."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from conveyor.model import Job
+from conveyor.process import fetcher as child
+from conveyor.process import fetchers
+from conveyor.process.frames import Order, Orders
+from conveyor.process.watchdog import GRACE, timeout_of
+from tests.faults.planted import Planted
+from tests.flow import test_fetching_lanes
+from tests.unit import test_fetcher, test_fetchers
+
+
+def all_runners_leave(patch: pytest.MonkeyPatch) -> None:
+    """A runner that ends stays in the set until a later step: all that end in one step find the lane too wide."""
+
+    def fill(self: child.Fetcher, lane: child.Lane) -> None:
+        for _ in range(min(lane.width - len(lane.running), len(lane.waiting))):
+            runner = asyncio.create_task(run(self, lane))
+            lane.running.add(runner)
+            runner.add_done_callback(lane.running.discard)
+
+    async def run(self: child.Fetcher, lane: child.Lane) -> None:
+        while lane.waiting and len(lane.running) <= lane.width:
+            await self._attempt(lane.job, lane.waiting.popleft())
+
+    patch.setattr(child.Fetcher, "_fill", fill)
+
+
+def orders_kept_without_a_width(patch: pytest.MonkeyPatch) -> None:
+    def take(self: child.Fetcher, given: Orders) -> None:
+        lane = self._lanes.setdefault(given.lane, child.Lane(given.job)) if given.job else self._lanes[given.lane]
+        lane.width = given.width
+        lane.waiting.extend(given.orders)
+        self._fill(lane)
+
+    patch.setattr(child.Fetcher, "_take", take)
+
+
+def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> None:
+    async def attempt(self: child.Fetcher, job: Job, order: Order) -> None:
+        with suppress(RuntimeError, UnicodeEncodeError):
+            self._put(order.number, await self._executor.attempt_one(job, order.ref))
+
+    patch.setattr(child.Fetcher, "_attempt", attempt)
+
+
+def a_width_without_references_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetchers.Fetchers, "spread", lambda self, port: None)
+    real = fetchers.Fetchers.start
+
+    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.HeldRef]) -> None:
+        if held:
+            real(self, port, held)
+
+    patch.setattr(fetchers.Fetchers, "start", start)
+
+
+def orders_stay_where_no_slot_is_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetchers.Fetchers, "balance", lambda self, port: None)
+
+
+def silence_of_one_lane_is_not_seen(patch: pytest.MonkeyPatch) -> None:
+    """Any word of the process counted for all its lanes."""
+
+    def watch(self: fetchers.Fetcher) -> None:
+        owing = [share for share in self._shares.values() if share.owed]
+        heard_at = max((share.heard_at for share in self._shares.values()), default=0.0)
+        patience = max(
+            (timeout_of(share.port.job, one.ref) for share in owing for _, one in self._out.values()), default=0
+        )
+        if owing and self._process is not None and self._listened() - heard_at > patience + GRACE:
+            self._process.kill()
+
+    patch.setattr(fetchers.Fetcher, "watch", watch)
+
+
+def waiting_for_the_store_counts_as_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetchers.Fetcher, "_listened", lambda self: self._clock.monotonic())
+
+
+def a_failed_launch_ends_the_fetcher(patch: pytest.MonkeyPatch) -> None:
+    async def run(self: fetchers.Fetcher) -> None:
+        pause = fetchers._FIRST_PAUSE
+        while True:
+            await self._run_one()
+            await self._clock.sleep(pause)
+            pause = min(fetchers._LONGEST_PAUSE, pause * 2)
+
+    patch.setattr(fetchers.Fetcher, "run", run)
+
+
+PLANTED = [
+    Planted(
+        "all runners of a lane leave in one step",
+        all_runners_leave,
+        test_fetcher.test_runners_that_end_in_one_step_leave_no_order_behind_in_a_narrower_lane,
+    ),
+    Planted(
+        "a job whose concurrency is lowered stands still",
+        all_runners_leave,
+        test_fetching_lanes.test_a_job_whose_concurrency_is_lowered_does_not_stand_still,
+    ),
+    Planted(
+        "a fetcher keeps orders of a lane without a width",
+        orders_kept_without_a_width,
+        test_fetcher.test_a_lane_without_a_width_hands_back_what_has_not_begun,
+    ),
+    Planted(
+        "a fetcher keeps orders when it has no share of the lane",
+        orders_kept_without_a_width,
+        test_fetchers.test_references_of_a_fetcher_without_a_share_go_to_the_others,
+    ),
+    Planted(
+        "an attempt that raises takes its order along",
+        an_attempt_that_raises_takes_its_order_along,
+        test_fetcher.test_an_executor_that_raises_costs_its_order_and_no_runner,
+    ),
+    Planted(
+        "a new width without references is not told",
+        a_width_without_references_is_not_told,
+        test_fetchers.test_a_lane_that_was_dealt_nothing_goes_on_when_it_is_dealt_something,
+    ),
+    Planted(
+        "orders wait at one fetcher while another has slots free",
+        orders_stay_where_no_slot_is_free,
+        test_fetchers.test_a_fetcher_with_free_slots_gets_what_waits_at_another,
+    ),
+    Planted(
+        "a lane's silence hides behind other lanes",
+        silence_of_one_lane_is_not_seen,
+        test_fetchers.test_an_order_that_nothing_runs_is_noticed_though_others_are_answered,
+    ),
+    Planted(
+        "a fetcher is killed because the worker did not read",
+        waiting_for_the_store_counts_as_silence,
+        test_fetchers.test_silence_while_nothing_is_read_is_not_the_fetchers,
+    ),
+    Planted(
+        "a launch that fails ends the fetcher for good",
+        a_failed_launch_ends_the_fetcher,
+        test_fetchers.test_a_fetcher_that_can_not_be_launched_is_tried_again_later,
+    ),
+]

@@ -1,0 +1,94 @@
+"""Lanes whose references are attempted by fetchers, on the fake clock: the fetchers run inside the test, and attempts
+end together, as pages of one server do. At every moment something that can run is running."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from conveyor.accept.options import change_options
+from conveyor.model import Job, JobKind
+from conveyor.process.fetchers import Fetchers
+from tests.fetching import Launcher
+from tests.flow.belt import Belt, open_belt
+
+# Of the fake clock: what a worker may take to see that something changed, and to be dealt slots.
+LONGEST_STALL = 1.0
+
+
+class Site:
+    """Fetchers of one belt, and how long nothing was attempted while there was something to attempt."""
+
+    def __init__(self, belt: Belt, launcher: Launcher) -> None:
+        self._belt = belt
+        self._launcher = launcher
+        self.longest_stall = 0.0
+
+    @property
+    def running(self) -> int:
+        return self._launcher.running()
+
+    async def step(self) -> None:
+        """Let all attempts end in one step of the loop, and everybody act on it."""
+        await self._belt.breathe()
+        self._launcher.end(1_000_000)
+        await self._belt.step()
+
+    async def serve(self, *jobs: Job, tasks: int) -> None:
+        """Until so many tasks have ended."""
+        done, since = -1, self._belt.clock.now()
+        while True:
+            now, ended = self._belt.clock.now(), 0
+            for job in jobs:
+                ended += (await self._belt.counts(job)).ended
+            if ended > done:
+                done, since = ended, now
+            self.longest_stall = max(self.longest_stall, now - since)
+            if done >= tasks or now - since > 300.0:
+                return
+            await self.step()
+
+
+@asynccontextmanager
+async def fetching(fetchers: int = 2, **settings: int) -> AsyncIterator[tuple[Belt, Site]]:
+    async with open_belt(fetchers=fetchers, allow_private_targets=True) as belt:
+        launcher = Launcher()
+        executor = Fetchers(belt.system.settings, belt.clock, launcher)
+        executor.open()
+        try:
+            service = belt.start(belt.worker(executor, kinds=[JobKind.FETCH], **settings))
+            yield belt, Site(belt, launcher)
+            await belt.stop(service)
+        finally:
+            await executor.close()
+
+
+async def submitted(belt: Belt, tasks: int, **options: int) -> Job:
+    urls = [f"http://site.test/{number}" for number in range(tasks)]
+    return await belt.submit(urls, kind=JobKind.FETCH, handler=None, **options)
+
+
+async def test_thirty_jobs_at_once_never_stand_still() -> None:
+    """The first job has all slots for a moment; then each has some."""
+    async with fetching(worker_concurrency=64) as (belt, site):
+        jobs = [await submitted(belt, 300, concurrency=64)]
+        await belt.until(lambda: site.running == 64)
+        jobs += [await submitted(belt, 20) for _ in range(29)]
+        # Slots are dealt again while what had them all goes on; then all of it ends at once.
+        await belt.passing(1.0)
+        await site.serve(*jobs, tasks=300 + 29 * 20)
+        assert site.longest_stall <= LONGEST_STALL
+        for job in await belt.ended(*jobs):
+            await belt.check(job)
+
+
+async def test_a_job_whose_concurrency_is_lowered_does_not_stand_still() -> None:
+    async with fetching() as (belt, site):
+        job = await submitted(belt, 400, concurrency=16)
+        await site.serve(job, tasks=50)
+        for concurrency in (3, 1, 2, 1):
+            await change_options(belt.system, await belt.job(job.job_id), {"concurrency": concurrency})
+            await belt.passing(1.0)
+            await site.serve(job, tasks=(await belt.counts(job)).ended + 40)
+        await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 16})
+        await site.serve(job, tasks=400)
+        assert site.longest_stall <= LONGEST_STALL
+        await belt.check((await belt.ended(job))[0])
