@@ -39,10 +39,26 @@ class Attempt(msgspec.Struct):
     # Set when it is broken off: it took too long; else another attempt has it.
     expired: bool = False
     overtaken: bool = False
+    # Set when it has come to its end: its task goes on to other attempts then.
+    over: bool = False
 
     @property
     def broken(self) -> bool:
         return self.expired or self.overtaken
+
+    def expire(self) -> None:
+        """Break it off because it took too long, if it still goes on."""
+        if self._break_off():
+            self.expired = True
+
+    def overtake(self) -> None:
+        """Break it off because another attempt has its task, if it still goes on."""
+        if self._break_off():
+            self.overtaken = True
+
+    def _break_off(self) -> bool:
+        # Whoever asks may have awaited something since it saw the attempt.
+        return not self.over and not self.broken and self.task.cancel()
 
 
 class Watchdog:
@@ -73,13 +89,17 @@ class Watchdog:
         try:
             return await making
         except asyncio.CancelledError:
-            if not attempt.broken or task.uncancel() > 0:
+            if not attempt.broken or task.cancelling() > 1:
                 raise
             if attempt.overtaken:
                 raise Superseded from None
             return [_expired(self._clock.monotonic() - attempt.begun) for _ in refs]
         finally:
+            attempt.over = True
             del self._attempts[number]
+            if attempt.broken:
+                # However it ended, it was this one that was cancelled, and not what the task does next.
+                task.uncancel()
 
     def look(self) -> list[Attempt]:
         """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
@@ -90,8 +110,7 @@ class Watchdog:
                 continue
             if attempt.due is not None and now >= attempt.due:
                 log.error("attempt broken off", index=attempt.refs[0].index, seconds=round(now - attempt.begun, 1))
-                attempt.expired = True
-                attempt.task.cancel()
+                attempt.expire()
             elif now >= attempt.look_at and len(attempt.refs) == 1:
                 attempt.look_at = now + self._stuck_after / 2
                 suspects.append(attempt)

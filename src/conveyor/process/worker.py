@@ -177,8 +177,7 @@ class Worker:
             for attempt in lane.watch():
                 # Also of another version: a task is sent again under a turn that only grows.
                 if await self._feeder.turn_of(lane.job, attempt.refs[0]) > attempt.turn:
-                    attempt.overtaken = True
-                    attempt.task.cancel()
+                    attempt.overtake()
         self._feeder.weigh(list(self._lanes.values()))
 
     def _sent_back(self, run_id: RunId, delay: float) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from conveyor.model import Job
 from conveyor.process import fetcher as child
-from conveyor.process import fetchers
+from conveyor.process import fetchers, watchdog
 from conveyor.process.frames import Order, Orders
 from conveyor.process.watchdog import GRACE, timeout_of
 from tests.faults.planted import Planted
-from tests.flow import test_fetching_lanes
+from tests.flow import test_fetching_lanes, test_watchdog
 from tests.unit import test_fetcher, test_fetchers
 
 
@@ -95,6 +95,14 @@ def a_failed_launch_ends_the_fetcher(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetchers.Fetcher, "run", run)
 
 
+def any_attempt_of_the_runner_is_broken_off(patch: pytest.MonkeyPatch) -> None:
+    def overtake(self: watchdog.Attempt) -> None:
+        self.overtaken = True
+        self.task.cancel()
+
+    patch.setattr(watchdog.Attempt, "overtake", overtake)
+
+
 PLANTED = [
     Planted(
         "all runners of a lane leave in one step",
@@ -145,5 +153,10 @@ PLANTED = [
         "a launch that fails ends the fetcher for good",
         a_failed_launch_ends_the_fetcher,
         test_fetchers.test_a_fetcher_that_can_not_be_launched_is_tried_again_later,
+    ),
+    Planted(
+        "the watchdog breaks off the runner's next attempt",
+        any_attempt_of_the_runner_is_broken_off,
+        test_watchdog.test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_attempt,
     ),
 ]

@@ -1,0 +1,139 @@
+"""The watchdog: of the attempts that one runner makes, only the one that was meant is broken off."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from conveyor.engines.records import Row
+from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, Progress, RunId, TaskRef, TenantId
+from conveyor.process.progress import Superseded
+from conveyor.process.watchdog import GRACE, Watchdog
+from conveyor.states import TaskStatus
+from tests.clocks import ManualClock
+from tests.fetching import idle
+from tests.flow.belt import Recording, open_belt, success
+from tests.jobs import make_job
+
+STUCK_AFTER = 60.0
+REF = TaskRef(0, InputJson('"http://site.test/"'))
+
+
+class SlowProgress:
+    """Stands before Records: progress is read slowly, and says that the monitor has requeued the task."""
+
+    def __init__(self, records: Any, run_id: RunId) -> None:
+        self._records = records
+        self._run_id = run_id
+        self.asked = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+        if kind != PROGRESS:
+            found: Row | None = await self._records.row(kind, tenant, id)
+            return found
+        self.asked.set()
+        await self.answered.wait()
+        progress = Progress(self._run_id, 0, 1, "", 0.0, turn=1)
+        return Row(kind, tenant, id, msgspec.json.encode(progress))
+
+
+async def test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_attempt() -> None:
+    async with open_belt(stuck_after=STUCK_AFTER) as belt:
+        ends = [asyncio.Event(), asyncio.Event()]
+
+        async def act(job: Job, ref: TaskRef) -> Outcome:
+            await ends[ref.index].wait()
+            return success()
+
+        executor = Recording(belt.clock, act)
+        job = await belt.submit(2, concurrency=1)
+        records: Any = SlowProgress(belt.system.records, job.run.run_id)
+        belt.start(belt.worker(executor, dataclasses.replace(belt.system, records=records)))
+        await belt.until(records.asked.is_set)
+        assert [start.index for start in executor.starts] == [0]
+        ends[0].set()
+        await belt.until(lambda: len(executor.starts) == 2)
+        records.answered.set()
+        await belt.passing(1.0)
+        assert executor.running["all"] == 1
+        ends[1].set()
+        await belt.ended(job, within=30.0)
+        tasks = await belt.check(job)
+        assert [tasks[index].attempts for index in (0, 1)] == [1, 1]
+
+
+class Runner:
+    """One task that makes attempts one after the other, as a runner of a lane does."""
+
+    def __init__(self, kind: JobKind = JobKind.FETCH) -> None:
+        self.clock = ManualClock()
+        self.watchdog = Watchdog(self.clock, STUCK_AFTER)
+        self.job = make_job(self.clock, kind=kind, timeout=10)
+        self.ends: list[asyncio.Future[list[Outcome]]] = []
+        self.results: list[Any] = []
+        self.swallows = False
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while len(self.results) < 3:
+            try:
+                self.results.append(await self.watchdog.guard(self.job, [], [REF], 0, self._make()))
+            except Superseded as error:
+                self.results.append(error)
+
+    async def _make(self) -> list[Outcome]:
+        end: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self.ends.append(end)
+        try:
+            return await end
+        except asyncio.CancelledError:
+            if not self.swallows:
+                raise
+            return [success()]
+
+
+async def test_an_attempt_that_is_over_can_not_be_broken_off() -> None:
+    runner = Runner(JobKind.DOWNLOAD)
+    await idle()
+    runner.clock.advance(STUCK_AFTER)
+    (suspect,) = runner.watchdog.look()
+    runner.ends[0].set_result([success()])
+    await idle()
+    suspect.overtake()
+    suspect.expire()
+    await idle()
+    assert len(runner.ends) == 2 and not runner.ends[1].done()
+    assert not runner.task.cancelling()
+    (second,) = runner.watchdog.attempts
+    second.overtake()
+    second.expire()
+    await idle()
+    assert isinstance(runner.results[1], Superseded)
+    assert not runner.task.cancelling()
+    runner.ends[2].set_result([success()])
+    await runner.task
+
+
+async def test_an_attempt_that_ends_in_spite_of_it_leaves_its_runner_uncancelled() -> None:
+    runner = Runner()
+    runner.swallows = True
+    await idle()
+    runner.clock.advance(10 + GRACE)
+    runner.watchdog.look()
+    await idle()
+    assert len(runner.ends) == 2
+    assert not runner.task.cancelling()
+    runner.swallows = False
+    runner.clock.advance(10 + GRACE)
+    runner.watchdog.look()
+    await idle()
+    (outcome,) = runner.results[1]
+    assert (outcome.status, outcome.error.code) == (TaskStatus.FAILED, "timeout")
+    assert not runner.task.cancelling()
+    runner.ends[2].set_result([success()])
+    await runner.task
