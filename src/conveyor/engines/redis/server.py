@@ -8,7 +8,7 @@ out within its patience fails.
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha1
 from importlib import resources
 from typing import Any
@@ -150,8 +150,10 @@ class Server:
         for call, answer in zip(calls, answers, strict=True):
             problem = self._settle(call, answer) or problem
         if problem is not None:
-            # The name may lead to another server by now.
-            await self._client.connection_pool.disconnect()
+            # The name may lead to another server by now. A connection that does not close must not end the carrying of
+            # calls: nobody would ever get an answer again.
+            with suppress(Exception):
+                await self._client.connection_pool.disconnect()
         return problem
 
     async def _trip(self, calls: list[_Call]) -> list[Any]:
