@@ -7,6 +7,7 @@ calls, or has so much memory, that a fresh one takes its place.
 """
 
 import asyncio
+import errno
 import itertools
 import os
 import signal
@@ -55,6 +56,16 @@ _SHORTEST_WATCH = 0.02
 
 class NotStarted(Exception):
     """A child could not be started, or could not load the handlers."""
+
+
+class NoCapacity(NotStarted):
+    """The machine has no process, descriptor or memory left for a child. That passes, and is no fault of a task."""
+
+
+# What the operating system says then.
+_NO_CAPACITY = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
+)
 
 
 class Report(Protocol):
@@ -124,42 +135,59 @@ class Child:
 
     async def start(self) -> None:
         """Raises NotStarted."""
-        ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as table, theirs:
-            table.truncate(Slots.size(MAX_BATCHES))
-            descriptors = (theirs.fileno(), table.fileno())
-            command = [sys.executable, "-m", MODULE, *map(str, (*descriptors, MAX_BATCHES, os.getpid()))]
-            try:
-                # What handlers print is for people: standard output may be somebody's data. In a session of its own, so
-                # that it is killed with all that its handlers started.
-                self._process = subprocess.Popen(  # noqa: ASYNC220, S603  (a few ms, and our own module)
-                    command,
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    env=foreign_environment(),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                raise NotStarted(f"the process can not be started: {error}") from None
-            born("handler", self._process.pid)
-            self._slots = Slots(table.fileno(), MAX_BATCHES)
         try:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
-            async with asyncio.timeout(_START_SECONDS):
-                self._writer.write(framed(self._setup))
-                ready = decode_answer(await read_frame(reader))
-            assert isinstance(ready, Ready)
-            if ready.problem is not None:
-                raise NotStarted(ready.problem)
+            await self._start()
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await self.end()
             raise NotStarted(f"the process ended while it loaded the handlers, {self._cause()}") from None
+        except OSError as error:
+            await self.end()
+            kind = NoCapacity if error.errno in _NO_CAPACITY else NotStarted
+            raise kind(f"the process can not be started: {error}") from None
         except BaseException:
             await self.end()
             raise
+
+    async def _start(self) -> None:
+        ours = self._launch()
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        async with asyncio.timeout(_START_SECONDS):
+            self._writer.write(framed(self._setup))
+            ready = decode_answer(await read_frame(reader))
+        assert isinstance(ready, Ready)
+        if ready.problem is not None:
+            raise NotStarted(ready.problem)
         self._listening = asyncio.create_task(self._listen(reader))
+
+    def _launch(self) -> socket.socket:
+        """The process, on the other end of what is returned."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, tempfile.TemporaryFile() as table:
+                table.truncate(Slots.size(MAX_BATCHES))
+                self._slots = Slots(table.fileno(), MAX_BATCHES)
+                self._process = self._popen((theirs.fileno(), table.fileno()))
+        except BaseException:
+            ours.close()
+            raise
+        born("handler", self._process.pid)
+        return ours
+
+    def _popen(self, descriptors: tuple[int, int]) -> "subprocess.Popen[bytes]":
+        # What handlers print is for people: standard output may be somebody's data. In a session of its own, so that
+        # it is killed with all that its handlers started.
+        return subprocess.Popen(  # noqa: S603  (our own module)
+            [sys.executable, "-m", MODULE, *map(str, (*descriptors, MAX_BATCHES, os.getpid()))],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=foreign_environment(),
+            start_new_session=True,
+        )
 
     async def run(
         self, job: Job, handler: str, refs: Sequence[TaskRef], *, is_async: bool, report: Report | None = None

@@ -31,7 +31,7 @@ from conveyor.handlers import Handler, Handlers
 from conveyor.model import Job, JobId, Outcome, TaskRef
 from conveyor.process.executors import WORKER_LOST
 from conveyor.process.executors.calls import Result, Setup, failed, missing, outcome_of, timed_out
-from conveyor.process.executors.children import Child, NotStarted, Ran
+from conveyor.process.executors.children import Child, NoCapacity, NotStarted, Ran
 from conveyor.process.executors.inside import Inside
 from conveyor.process.executors.kept import Kept
 from conveyor.process.progress import ProgressBook, Superseded, Track
@@ -50,6 +50,7 @@ _MOST_FAILED_STARTS = 3
 # Children that may die under a batch of which nothing ran.
 _MOST_DEATHS = 10
 _START_PAUSE = 0.2
+_LONGEST_START_PAUSE = 30.0
 
 
 class PythonExecutor:
@@ -135,11 +136,15 @@ class PythonExecutor:
         # Positions in `refs` that are to be called.
         left = list(range(len(refs)))
         failed_starts = deaths = 0
+        capacity = CapacityWait(self._clock)
         while left:
             async with self._async if handler.is_async else self._sync:
                 try:
                     child = await self._children.take()
                     ran = await self._call(child, job, handler, [refs[at] for at in left], teller)
+                except NoCapacity as error:
+                    await capacity.pause(error)
+                    continue
                 except NotStarted as error:
                     failed_starts += 1
                     if failed_starts >= _MOST_FAILED_STARTS:
@@ -173,11 +178,15 @@ class PythonExecutor:
         """A call whose process died: is it what it died of? It is made again where it can harm nobody else."""
         assert self._children is not None
         lost, most = 1, max(1, self._settings.max_lost_starts)
+        capacity = CapacityWait(self._clock)
         while lost < most:
             log.warning("a call is made again alone", run=job.run.run_id, index=ref.index, lost=lost, cause=cause)
             try:
                 async with self._children.alone() as child:
                     ran = await self._call(child, job, handler, [ref], teller)
+            except NoCapacity as error:
+                await capacity.pause(error)
+                continue
             except NotStarted as error:
                 return failed("process_failed", str(error))
             if ran.results:
@@ -201,6 +210,19 @@ class PythonExecutor:
         elif seconds > SLOW_BATCH:
             grain = max(grain // 2, 1)
         self._grains.put(job.job_id, grain)
+
+
+class CapacityWait:
+    """Pauses that grow, while the machine has no capacity for another child. They spend no attempt of a task."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = _START_PAUSE
+
+    async def pause(self, error: NoCapacity) -> None:
+        log.error("no capacity for a process for handlers; retrying", error=str(error), seconds=self._seconds)
+        await self._clock.sleep(self._seconds)
+        self._seconds = min(_LONGEST_START_PAUSE, self._seconds * 2)
 
 
 class Children:
@@ -266,6 +288,10 @@ class Children:
         except NotStarted as error:
             log.error("a process for handlers could not be started", error=str(error))
             self._problem = error
+        except Exception as error:
+            # Whoever waits for one must learn of it.
+            log.exception("a process for handlers could not be started")
+            self._problem = NotStarted(f"the process can not be started: {type(error).__name__}")
 
     def _settled(self, child: Child) -> None:
         if child.retired and child in self._ready:
