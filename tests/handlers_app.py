@@ -67,6 +67,55 @@ def unspeakable(_: Any) -> None:
     raise Unspeakable
 
 
+class Exiting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class Hidden:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+class Apart(BaseException):
+    """Not an Exception."""
+
+
+def _misbehave(way: str) -> Any:
+    match way:
+        case "raises a surrogate":
+            raise LookupError("before \ud800 behind")
+        case "raises much":
+            raise LookupError("\udc80" * 10_000_000)
+        case "raises what can not be shown":
+            raise KeyError(Hidden())
+        case "exits in its text":
+            raise Exiting
+        case "raises what is no Exception":
+            raise Apart("apart")
+        case "returns a surrogate":
+            return {"text": "before \ud800 behind"}
+        case "returns what can not be shown":
+            return Hidden()
+    return way
+
+
+@handlers.task("misbehaves")
+def misbehaves(way: str) -> Any:
+    return _misbehave(way)
+
+
+@handlers.task("misbehaves-async")
+async def misbehaves_async(way: str) -> Any:
+    return _misbehave(way)
+
+
+@handlers.task("says-odd-things")
+def says_odd_things(_: Any, context: Context) -> str:
+    context.progress(2**70, 2**80, "note \ud800" + "x" * 1000)
+    return "done"
+
+
 @handlers.task("not-json")
 def not_json(_: Any) -> object:
     return object()

@@ -14,6 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_NAME = 200
 MAX_NOTE = 200
+MAX_DESCRIBED = 500
+_MAX_WHOLE = 2**63 - 1
 
 
 class AppUnloadable(BadInput):
@@ -55,7 +57,8 @@ class Context:
     def progress(self, done: int, total: int | None = None, note: str | None = None) -> None:
         """Say how far the call is, in units of its own. From then on it counts as stuck if it says nothing more for
         CONVEYOR_STUCK_AFTER seconds."""
-        self._last = (int(done), None if total is None else int(total), None if note is None else str(note)[:MAX_NOTE])
+        said = None if note is None else plain_text(str(note), MAX_NOTE)
+        self._last = (_whole(done), None if total is None else _whole(total), said)
         self._say(*self._last)
 
     def heartbeat(self) -> None:
@@ -126,15 +129,39 @@ def load_app(spec: str) -> Handlers:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise AppUnloadable(f"there is no module {module_name!r}; looked in {directory} first") from None
-        raise AppUnloadable(f"importing {module_name!r} failed: {error}") from error
+        raise AppUnloadable(f"importing {module_name!r} failed: {described(error)}") from error
     except Exception as error:
-        raise AppUnloadable(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+        raise AppUnloadable(f"importing {module_name!r} failed: {described(error)}") from error
     if not attribute:
         return default
     found = getattr(module, attribute, None)
     if not isinstance(found, Handlers):
         raise AppUnloadable(f"{attribute!r} of {module_name!r} is not a conveyor.Handlers")
     return found
+
+
+def plain_text(text: str, longest: int) -> str:
+    """Text of the user's as it can be stored and sent: cut, and with what UTF-8 does not have (lone surrogates) written
+    as escapes. Not by methods of the text, which may be of a class of its own."""
+    cut = str.__getitem__(text, slice(longest))
+    return str.encode(cut, "utf-8", "backslashreplace").decode()[:longest]
+
+
+def described(error: BaseException) -> str:
+    """The type of an exception and its text, whatever the user's code that makes these does."""
+    try:
+        kind = plain_text(type(error).__name__, MAX_DESCRIBED)
+    except BaseException:
+        kind = "Exception"
+    try:
+        return f"{kind}: {plain_text(str(error), MAX_DESCRIBED)}"
+    except BaseException:
+        return f"{kind}: (its text can not be read)"
+
+
+def _whole(number: int) -> int:
+    """A number that the store and every message have room for."""
+    return max(-_MAX_WHOLE, min(int(number), _MAX_WHOLE))
 
 
 def _identity(function: Callable[..., Any]) -> tuple[str, str] | int:

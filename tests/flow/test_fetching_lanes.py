@@ -42,7 +42,7 @@ class Site:
             if ended > done:
                 done, since = ended, now
             self.longest_stall = max(self.longest_stall, now - since)
-            if done >= tasks or now - since > 300.0:
+            if done >= tasks or now - since > 10.0:
                 return
             await self.step()
 

@@ -7,18 +7,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, load_app
 from conveyor.handlers import default as default_handlers
-from conveyor.model import InputJson, Job, Outcome, TaskRef
+from conveyor.model import PROGRESS, InputJson, Job, Outcome, Progress, TaskRef, progress_id
+from conveyor.process.executors.calls import Done, outcome_of, raised
 from conveyor.process.executors.inside import Inside
 from conveyor.process.executors.python import MAX_GRAIN, PythonExecutor
+from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.system import System
-from tests.handlers_app import double, handlers, whole
+from tests.handlers_app import Exiting, Unspeakable, double, handlers, whole
 from tests.jobs import make_job
 from tests.places import quick_place
 
@@ -95,6 +98,57 @@ async def test_whatever_a_handler_does_is_its_outcome(executor: PythonExecutor) 
         assert outcome.error.code == code
         assert part in outcome.error.message
         assert (await one(executor, "double", "4")).body == b"8"
+
+
+@pytest.mark.parametrize("handler", ["misbehaves", "misbehaves-async"])
+async def test_any_text_of_a_handler_passes(executor: PythonExecutor, handler: str) -> None:
+    """All in one batch, between two calls that are as they should be."""
+    ways = {
+        "raises a surrogate": ("handler_raised", "LookupError: before \\ud800 behind"),
+        "raises much": ("handler_raised", "LookupError: \\udc80\\udc80"),
+        "raises what can not be shown": ("handler_raised", "KeyError: (its text"),
+        "exits in its text": ("handler_raised", "Exiting: "),
+        "raises what is no Exception": ("handler_raised", "Apart: apart"),
+        "returns a surrogate": ("result_not_json", "ud800"),
+        "returns what can not be shown": ("result_not_json", "Hidden"),
+    }
+    texts = [f'"{text}"' for text in ("first", *ways, "last")]
+    async with asyncio.timeout(20):
+        first, *odd, last = await executor.attempt(job_for(handler, timeout=10), refs(*texts))
+    assert (first.body, last.body) == (b'"first"', b'"last"')
+    for outcome, (code, part) in zip(odd, ways.values(), strict=True):
+        assert outcome.error is not None
+        assert (outcome.error.code, part in outcome.error.message) == (code, True), outcome.error
+        assert len(outcome.error.message) <= 500
+        # As it is written: see Recorder.
+        assert detail_json(outcome).encode()
+
+
+async def test_odd_things_that_a_call_says_of_its_progress_are_kept(executor: PythonExecutor, system: System) -> None:
+    job = job_for("says-odd-things")
+    async with asyncio.timeout(20):
+        (outcome,) = await executor.attempt(job, refs("1"))
+    assert outcome.body == b'"done"'
+    row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+    assert row is not None
+    progress = msgspec.json.decode(row.body, type=Progress)
+    assert (progress.done, progress.total) == (2**63 - 1, 2**63 - 1)
+    assert progress.note is not None
+    assert progress.note.startswith("note \\ud800x")
+    assert len(progress.note) == 200
+
+
+def test_a_result_that_says_anything_can_be_sent_and_written() -> None:
+    for error in (LookupError("\ud800"), Exiting(), Unspeakable(), KeyError("\udfff" * 1000)):
+        result = raised(error)
+        assert len(result.message) <= 500
+        try:
+            sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Done(1, [result])), type=Done)
+            written = detail_json(outcome_of(result))
+        except UnicodeError as problem:
+            raise AssertionError(f"{result.message!a} can not be passed on") from problem
+        assert sent.results == [result]
+        assert written
 
 
 async def test_a_handler_that_nobody_registered_is_named(executor: PythonExecutor) -> None:

@@ -6,14 +6,18 @@ from contextlib import suppress
 
 import pytest
 
+from conveyor import handlers
 from conveyor.model import Job
 from conveyor.process import fetcher as child
 from conveyor.process import fetchers, watchdog
+from conveyor.process.executors import calls, python
+from conveyor.process.executors import children as executors_children
+from conveyor.process.executors.children import Child, NotStarted
 from conveyor.process.frames import Order, Orders
 from conveyor.process.watchdog import GRACE, timeout_of
 from tests.faults.planted import Planted
-from tests.flow import test_fetching_lanes, test_watchdog
-from tests.unit import test_fetcher, test_fetchers
+from tests.flow import test_capacity, test_fetching_lanes, test_watchdog
+from tests.unit import test_fetcher, test_fetchers, test_python_executor
 
 
 def all_runners_leave(patch: pytest.MonkeyPatch) -> None:
@@ -103,6 +107,24 @@ def any_attempt_of_the_runner_is_broken_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(watchdog.Attempt, "overtake", overtake)
 
 
+def a_child_without_a_descriptor_is_no_failed_start(patch: pytest.MonkeyPatch) -> None:
+    async def start_one(self: python.Children) -> None:
+        with suppress(NotStarted, OSError):
+            self._ready.append(await self.make())
+
+    patch.setattr(Child, "start", Child._start)
+    patch.setattr(python.Children, "_start_one", start_one)
+
+
+def a_child_without_a_descriptor_costs_the_task(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(executors_children, "_NO_CAPACITY", frozenset())
+
+
+def text_of_handlers_is_passed_on_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    for module in (handlers, calls):
+        patch.setattr(module, "plain_text", lambda text, longest: text[:longest])
+
+
 PLANTED = [
     Planted(
         "all runners of a lane leave in one step",
@@ -158,5 +180,20 @@ PLANTED = [
         "the watchdog breaks off the runner's next attempt",
         any_attempt_of_the_runner_is_broken_off,
         test_watchdog.test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_attempt,
+    ),
+    Planted(
+        "a child that finds no descriptor is waited for for ever",
+        a_child_without_a_descriptor_is_no_failed_start,
+        test_capacity.test_a_handler_waits_for_a_process_that_the_machine_has_no_capacity_for,
+    ),
+    Planted(
+        "a machine without descriptors spends the attempts of tasks",
+        a_child_without_a_descriptor_costs_the_task,
+        test_capacity.test_a_handler_waits_for_a_process_that_the_machine_has_no_capacity_for,
+    ),
+    Planted(
+        "a lone surrogate in what a handler raises hangs its batch",
+        text_of_handlers_is_passed_on_as_it_is,
+        test_python_executor.test_a_result_that_says_anything_can_be_sent_and_written,
     ),
 ]

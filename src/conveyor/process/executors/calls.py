@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.handlers import Context, Handler
+from conveyor.handlers import Context, Handler, described, plain_text
 from conveyor.model import Outcome, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
@@ -127,11 +127,11 @@ def returned(value: Any) -> Result:
     try:
         return Result(msgspec.json.encode(value))
     except Exception as error:
-        return failed("result_not_json", f"the result can not be kept as JSON: {_text(error)}")
+        return failed("result_not_json", f"the result can not be kept as JSON: {described(error)}")
 
 
 def raised(error: BaseException) -> Result:
-    return failed("handler_raised", f"{type(error).__name__}: {_text(error)}")
+    return failed("handler_raised", described(error))
 
 
 def timed_out(timeout: float) -> Result:
@@ -139,7 +139,7 @@ def timed_out(timeout: float) -> Result:
 
 
 def failed(code: str, message: str) -> Result:
-    return Result(None, code, message[:MAX_MESSAGE])
+    return Result(None, code, plain_text(message, MAX_MESSAGE))
 
 
 def called(handler: Handler, ref: TaskRef, context: Context | None) -> Result:
@@ -160,10 +160,3 @@ def outcome_of(result: Result) -> Outcome:
 def missing(name: str | None, known: list[str]) -> Result:
     what = "the job names no handler" if name is None else f"no task is registered as {name!r}"
     return failed("handler_missing", f"{what} (known: {', '.join(known) or 'none; is --app set?'})")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text can not be read)"

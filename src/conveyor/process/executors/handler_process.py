@@ -18,14 +18,15 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 
-from conveyor.handlers import Context, Handler, Handlers, default, load_app
+from conveyor.handlers import Context, Handler, Handlers, default, described, load_app
 from conveyor.process.executors.calls import (
     Batch,
     Cancel,
@@ -132,7 +133,8 @@ class Runner:
     def _serve_calls(self) -> None:
         while True:
             work, handler = self._queue.get()
-            self._call_all(work, handler)
+            with answering():
+                self._call_all(work, handler)
             self._idle.release()
 
     def _call_all(self, work: Work, handler: Handler) -> None:
@@ -156,6 +158,10 @@ class Runner:
         work.task = self._loop.create_task(self._await_all(work, handler))
 
     async def _await_all(self, work: Work, handler: Handler) -> None:
+        with answering():
+            await self._await_each(work, handler)
+
+    async def _await_each(self, work: Work, handler: Handler) -> None:
         slot = work.batch.slot
         for position in range(len(work.batch.refs)):
             now = _monotonic()
@@ -248,6 +254,16 @@ class Runner:
         send_frame(self._sock, answer, self._sending)
 
 
+@contextmanager
+def answering() -> Iterator[None]:
+    """End the process if a batch can not be answered: the worker sees that, and would wait for the answer for ever."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def memory() -> int:
     """Bytes that this process has in memory; its peak, where that is all that can be known."""
     try:
@@ -322,7 +338,7 @@ def main() -> None:
     try:
         handlers = _load(setup)
     except BaseException as error:
-        send_frame(sock, Ready(f"{type(error).__name__}: {error}"), lock)
+        send_frame(sock, Ready(described(error)), lock)
         return
     send_frame(sock, Ready(), lock)
     slots = Slots(table, count)

@@ -53,7 +53,10 @@ class Inside:
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
             result = raised(asyncio.CancelledError())
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            # Of this process, and not of the handler.
+            raise
+        except BaseException as error:
             result = timed_out(timeout) if scope.expired() else raised(error)
         return Result(result.body, result.code, result.message, self._clock.monotonic() - started)
 
