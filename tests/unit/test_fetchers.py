@@ -192,6 +192,23 @@ async def test_silence_while_nothing_is_read_is_not_the_fetchers() -> None:
         assert bench.launcher.processes[0].killed
 
 
+async def test_references_come_back_if_there_is_no_process_to_take_them() -> None:
+    async with at_work(1) as bench:
+        line = Line(bench.fetchers, bench.clock, 1)
+        line.width = 1
+        # The lane asks for room, awaits something else, and the process dies meanwhile.
+        assert bench.fetchers.room(line) > 0
+        one = line.waiting.popleft()
+        bench.launcher.processes[0].kill()
+        await idle()
+        bench.fetchers.start(line, [one])
+        assert list(line.waiting) == [one]
+        await bench.passing(1.0)
+        line.spread(1)
+        await idle()
+        assert bench.launcher.running() == 1
+
+
 async def test_a_fetcher_that_can_not_be_launched_is_tried_again_later() -> None:
     failures = [OSError(errno.EMFILE, "too many open files"), OSError(errno.EAGAIN, "no process"), ValueError("odd")]
     async with at_work(1, *failures) as bench:

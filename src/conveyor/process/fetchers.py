@@ -311,8 +311,11 @@ class Fetchers:
                     member.drop(port, everything=False)
 
     def start(self, port: Port, held: Sequence[HeldRef]) -> None:
-        """Hand over references, no more than there is room for."""
+        """Hand over references, no more than there is room for. They come back at once if no process is there."""
         dealt = self._dealt(port)
+        if not dealt and held:
+            # The last one died after the lane had asked for room.
+            port.dropped(list(held))
         slots = [max(0, width - member.owes(port)) for member, width in dealt]
         room = [max(0, member.room(port, width)) for member, width in dealt]
         at = 0

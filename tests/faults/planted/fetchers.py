@@ -69,6 +69,16 @@ def orders_stay_where_no_slot_is_free(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetchers.Fetchers, "balance", lambda self, port: None)
 
 
+def references_without_a_process_are_lost(patch: pytest.MonkeyPatch) -> None:
+    real = fetchers.Fetchers.start
+
+    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.HeldRef]) -> None:
+        if any(member.ready.is_set() for member in self.members):
+            real(self, port, held)
+
+    patch.setattr(fetchers.Fetchers, "start", start)
+
+
 def silence_of_one_lane_is_not_seen(patch: pytest.MonkeyPatch) -> None:
     """Any word of the process counted for all its lanes."""
 
@@ -160,6 +170,11 @@ PLANTED = [
         "orders wait at one fetcher while another has slots free",
         orders_stay_where_no_slot_is_free,
         test_fetchers.test_a_fetcher_with_free_slots_gets_what_waits_at_another,
+    ),
+    Planted(
+        "references are lost if no fetcher is there",
+        references_without_a_process_are_lost,
+        test_fetchers.test_references_come_back_if_there_is_no_process_to_take_them,
     ),
     Planted(
         "a lane's silence hides behind other lanes",
