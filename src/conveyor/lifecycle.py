@@ -105,7 +105,8 @@ def _breach(threshold: FailureThreshold | None, counts: Counts) -> str | None:
         return None
     if threshold.failed is not None and counts.failed >= threshold.failed:
         return f"failure threshold: {counts.failed} tasks failed, the limit is {threshold.failed}"
-    if threshold.ratio is not None and counts.ended >= threshold.after:
+    # Of no task that has ended nothing can be said, whatever `after` is.
+    if threshold.ratio is not None and counts.ended >= max(1, threshold.after):
         ratio = counts.failed / counts.ended
         if ratio > threshold.ratio:
             return f"failure threshold: {ratio:.0%} of {counts.ended} tasks failed, the limit is {threshold.ratio:.0%}"

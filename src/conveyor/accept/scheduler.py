@@ -35,6 +35,7 @@ from conveyor.accept.submit import Submit
 from conveyor.engines.records import Row
 from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation
 from conveyor.model import JobId, TenantId
 from conveyor.outbound import Outbound
 from conveyor.requests import Request
@@ -92,6 +93,7 @@ class Scheduler:
         self._schedules = Schedules(system)
         self._sources = Sources(system, outbound)
         self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
+        self._isolation = Isolation(name, system.clock)
 
     async def tick(self) -> float:
         """Begin what is due."""
@@ -107,7 +109,8 @@ class Scheduler:
                 waiting.append(row)
                 continue
             shares[row.tenant] += 1
-            task = asyncio.create_task(self.attend(row), name=f"fire {row.id}")
+            work = self._isolation.due_row(self._records, row, self.attend(row))
+            task = asyncio.create_task(work, name=f"fire {row.id}")
             self._running[task] = (row.tenant, row.id)
             task.add_done_callback(self._ended)
         if len(rows) == _ROWS and len(self._running) < _AT_ONCE:

@@ -30,6 +30,7 @@ from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import run_queues
 from conveyor.engines.records import Row
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation
 from conveyor.model import BEAT, BEAT_TENANT, EXPORT, PROGRESS, Beat, Job, Mode, Progress, RunId, progress_id
 from conveyor.states import ENDED, RunState
 from conveyor.system import System
@@ -88,6 +89,7 @@ class Callbacks:
         self._settings = system.settings
         self._waiters = waiters
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._isolation = Isolation(self.name, self._clock)
 
     async def tick(self) -> float:
         kept = await self.run_once()
@@ -110,7 +112,7 @@ class Callbacks:
             rows = await self._records.due_rows(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
-            looks = [self._look(row, workers or {}, kept) for row in rows]
+            looks = [self._isolation.due_row(self._records, row, self._look(row, workers or {}, kept)) for row in rows]
             # One that fails does not keep the others waiting; it is looked at again when its claim has lapsed.
             for came in await asyncio.gather(*looks, return_exceptions=True):
                 if came is not None:

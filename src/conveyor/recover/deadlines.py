@@ -19,6 +19,7 @@ from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, IngestJob, InputJson, Job, Notice, TaskId, TaskSeed
 from conveyor.recover.monitored import Monitored
@@ -61,12 +62,13 @@ class Deadlines:
         self._lifecycle = lifecycle
         self._clock = clock
         self._settings = settings
+        self._isolation = Isolation("monitor", clock)
 
     async def run_once(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             rows = await self._records.due_rows(DEADLINE, self._clock.now(), _PAGE)
             for row in rows:
-                await self._look(row, seen)
+                await self._isolation.due_row(self._records, row, self._look(row, seen))
             if len(rows) < _PAGE:
                 break
 

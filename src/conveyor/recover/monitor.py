@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import structlog
 
+from conveyor.isolation import in_turn
 from conveyor.lifecycle import Lifecycle
 from conveyor.recover.callbacks import Callbacks
 from conveyor.recover.deadlines import Deadlines
@@ -49,11 +50,12 @@ class Monitor:
 
     async def run_once(self) -> Monitored:
         seen = Monitored()
-        await self._stuck.run_once(seen)
-        await self._deadlines.run_once(seen)
-        for part in self._parts:
-            seen.others = {**seen.others, **await part()}
+        parts = (self._add(part, seen) for part in self._parts)
+        await in_turn(self._stuck.run_once(seen), self._deadlines.run_once(seen), *parts)
         return seen
+
+    async def _add(self, part: Part, seen: Monitored) -> None:
+        seen.others = {**seen.others, **await part()}
 
 
 def monitor_of(system: System, *, told: Told | None = None, parts: Sequence[Part] = ()) -> Monitor:

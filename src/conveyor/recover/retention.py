@@ -13,11 +13,12 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
-from conveyor.engines.records import Records
+from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation, in_turn
 from conveyor.letters import read_letter
-from conveyor.model import EXPORT, UPLOADS, Job, RunKey, export_prefix
+from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, export_prefix
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -59,6 +60,7 @@ class Retention:
         self._coordinator = coordinator
         self._blobs = blobs
         self._clock = clock
+        self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
         removed = await self.run_once()
@@ -73,17 +75,28 @@ class Retention:
 
     async def run_once(self) -> Removed:
         removed = Removed()
-        hidden = await self._records.hidden_jobs(self._clock.now() - SETTLE_SECONDS, _JOBS)
-        emptied = [job for job in hidden if await self._empty(job, removed)]
+        await in_turn(self._remove_jobs(removed), self._remove_exports(removed), self._remove_expired(removed))
+        return removed
+
+    async def _remove_jobs(self, removed: Removed) -> None:
+        before = self._clock.now() - SETTLE_SECONDS
+        hidden = await self._records.hidden_jobs(before, _JOBS + self._isolation.failing)
+        emptied = []
+        for job in hidden:
+            if not self._isolation.is_resting(job.job_id):
+                with self._isolation.item(job.job_id):
+                    if await self._empty(job, removed):
+                        emptied.append(job)
         if emptied:
             await self._discard_letters(emptied, removed)
         for job in emptied:
-            await self._forget(job, removed)
-        await self._remove_exports(removed)
+            with self._isolation.item(job.job_id):
+                await self._forget(job, removed)
+
+    async def _remove_expired(self, removed: Removed) -> None:
         for upload in await self._records.sweep_expired(_BLOBS):
             await self._blobs.delete([upload.key])
             removed.uploads += 1
-        return removed
 
     async def _empty(self, job: Job, removed: Removed) -> bool:
         """Remove some of a job; True when nothing was left but its rows in the records."""
@@ -110,15 +123,20 @@ class Retention:
     async def _remove_exports(self, removed: Removed) -> None:
         """Exports that expired or were deleted: their files, some at a time, and then the row."""
         by = self._clock.now() - SETTLE_SECONDS
-        for row in await self._records.due_rows(EXPORT, by, _EXPORTS):
+        for row in await self._records.due_rows(EXPORT, by, _EXPORTS + self._isolation.failing):
             if row.job_id is None or row.expires_at is None or row.expires_at > by:
                 continue
-            crashpoint("retention.export.before")
-            blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, row.job_id, row.id), _BLOBS)
-            removed.blobs += blobs
-            if not blobs:
-                await self._coordinator.forget(export_lease(row.job_id, row.id))
-                removed.exports += await self._records.remove_row(row)
+            if not self._isolation.is_resting(row.id):
+                with self._isolation.item(row.id):
+                    await self._remove_export(row, row.job_id, removed)
+
+    async def _remove_export(self, row: Row, job_id: JobId, removed: Removed) -> None:
+        crashpoint("retention.export.before")
+        blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, job_id, row.id), _BLOBS)
+        removed.blobs += blobs
+        if not blobs:
+            await self._coordinator.forget(export_lease(job_id, row.id))
+            removed.exports += await self._records.remove_row(row)
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
         gone = {job.job_id for job in jobs}

@@ -15,7 +15,9 @@ from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, Queue, recovery_queue
 from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import Tasks
+from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation, in_turn
 from conveyor.model import (
     BEAT,
     PROGRESS,
@@ -79,20 +81,32 @@ class Stuck:
         self._clock = clock
         self._settings = settings
         self._told = told
+        self._isolation = Isolation("monitor", clock)
 
     async def run_once(self, seen: Monitored) -> None:
+        await in_turn(self._bury_workers(seen), self._look_at_tasks(seen))
+
+    async def _bury_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             beats = await self._records.due_rows(BEAT, self._clock.now(), _PAGE)
             for beat in beats:
-                await self._bury_worker(beat, seen)
+                await self._isolation.due_row(self._records, beat, self._bury_worker(beat, seen))
             if len(beats) < _PAGE:
                 break
+
+    async def _look_at_tasks(self, seen: Monitored) -> None:
+        limit = _PAGE
         for _ in range(_PAGES):
-            rows = await self._records.due_rows(PROGRESS, self._clock.now(), _PAGE)
-            seen.looked += len(rows)
-            await self._look(await self._read(rows, seen), seen)
-            if len(rows) < _PAGE:
+            rows = await self._records.due_rows(PROGRESS, self._clock.now(), limit)
+            found = await self._read(rows, seen)
+            # A row that is put off moves its version, which would shut an attempt out: those of a run that makes this
+            # fail stay due, and more rows are asked for behind them.
+            fresh = [one for one in found if not self._isolation.is_resting(one.progress.run_id)]
+            seen.looked += len(rows) - (len(found) - len(fresh))
+            await self._look(fresh, seen)
+            if len(rows) < limit:
                 break
+            limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
 
     async def _bury_worker(self, row: Row, seen: Monitored) -> None:
         """Send again what a dead worker ran. Its row goes last: whoever finds it again finds the tasks taken over."""
@@ -103,7 +117,8 @@ class Stuck:
             beat = Beat(0.0, [])
         found = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
         seen.looked += len(beat.tasks)
-        await self._look(found, seen)
+        if not await self._look(found, seen):
+            raise EngineFailed(f"Tasks of the worker {row.id}, which is gone, could not be taken over.")
         crashpoint("monitor.worker.before")
         if await self._records.remove_row(row):
             seen.workers += 1
@@ -131,18 +146,26 @@ class Stuck:
             seen.settled += await self._records.remove_row(row)
         return found
 
-    async def _look(self, found: Sequence[Found], seen: Monitored) -> None:
+    async def _look(self, found: Sequence[Found], seen: Monitored) -> bool:
+        """Look after tasks, run by run; False if one of them failed."""
         by_run: dict[tuple[TenantId, JobId | None, str], list[Found]] = {}
         for one in found:
             by_run.setdefault((one.row.tenant, one.row.job_id, one.progress.run_id), []).append(one)
         for (tenant, job_id, run_id), group in by_run.items():
-            job = None if job_id is None else await self._records.job(tenant, job_id)
-            if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
-                paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
-                for one in group:
-                    seen.settled += await self._rest(one, paused=paused)
-                continue
-            await self._take_over(job, group, seen)
+            with self._isolation.item(run_id):
+                await self._look_at_run(tenant, job_id, run_id, group, seen)
+        return not any(self._isolation.is_resting(run_id) for _, _, run_id in by_run)
+
+    async def _look_at_run(
+        self, tenant: TenantId, job_id: JobId | None, run_id: str, group: Sequence[Found], seen: Monitored
+    ) -> None:
+        job = None if job_id is None else await self._records.job(tenant, job_id)
+        if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
+            paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
+            for one in group:
+                seen.settled += await self._rest(one, paused=paused)
+            return
+        await self._take_over(job, group, seen)
 
     async def _take_over(self, job: Job, group: Sequence[Found], seen: Monitored) -> None:
         tasks = {task.index: task for task in await self._tasks.at(job.key, [one.progress.index for one in group])}

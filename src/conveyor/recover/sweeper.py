@@ -1,5 +1,5 @@
 """Sweeper: finishes runs whose completion was missed, sends lost references again, has stalled ingests go on, closes
-open jobs that nobody closes, clears up after ended runs.
+open jobs that nobody closes, clears up after ended runs. A run that makes it fail stops no other.
 
 It looks at runs that are active or just ended, never at all tasks; `run_once` returns what it did.
 """
@@ -13,6 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.isolation import Isolation, in_turn
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
 from conveyor.references import messages, send_all
@@ -56,6 +57,8 @@ class Sweeper:
         self._lifecycle = lifecycle
         self._clock = clock
         self._asked_at: dict[RunId, float] = {}
+        self._runs = Isolation(self.name, clock)
+        self._remains = Isolation(self.name, clock)
 
     async def tick(self) -> float:
         swept = await self.run_once()
@@ -69,17 +72,32 @@ class Sweeper:
 
     async def run_once(self) -> Swept:
         swept = Swept()
+        await in_turn(self._check_active(swept), self._clear_ended(swept))
+        return swept
+
+    async def _check_active(self, swept: Swept) -> None:
         active = await self._records.active_jobs()
         known = {job.run.run_id for job in active}
         self._asked_at = {run_id: at for run_id, at in self._asked_at.items() if run_id in known}
+        self._runs.forget_others(known)
         for job in active:
-            if job.state is RunState.RUNNING:
-                await self._check(job, swept)
-            elif job.state is RunState.INGESTING:
-                await self._check_ingest(job, swept)
-        for job in await self._records.ended_unswept(_RUNS):
-            await self._clear(job, swept)
-        return swept
+            if not self._runs.is_resting(job.run.run_id):
+                with self._runs.item(job.run.run_id):
+                    await self._check_run(job, swept)
+
+    async def _check_run(self, job: Job, swept: Swept) -> None:
+        if job.state is RunState.RUNNING:
+            await self._check(job, swept)
+        elif job.state is RunState.INGESTING:
+            await self._check_ingest(job, swept)
+
+    async def _clear_ended(self, swept: Swept) -> None:
+        ended = await self._records.ended_unswept(_RUNS + self._remains.failing)
+        self._remains.forget_others({job.run.run_id for job in ended})
+        for job in ended:
+            if not self._remains.is_resting(job.run.run_id):
+                with self._remains.item(job.run.run_id):
+                    await self._clear(job, swept)
 
     async def _check_ingest(self, job: Job, swept: Swept) -> None:
         """A message may be lost between the row that asks for it and its sending; sending it twice does no harm."""

@@ -141,6 +141,7 @@ class Deliverer:
             self._lanes.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its lease lapses, and it is tried again.
+            metrics.ITEM_ERRORS.add(1, self.name)
             log.error("delivery failed inside Conveyor", exc_info=error)
         if self._more:
             self.wake()

@@ -15,6 +15,7 @@ from conveyor.coordination.history import moment, remember
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
+from conveyor.isolation import Isolation
 from conveyor.milestones import Milestones, Reached
 from conveyor.model import Counts, Job, RunId
 from conveyor.states import WORKABLE
@@ -53,6 +54,7 @@ class Herald:
         # As they were last seen: a run of which there is nothing new costs no read of its row.
         self._seen: dict[RunId, Reached] = {}
         self._counted: dict[RunId, Counts] = {}
+        self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
         told = await self.run_once()
@@ -69,16 +71,22 @@ class Herald:
         active = {job.run.run_id for job in jobs}
         self._seen = {run_id: reached for run_id, reached in self._seen.items() if run_id in active}
         self._counted = {run_id: counts for run_id, counts in self._counted.items() if run_id in active}
+        self._isolation.forget_others(active)
         for job in jobs:
-            told.looked += 1
-            counts = await self._tasks.counts(job.key)
-            await self._remember(job, counts)
-            seen = self._seen.get(job.run.run_id, Reached())
-            if _quarter(job, counts) > seen.quarter:
-                told.quarters += await self._tell_quarter(job, counts)
-            if counts.failed > seen.failures and self._rested(seen):
-                told.failures += await self._tell_failures(job, counts)
+            if not self._isolation.is_resting(job.run.run_id):
+                with self._isolation.item(job.run.run_id):
+                    await self._look(job, told)
         return told
+
+    async def _look(self, job: Job, told: Told) -> None:
+        told.looked += 1
+        counts = await self._tasks.counts(job.key)
+        await self._remember(job, counts)
+        seen = self._seen.get(job.run.run_id, Reached())
+        if _quarter(job, counts) > seen.quarter:
+            told.quarters += await self._tell_quarter(job, counts)
+        if counts.failed > seen.failures and self._rested(seen):
+            told.failures += await self._tell_failures(job, counts)
 
     async def _remember(self, job: Job, counts: Counts) -> None:
         run_id = job.run.run_id

@@ -14,6 +14,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.isolation import Isolation
 from conveyor.milestones import Milestones
 from conveyor.model import Counts, Notice, RunKey, TenantId
 from conveyor.notices import ENDS, MAX_NOTIFY, NOTIFY, WEBHOOK, notify_of, wanted
@@ -61,6 +62,7 @@ class Notifier:
         self._clock = clock
         self._answers = answers
         self._milestones = Milestones(records, clock)
+        self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
         passed = await self.run_once()
@@ -71,27 +73,55 @@ class Notifier:
 
     async def run_once(self) -> Passed:
         passed = Passed()
-        notices = await self._records.untold(_NOTICES)
-        if not notices:
-            return passed
+        # Those that failed before are the oldest: as many more are asked for.
+        notices = await self._records.untold(_NOTICES + self._isolation.failing)
+        self._isolation.forget_others({notice.notice_id for notice in notices})
         endpoints: dict[TenantId, list[Row]] = {}
-        rows: list[Row] = []
+        ready: list[tuple[Notice, list[Row]]] = []
         for notice in notices:
-            if notice.tenant not in endpoints:
-                endpoints[notice.tenant] = await self._endpoints(notice.tenant)
-            rows += await self._deliveries(notice, endpoints[notice.tenant])
-            if notice.event in ENDS:
-                await self._tell_last_failures(notice)
-            if self._answers is not None:
-                passed.answers += await self._answers.take(notice)
+            if not self._isolation.is_resting(notice.notice_id):
+                with self._isolation.item(notice.notice_id):
+                    ready.append((notice, await self._prepare(notice, endpoints, passed)))
+        told = await self._written(ready)
+        if told:
+            await self._records.mark_told(told)
+            crashpoint("notify.told.after")
+        passed.notices = len(told)
+        passed.deliveries = sum(len(rows) for _, rows in ready)
+        return passed
+
+    async def _prepare(self, notice: Notice, endpoints: dict[TenantId, list[Row]], passed: Passed) -> list[Row]:
+        """The deliveries of a notice, and what else is to be said when it is there."""
+        if notice.tenant not in endpoints:
+            endpoints[notice.tenant] = await self._endpoints(notice.tenant)
+        rows = await self._deliveries(notice, endpoints[notice.tenant])
+        if notice.event in ENDS:
+            await self._tell_last_failures(notice)
+        if self._answers is not None:
+            passed.answers += await self._answers.take(notice)
+        return rows
+
+    async def _written(self, ready: Sequence[tuple[Notice, list[Row]]]) -> list[Notice]:
+        """Write the deliveries of all notices in as few steps as can be; the notices whose deliveries are there."""
+        rows = [row for _, own in ready for row in own]
+        try:
+            await self._create(rows)
+        except Exception:
+            log.warning("deliveries of several notices could not be written together; each is written alone")
+        else:
+            return [notice for notice, _ in ready]
+        told = []
+        for notice, own in ready:
+            with self._isolation.item(notice.notice_id):
+                await self._create(own)
+                told.append(notice)
+        return told
+
+    async def _create(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), _ROWS):
             crashpoint("notify.deliveries.before")
             await self._records.create_rows(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
-        await self._records.mark_told(notices)
-        crashpoint("notify.told.after")
-        passed.notices, passed.deliveries = len(notices), len(rows)
-        return passed
 
     async def _endpoints(self, tenant: TenantId) -> list[Row]:
         found: list[Row] = []

@@ -162,6 +162,7 @@ ENGINE_ERRORS = Counter(
 )
 TICK_SECONDS = Histogram("conveyor_role_tick_seconds", "How long ticks of roles took.", _CALLS, role=None)
 TICK_ERRORS = Counter("conveyor_role_errors_total", "Ticks of roles that failed.", role=None)
+ITEM_ERRORS = Counter("conveyor_role_item_errors_total", "Items of a role's pass that failed.", role=None)
 TICKED_AT = Gauge("conveyor_role_tick_timestamp_seconds", "When a tick of a role last ended well.", role=None)
 CHILDREN = Gauge("conveyor_child_processes", "Child processes that are there.", kind=("fetcher", "handler"))
 CHILD_BYTES = Gauge("conveyor_child_resident_bytes", "Their memory.", kind=("fetcher", "handler"))

@@ -1,0 +1,245 @@
+"""One bad item of a housekeeping role: it is logged, counted, and looked at again; the others of its pass go on."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from conveyor.accept.scheduler import Scheduler
+from conveyor.accept.schedules import SCHEDULE
+from conveyor.deadlines import DEADLINE
+from conveyor.engines.records import Row
+from conveyor.errors import EngineFailed
+from conveyor.isolation import Isolation
+from conveyor.model import FailureThreshold, Job, Notice
+from conveyor.outbound import Outbound
+from conveyor.recover.monitor import monitor_of
+from conveyor.recover.retention import SETTLE_SECONDS, Retention
+from conveyor.recover.sweeper import Sweeper
+from conveyor.serve.herald import Herald
+from conveyor.serve.notify import Notifier
+from conveyor.states import RunState
+from conveyor.system import System
+from conveyor.targets import TargetGuard
+from conveyor.telemetry import metrics
+from tests.clocks import ManualClock
+from tests.flow.belt import Belt, fail, open_belt
+from tests.jobs import ACME, OTHER, end
+
+
+class Poisoned:
+    """A seam that raises for every call of one name that speaks of one of some ids."""
+
+    def __init__(self, seam: Any, name: str, *poison: str) -> None:
+        self._seam = seam
+        self._name = name
+        self.poison = poison
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._seam, name)
+        if name != self._name:
+            return call
+
+        async def poisoned(*given: Any, **named: Any) -> Any:
+            if any(each in repr(given) for each in self.poison):
+                raise ZeroDivisionError("a bad item")
+            return await call(*given, **named)
+
+        return poisoned
+
+
+def errors_of(role: str) -> float:
+    return metrics.ITEM_ERRORS.series.get((role,), 0.0)
+
+
+def sweeper_of(belt: Belt, system: System) -> Sweeper:
+    return Sweeper(system.records, system.tasks, system.queue, belt.lifecycle, belt.clock)
+
+
+async def _complete_unseen(belt: Belt, job: Job) -> None:
+    """All tasks of a job end, and nobody sees that it is complete."""
+    await belt.system.tasks.finish(job.key, [end(index) for index in range(job.run.total)])
+
+
+async def test_a_ratio_after_no_task_stops_nobody() -> None:
+    """`after: 0` is judged before any task has ended."""
+    async with open_belt() as belt:
+        eager = await belt.submit(3, failure_threshold=FailureThreshold(ratio=0.5, after=0))
+        other = await belt.submit(3, tenant=OTHER)
+        swept = await belt.sweeper.run_once()
+        assert swept.checked == 2
+        belt.start(belt.worker())
+        belt.start(belt.sweeper)
+        await belt.ended(eager, other)
+        await belt.check(eager)
+        await belt.check(other)
+        assert not [line for line in belt.logs if line["log_level"] == "error"]
+
+
+async def test_a_ratio_after_no_task_is_a_threshold_from_the_first_task_on() -> None:
+    async with open_belt() as belt:
+        belt.executor.act = fail
+        job = await belt.submit(100, attempts=1, failure_threshold=FailureThreshold(ratio=0.5, after=0))
+        belt.start(belt.worker())
+        (ended,) = await belt.ended(job)
+        assert ended.state is RunState.FAILED
+        assert ended.reason is not None
+        assert "failure threshold" in ended.reason
+
+
+async def test_the_sweeper_goes_on_after_a_run_that_makes_it_fail() -> None:
+    async with open_belt() as belt:
+        bad = await belt.submit(3)
+        good = await belt.submit(3, tenant=OTHER)
+        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
+        sweeper = sweeper_of(belt, replace(belt.system, tasks=tasks))
+        await _complete_unseen(belt, good)
+        before = errors_of("sweeper")
+        await sweeper.run_once()
+        assert (await belt.job(good.job_id, OTHER)).state is RunState.COMPLETED
+        assert errors_of("sweeper") == before + 1
+        assert any(line.get("item") == bad.run.run_id for line in belt.logs)
+        # Once it is mended, it is looked at again.
+        tasks.poison = ()
+        await _complete_unseen(belt, bad)
+        belt.clock.advance(60.0)
+        await sweeper.run_once()
+        assert (await belt.job(bad.job_id)).state is RunState.COMPLETED
+
+
+async def test_the_sweeper_clears_up_after_others_of_which_one_makes_it_fail() -> None:
+    async with open_belt() as belt:
+        jobs = [await belt.submit(3) for _ in range(3)]
+        for job in jobs:
+            await belt.lifecycle.move(job, RunState.CANCELLED, None, await belt.counts(job))
+        tasks = Poisoned(belt.system.tasks, "cancel_pending", jobs[0].run.run_id)
+        sweeper = sweeper_of(belt, replace(belt.system, tasks=tasks))
+        for _ in range(3):
+            await sweeper.run_once()
+        left = {job.run.run_id for job in await belt.system.records.ended_unswept(10)}
+        assert left == {jobs[0].run.run_id}
+
+
+async def test_retention_goes_on_after_a_job_that_makes_it_fail() -> None:
+    async with open_belt() as belt:
+        jobs = [await belt.submit(3) for _ in range(12)]
+        for job in jobs:
+            await belt.system.records.hide_job(ACME, job.job_id)
+        belt.clock.advance(SETTLE_SECONDS + 1)
+        # More bad ones than a pass looks at.
+        tasks = Poisoned(belt.system.tasks, "delete", *(job.run.run_id for job in jobs[:-1]))
+        system = belt.system
+        retention = Retention(system.records, tasks, system.queue, system.coordinator, system.blobs, belt.clock)
+        for _ in range(6):
+            await retention.run_once()
+        hidden = {job.run.run_id for job in await system.records.hidden_jobs(belt.clock.now(), 100)}
+        assert hidden == {job.run.run_id for job in jobs[:-1]}
+
+
+async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
+    async with open_belt() as belt:
+        bad = await belt.submit(1)
+        await belt.submit(1, tenant=OTHER)
+        records = Poisoned(belt.system.records, "rows", bad.job_id)
+        notifier = Notifier(belt.system.settings, records, belt.system.tasks, belt.clock)
+        passed = await notifier.run_once()
+        assert passed.notices >= 1
+        left: list[Notice] = await belt.system.records.untold(100)
+        assert {notice.job_id for notice in left} == {bad.job_id}
+        records.poison = ()
+        belt.clock.advance(60.0)
+        await notifier.run_once()
+        assert await belt.system.records.untold(100) == []
+
+
+async def test_the_herald_goes_on_after_a_run_that_makes_it_fail() -> None:
+    async with open_belt() as belt:
+        bad = await belt.submit(4)
+        good = await belt.submit(4, tenant=OTHER)
+        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
+        system = belt.system
+        herald = Herald(system.records, tasks, system.coordinator, belt.clock, 60.0)
+        await system.tasks.finish(good.key, [end(0), end(1)])
+        told = await herald.run_once()
+        assert told.quarters == 1
+        assert "run.progress" in await belt.notices(good)
+
+
+async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:
+    """A deadline that can not be looked at, and a part that fails, stop neither the other runs nor the other parts."""
+    async with open_belt(deadline_tries=0) as belt:
+        bad = await belt.submit(1, deadline=10.0)
+        good = await belt.submit(1, tenant=OTHER, deadline=11.0)
+        belt.clock.advance(60.0)
+        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
+
+        async def failing() -> dict[str, int]:
+            raise ZeroDivisionError("a bad part")
+
+        async def working() -> dict[str, int]:
+            return {"worked": 1}
+
+        monitor = monitor_of(replace(belt.system, tasks=tasks), parts=[working])
+        seen = await monitor.run_once()
+        assert seen.expired == 1
+        assert seen.others["worked"] == 1
+        assert (await belt.job(good.job_id, OTHER)).state is RunState.FAILED
+        assert (await belt.job(bad.job_id)).state is RunState.RUNNING
+        assert await belt.system.records.row(DEADLINE, ACME, bad.run.run_id) is not None
+        tasks.poison = ()
+        belt.clock.advance(60.0)
+        await monitor.run_once()
+        assert (await belt.job(bad.job_id)).state is RunState.FAILED
+        late = await belt.submit(1, deadline=10.0)
+        belt.clock.advance(60.0)
+        await _raised(monitor_of(belt.system, parts=[failing]).run_once, ZeroDivisionError)
+        assert (await belt.job(late.job_id)).state is RunState.FAILED
+
+
+async def test_a_schedule_that_can_not_be_read_is_put_off() -> None:
+    async with open_belt() as belt:
+        row = Row(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=belt.clock.now())
+        await belt.system.records.create_rows([row])
+        outbound = Outbound(TargetGuard(allow_private=True, clock=belt.clock))
+        before = errors_of("scheduler")
+        belt.start(Scheduler(belt.system, outbound))
+        await belt.passing(10.0)
+        # Each failure doubles the pause.
+        assert 1 <= errors_of("scheduler") - before <= 4
+
+
+async def test_an_engine_that_fails_for_all_ends_the_pass() -> None:
+    isolation = Isolation("sweeper", ManualClock())
+
+    async def down(number: int) -> None:
+        with isolation.item(f"item {number}"):
+            raise EngineFailed
+
+    for number in range(9):
+        await down(number)
+    await _raised(lambda: down(9), EngineFailed)
+    assert isolation.failing == 10
+
+
+async def test_the_pause_of_a_failing_item_grows_and_ends() -> None:
+    clock = ManualClock()
+    isolation = Isolation("sweeper", clock)
+    pauses = []
+    for _ in range(8):
+        with isolation.item("bad"):
+            raise ValueError("bad")
+        pauses.append(isolation.pause("bad"))
+        assert isolation.is_resting("bad")
+        clock.advance(pauses[-1])
+        assert not isolation.is_resting("bad")
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    with isolation.item("bad"):
+        pass
+    assert isolation.failing == 0
+
+
+async def _raised(call: Callable[[], Awaitable[object]], kind: type[Exception]) -> None:
+    try:
+        await call()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")
