@@ -4,6 +4,7 @@ writes it, the monitor looks at it (recover/deadlines.py)."""
 import msgspec
 
 from conveyor.engines.records import Records, Row
+from conveyor.errors import EngineFailed
 from conveyor.model import Job, RunId
 
 DEADLINE = "deadline"
@@ -25,11 +26,11 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
 _decoder = msgspec.json.Decoder(Deadline)
 
 
-def deadline_rows(job: Job) -> list[Row]:
-    """The rows to write with the run: one, or none."""
+def deadline_rows(job: Job, since: float | None = None) -> list[Row]:
+    """The rows to write with the run: one, or none. Its time counts from its making, unless `since` is given."""
     if job.options.deadline is None:
         return []
-    fresh = Deadline(job.run.run_id, job.run.created_at)
+    fresh = Deadline(job.run.run_id, job.run.created_at if since is None else since)
     due_at = fresh.since + job.options.deadline
     return [
         Row(DEADLINE, job.tenant, job.run.run_id, msgspec.json.encode(fresh), due_at=due_at, job_id=job.job_id),
@@ -55,3 +56,17 @@ async def follow_deadline(records: Records, job: Job) -> None:
                 return
             if await records.replace_row(msgspec.structs.replace(standing, due_at=due_at)):
                 return
+
+
+async def restart_deadline(records: Records, job: Job, now: float) -> None:
+    """Give a run that goes on after its end its whole time again, from now on. While it had ended the monitor may have
+    removed its row."""
+    for row in deadline_rows(job, now):
+        for _ in range(_TRIES):
+            standing = await records.row(DEADLINE, job.tenant, row.id)
+            if standing is None:
+                await records.create_rows([row])
+                return
+            if await records.replace_row(msgspec.structs.replace(row, version=standing.version)):
+                return
+        raise EngineFailed("The deadline of a run could not be written: others write it all the time.")

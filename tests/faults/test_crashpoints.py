@@ -110,6 +110,8 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "redrive.send.after": ("redriven",),
     "request.claim.before": ("inline", "open", "upload"),
     "request.claim.after": ("inline", "open", "upload"),
+    "resume.deadline.before": ("resumed",),
+    "resume.deadline.after": ("resumed",),
     "resume.moved.after": ("resumed",),
     "rerun.add.before": ("rerun",),
     "rerun.add.after": ("rerun",),

@@ -13,6 +13,7 @@ import pytest
 
 from conveyor.accept.control import Control
 from conveyor.accept.options import change_options
+from conveyor.accept.redrive import redrive
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.deadlines import DEADLINE
 from conveyor.engines.queue import recovery_queue, run_queue
@@ -31,6 +32,7 @@ from conveyor.model import (
     Progress,
     TaskRef,
     progress_id,
+    resumable,
 )
 from conveyor.process.progress import ProgressBook
 from conveyor.process.worker import Worker
@@ -366,6 +368,53 @@ class TestDeadlines:
         assert found.state is RunState.FAILED
         assert found.reason is not None
         assert "its list is not ingested" in found.reason
+
+
+async def given_up_ingest(belt: Belt, **spec: Any) -> Job:
+    """A job whose ingest failed because its list is gone for a while."""
+    job = await belt.stage(["1", "2", "3"], **spec)
+    assert job.source is not None
+    data = await belt.blobs.get(job.source.key)
+    assert data is not None
+    await belt.blobs.delete([job.source.key])
+    ingesting = belt.start(belt.ingester())
+    (failed,) = await belt.ended(job)
+    await belt.stop(ingesting)
+    assert resumable(failed)
+    await belt.blobs.put(job.source.key, data)
+    return failed
+
+
+async def test_a_resumed_ingest_has_its_deadline_again() -> None:
+    """The row was due while the run had ended, and the monitor has removed it."""
+    async with open_belt(deadline_tries=0) as belt:
+        monitor = monitor_of(belt.system)
+        failed = await given_up_ingest(belt, deadline=50)
+        belt.clock.advance(60)
+        await monitor.run_once()
+        assert await belt.system.records.row(DEADLINE, ACME, failed.run.run_id) is None
+        await Rerun(belt.system).rerun(failed, RerunSpec())
+        assert (await monitor.run_once()).expired == 0, "it has its whole time again"
+        belt.clock.advance(49)
+        assert (await monitor.run_once()).expired == 0
+        belt.clock.advance(2)
+        assert (await monitor.run_once()).expired == 1
+        assert (await belt.job(failed.job_id)).state is RunState.FAILED
+
+
+async def test_a_redriven_ingest_has_its_deadline_again() -> None:
+    """The row was not due yet when the ingest failed."""
+    async with open_belt(deadline_tries=0) as belt:
+        monitor = monitor_of(belt.system)
+        failed = await given_up_ingest(belt, deadline=50)
+        belt.clock.advance(40)
+        letters = (await belt.system.queue.dead_letters(None, 10)).items
+        assert (await redrive(belt.system, ACME, [letter.message_id for letter in letters])).redriven == 1
+        belt.clock.advance(20)
+        assert (await monitor.run_once()).expired == 0, "it has its whole time again"
+        belt.clock.advance(31)
+        assert (await monitor.run_once()).expired == 1
+        assert (await belt.job(failed.job_id)).state is RunState.FAILED
 
 
 async def _fails(job: Job, ref: TaskRef) -> Outcome:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from conveyor.deadlines import restart_deadline
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.errors import Conflict
 from conveyor.faults import crashpoint
@@ -24,6 +25,10 @@ async def resume_ingest(system: System, job: Job) -> None:
 
 async def reopen(system: System, job: Job) -> bool:
     """Move a run that can be resumed back to ingesting. False if somebody else was first."""
+    # Before the move: a row of a run that stays ended goes when it is due, a run without its row has no deadline.
+    crashpoint("resume.deadline.before")
+    await restart_deadline(system.records, job, system.clock.now())
+    crashpoint("resume.deadline.after")
     lifecycle = Lifecycle(system.records, system.tasks, system.clock)
     counts = await system.tasks.counts(job.key)
     return await lifecycle.move(job, RunState.INGESTING, None, counts) is not None
