@@ -58,6 +58,8 @@ class Behaviour:
     refusals: list[tuple[int, str]] = field(default_factory=list)
     # ignore, wrong_start, short, star, other_etag, other_total, longer, 416, multipart, gzip, empty
     range_lie: str | None = None
+    # Another version, with another ETag, for each request.
+    changes: bool = False
     # Requests for a range that are lied to; after that it is honest.
     lies: int = 1_000_000
 
@@ -99,6 +101,8 @@ class FileSite(Listener):
             status, headers = file.refusals.pop(0)
             self._head(writer, status, f"{headers}Content-Length: 0\r\n")
             return True
+        if file.changes:
+            file.etag = f'"{len(self.seen)}"'
         asked = _RANGE.fullmatch(seen.headers.get("range", ""))
         condition = seen.headers.get("if-range")
         if asked and condition in {None, file.etag, file.modified}:

@@ -400,6 +400,8 @@ class Outcome(msgspec.Struct, gc=False):
     kept: BodyRef | None = None
     # False: it only waits. It comes again after `retry_after`, as the same attempt.
     spend: bool = True
+    # When the task's first attempt began, where the executor knows and the reference may not; 0: it does not know.
+    since: int = 0
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -454,6 +456,8 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     turn: int = 0
     # What the executor needs to go on.
     state: msgspec.Raw = msgspec.Raw(b"null")
+    # When the task's first attempt began, in seconds since 1970; 0 in rows of earlier versions.
+    since: int = 0
 
 
 # The kind of the rows that say which long tasks a worker runs, and whose they are.

@@ -3,6 +3,7 @@
 import asyncio
 import zipfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,89 @@ class TestLies:
         site.file.cuts = [SIZE // 2] * 9
         site.file.range_lie = "wrong_start"
         assert code(await attempt(executor, site.url())) == "range_failed"
+
+
+@asynccontextmanager
+async def opened(behaviour: Behaviour) -> AsyncIterator[tuple[DownloadExecutor, FileSite, System]]:
+    """An executor and a site, for tests that bring no fixtures."""
+    with quick_place() as place:
+        settings = Settings.load({}, data=place, allow_private_targets=True, fetchers=0)
+        async with open_system(settings, JumpingClock()) as system, FileSite(behaviour) as site:
+            executor = executor_on(settings, system)
+            yield executor, site, system
+            await executor.close()
+
+
+async def attempts_until_spent(executor: DownloadExecutor, site: FileSite, job: Job, most: int) -> int:
+    """How many attempts there are that spend nothing, up to one that does."""
+    for number in range(most):
+        outcome = await attempt(executor, site.url(), job)
+        assert outcome.status is TaskStatus.FAILED
+        if outcome.spend:
+            return number
+    raise AssertionError(f"{most} attempts have spent nothing")
+
+
+async def test_to_take_the_same_bytes_again_spends_an_attempt() -> None:
+    """It has an ETag, ignores Range, and cuts every answer in the middle."""
+    async with opened(Behaviour(MIB, cuts=[MIB // 2] * 100, range_lie="ignore")) as (executor, site, system):
+        job = job_with(timeout=5.0)
+        # The first comes further than nothing; every one after it comes as far as that.
+        assert await attempts_until_spent(executor, site, job, 3) == 1
+        assert (await attempt(executor, site.url(), job)).spend
+        site.file.cuts = []
+        await check_file(system, await attempt(executor, site.url(), job), MIB)
+
+
+@pytest.mark.parametrize("lie", ["wrong_start", "star", "other_etag", "other_total", "416", "multipart", "gzip"])
+async def test_a_target_whose_answers_never_fit_spends_attempts(lie: str) -> None:
+    async with opened(Behaviour(MIB, cuts=[MIB // 2] * 100, range_lie=lie)) as (executor, site, _):
+        assert await attempts_until_spent(executor, site, job_with(timeout=5.0), 4) <= 1
+
+
+async def test_a_file_that_changes_all_the_time_spends_attempts() -> None:
+    async with opened(Behaviour(MIB, cuts=[MIB // 2] * 100, changes=True)) as (executor, site, _):
+        assert await attempts_until_spent(executor, site, job_with(timeout=5.0), 4) <= 1
+
+
+async def test_only_the_furthest_counts_for_a_file_that_is_begun_anew() -> None:
+    """It comes further and less far by turns: taken each for itself, every second attempt would have moved on."""
+    async with opened(Behaviour(2 * MIB, range_lie="ignore")) as (executor, site, _):
+        job = job_with(timeout=5.0)
+        spent = []
+        for cut in (MIB, MIB // 2, MIB, MIB // 2, MIB):
+            site.file.cuts = [cut] * 10
+            spent.append((await attempt(executor, site.url(), job)).spend)
+        assert spent == [False, True, True, True, True]
+
+
+async def test_a_file_that_really_moves_on_spends_nothing() -> None:
+    """Each attempt gets a little of the rest and then an error."""
+    async with opened(Behaviour(2 * MIB)) as (executor, site, system):
+        job = job_with(timeout=5.0, attempts=1)
+        for part in range(1, 4):
+            site.file.cuts = [part * MIB // 2]
+            attempting = asyncio.create_task(attempt(executor, site.url(), job))
+            await until(lambda: not site.file.cuts)
+            site.file.refusals = [(503, "")]
+            assert not (await attempting).spend
+        await check_file(system, await attempt(executor, site.url(), job), 2 * MIB)
+
+
+async def test_a_reference_that_knows_of_no_attempt_keeps_to_the_deadline_of_its_task() -> None:
+    """The sweeper makes references again from rows, which do not say when the first attempt was; the progress does."""
+    async with opened(Behaviour(MIB, refusals=[(503, "")])) as (executor, site, system):
+        clock = system.clock
+        assert isinstance(clock, JumpingClock)
+        job = job_with(timeout=5.0, task_deadline=100.0)
+        began = int(clock.now())
+        first = await attempt(executor, site.url(), job)
+        assert code(first) == "http_503"
+        assert began <= first.since <= began + 5
+        clock.advance(200.0)
+        second = await attempt(executor, site.url(), job)
+        assert (code(second), second.since) == ("deadline", first.since)
+        assert len(site.seen) == 1
 
 
 class TestRows:

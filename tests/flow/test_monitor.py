@@ -459,6 +459,26 @@ class TestTaskDeadline:
         assert len(belt.executor.starts) == 1
 
 
+async def test_a_task_that_was_taken_over_keeps_to_its_deadline() -> None:
+    async with open_belt() as belt:
+        executor, monitor = Long(belt), monitor_of(belt.system)
+        job = await download(belt, stuck_after=10, task_deadline=15)
+        belt.start(long_worker(belt, executor))
+        await belt.until(lambda: len(executor.starts) == 1)
+        began = int(belt.clock.now())
+        await belt.passing(11)
+        assert (await monitor.run_once()).requeued == 1
+        await belt.until(lambda: len(executor.starts) == 2, within=10)
+        _, progress = await progress_of(belt, job)
+        assert abs(progress.since - began) <= 1
+        await belt.passing(11)
+        assert (await monitor.run_once()).requeued == 1
+        await belt.ended(job, within=30)
+        (task,) = (await belt.check(job)).values()
+        assert task.error_code == "deadline"
+        assert len(executor.starts) == 2
+
+
 class TestFleet:
     async def test_all_workers_together_keep_to_the_limit(self) -> None:
         async with open_belt(fleet_concurrency=5, worker_concurrency=4) as belt:

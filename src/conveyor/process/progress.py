@@ -55,6 +55,16 @@ class Track:
         return self._at.done
 
     @property
+    def since(self) -> int:
+        """When the task's first attempt began, in seconds since 1970."""
+        return self._at.since
+
+    @property
+    def begun(self) -> int:
+        """The most that was there when any attempt began."""
+        return self._at.begun
+
+    @property
     def note(self) -> str | None:
         return self._at.note
 
@@ -139,7 +149,9 @@ class ProgressBook:
     async def begin(self, job: Job, ref: TaskRef) -> Track:
         """Take the task's row, whoever had it; it keeps its state."""
         holder = self._clock.new_id("hold")
-        fresh = Progress(job.run.run_id, ref.index, ref.attempt, holder, self._clock.now())
+        now = self._clock.now()
+        since = ref.since or max(1, int(now))
+        fresh = Progress(job.run.run_id, ref.index, ref.attempt, holder, now, since=since)
         for _ in range(_TRIES):
             track = await self._taken(job, fresh)
             if track is not None:
@@ -167,7 +179,16 @@ class ProgressBook:
         # One that is due was left by nobody who could have said so; the monitor has counted that already where it took
         # the row from whoever had it.
         lost = 0 if found.due_at is None else before.lost + (before.holder != "")
-        at = msgspec.structs.replace(before, attempt=fresh.attempt, holder=fresh.holder, at=now, rate=0.0, lost=lost)
+        at = msgspec.structs.replace(
+            before,
+            attempt=fresh.attempt,
+            holder=fresh.holder,
+            at=now,
+            rate=0.0,
+            lost=lost,
+            # Whichever knows of an earlier one: a reference that was made again from its row knows of none.
+            since=min(before.since or fresh.since, fresh.since),
+        )
         crashpoint("progress.begin.before")
         taken = await self._records.replace_row(msgspec.structs.replace(found, body=_encode(at), due_at=due_at))
         crashpoint("progress.begin.after")

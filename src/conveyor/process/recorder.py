@@ -301,7 +301,7 @@ def _begun(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
     attempted = outcome.spend or outcome.error is not None or outcome.elapsed > 0
     if ref.since or not attempted:
         return ref
-    return TaskRef(ref.index, ref.input, ref.attempt, int(now - outcome.elapsed))
+    return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))
 
 
 def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:

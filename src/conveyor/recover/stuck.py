@@ -207,7 +207,7 @@ class Stuck:
             return None
         if self._told is not None:
             await self._told(job, after)
-        ref = TaskRef(before.index, InputJson(bytes(task.input).decode()), before.attempt)
+        ref = TaskRef(before.index, InputJson(bytes(task.input).decode()), before.attempt, before.since)
         if lost < max(1, self._settings.max_lost_starts):
             if one.orphaned:
                 seen.orphans += 1

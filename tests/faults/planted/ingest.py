@@ -6,10 +6,15 @@ from contextlib import contextmanager
 import pytest
 
 from conveyor import lifecycle
+from conveyor.accept import resume
+from conveyor.engines.records import Records
 from conveyor.isolation import Isolation
-from conveyor.model import Counts, FailureThreshold
+from conveyor.model import Counts, FailureThreshold, InputJson, Job, TaskRef
+from conveyor.process.executors.transfer import Transfer
+from conveyor.process.progress import Track
+from conveyor.recover import stuck
 from tests.faults.planted import Planted
-from tests.flow import test_isolation
+from tests.flow import test_download, test_isolation, test_monitor
 
 
 def divide_by_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +34,31 @@ def stop_at_the_first_bad_item(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Isolation, "item", item)
 
 
+def resume_without_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave_it(records: Records, job: Job, now: float) -> None:
+        pass
+
+    monkeypatch.setattr(resume, "restart_deadline", leave_it)
+
+
+def requeue_as_never_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_again(index: int, input: InputJson, attempt: int, since: int) -> TaskRef:
+        return TaskRef(index, input, attempt)
+
+    monkeypatch.setattr(stuck, "TaskRef", made_again)
+
+
+def forget_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Track, "since", property(lambda track: 0))
+
+
+def count_every_restart_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advanced(self: Transfer) -> bool:
+        return self._resumable and self._kept > self._found
+
+    monkeypatch.setattr(Transfer, "advanced", property(advanced))
+
+
 PLANTED = [
     Planted("ratio_of_no_task", divide_by_no_task, test_isolation.test_a_ratio_after_no_task_stops_nobody),
     Planted(
@@ -36,5 +66,25 @@ PLANTED = [
         stop_at_the_first_bad_item,
         test_isolation.test_the_sweeper_goes_on_after_a_run_that_makes_it_fail,
         (ZeroDivisionError,),
+    ),
+    Planted(
+        "resumed_ingest_without_deadline",
+        resume_without_a_deadline,
+        test_monitor.test_a_resumed_ingest_has_its_deadline_again,
+    ),
+    Planted(
+        "stuck_task_starts_its_deadline_over",
+        requeue_as_never_begun,
+        test_monitor.test_a_task_that_was_taken_over_keeps_to_its_deadline,
+    ),
+    Planted(
+        "progress_without_the_first_attempt",
+        forget_the_first_attempt,
+        test_download.test_a_reference_that_knows_of_no_attempt_keeps_to_the_deadline_of_its_task,
+    ),
+    Planted(
+        "download_restarts_for_ever",
+        count_every_restart_as_progress,
+        test_download.test_to_take_the_same_bytes_again_spends_an_attempt,
     ),
 ]

@@ -22,7 +22,7 @@ from conveyor.process.executors.failures import Failure, failure_of
 from conveyor.process.executors.ranges import File
 from conveyor.process.executors.transfer import Taken, TargetError, Transfer, Wanted
 from conveyor.process.progress import ProgressBook, Superseded, Track
-from conveyor.process.retry import backoff_delay, is_retryable, retry_delay
+from conveyor.process.retry import backoff_delay, is_retryable, late, retry_delay, too_late
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.targets import TargetGuard
@@ -62,7 +62,11 @@ class LongTasks:
             plan = self.exchange.plan(job)
             blamed = plan.route.blamed
             track = await self._book.begin(job, ref)
-            outcome = await step(plan, track)
+            if too_late(job.options, msgspec.structs.replace(ref, since=track.since), self._clock.now()):
+                outcome = Outcome(TaskStatus.FAILED, error=late(job.options, None))
+                await _rest(track)
+            else:
+                outcome = await step(plan, track)
         except Superseded:
             raise
         except asyncio.CancelledError:
@@ -72,6 +76,7 @@ class LongTasks:
             outcome = outcome_of(error, blamed)
             await _rest(track)
         outcome.elapsed = self._clock.monotonic() - started
+        outcome.since = 0 if track is None else track.since
         return outcome
 
     async def take(

@@ -49,9 +49,9 @@ class Pieces:
         return self._number * self._size + self._filled
 
     @property
-    def count(self) -> int:
-        """Pieces that were begun to be kept."""
-        return self._number
+    def kept(self) -> int:
+        """Bytes of the pieces that were begun to be kept."""
+        return self._number * self._size
 
     async def find(self, total: int | None) -> None:
         """Go on after what is there already: all pieces from the first on that are as long as they should be."""

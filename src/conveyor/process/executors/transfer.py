@@ -99,16 +99,21 @@ class Transfer:
         self._pieces: Pieces | None = None
         self._ended = False
         self._answers = 0
-        # Pieces that were there at the beginning, and those that are there when the attempt ends.
+        # Bytes that were kept at the beginning, and those that are when the attempt ends.
         self._found = 0
         self._kept = 0
+        # Whether it began the file from its first byte, and how often it had to although there was a part of it.
+        self._anew = False
         self._restarts = 0
         self._pace = Pace(plan.options.download.min_rate, plan.options.download.min_rate_seconds, clock)
 
     @property
     def advanced(self) -> bool:
-        """Whether this attempt has left more than it found: the next one goes on from there."""
-        return self._resumable and self._kept > self._found
+        """Whether this attempt has left more than there was: the next one goes on from there. One that began the file
+        anew has to come further than any before it. To take the same bytes again moves nothing on, and a target that
+        cuts every answer and knows no ranges would be asked for ever."""
+        there = self._track.begun if self._anew else self._found
+        return self._resumable and self._kept > there
 
     async def take(self, wanted: Wanted, left: File | None) -> Taken:
         """Take the file, going on with what an earlier attempt left. Raises what failures.py knows, or Superseded."""
@@ -137,7 +142,7 @@ class Transfer:
         self._ended = left.total is not None and pieces.offset == left.total
         if self._ended or left.validator is not None:
             self._pieces = pieces
-            self._found = pieces.count
+            self._found = pieces.kept
             self._track.found(pieces.offset)
         else:
             await pieces.leave()
@@ -233,6 +238,7 @@ class Transfer:
         )
         self._pieces = Pieces(self._blobs, self._file.key, self._file.piece)
         self._found = 0
+        self._anew = True
         await self._track.save(0, total, state=self._remember(self._file))
         await self._remove(before)
         return End(total, total)
@@ -325,7 +331,7 @@ class Transfer:
         pieces, self._pieces = self._pieces, None
         if pieces is not None:
             await pieces.leave()
-            self._kept = pieces.count
+            self._kept = pieces.kept
 
     async def _remove(self, file: File | None) -> None:
         while file is not None and await self._blobs.delete_prefix(file.key, _REMOVED_AT_ONCE):
