@@ -6,11 +6,11 @@ or stops changes no id; lines that are blank or a comment have no task. What is 
 """
 
 import csv
-import math
 import re
 import sys
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from itertools import accumulate
 
 import msgspec
 
@@ -23,8 +23,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-# Lines in one batch: memory, and what a crash repeats, are bounded by it.
+# Lines in one batch, and about how many bytes: memory, and what a crash repeats, are bounded by it.
 BATCH = 1600
+BATCH_BYTES = 1024 * 1024
 
 _PIECE = 256 * 1024
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024
@@ -71,20 +72,16 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator[Batch, None]:
-    """Batches of a list, from pieces of its bytes that begin at `reading.offset`."""
+    """Batches of a list, from pieces of its bytes that begin at `reading.offset`. Where a batch ends follows from where
+    it begins, and not from the pieces: who reads again from there makes the same ones."""
     parse = _parser(reading)
     records = _csv_records if reading.format is ListFormat.CSV else _lines
     index, offset = reading.index, reading.offset
-    async for lines in records(_until(pieces, reading)):
-        # Evenly, so that no small batch is left of each piece.
-        batches = math.ceil(len(lines) / BATCH)
-        each = math.ceil(len(lines) / max(1, batches))
-        for start in range(0, len(lines), max(1, each)):
-            part = lines[start : start + each]
-            seeds, invalid = _parse_all(part, reading, index, parse)
-            index += len(part)
-            offset += sum(map(len, part)) + len(part)
-            yield Batch(seeds, invalid, index, offset)
+    async for part in _batched(records(_until(pieces, reading))):
+        seeds, invalid = _parse_all(part, reading, index, parse)
+        index += len(part)
+        offset += sum(map(len, part)) + len(part)
+        yield Batch(seeds, invalid, index, offset)
 
 
 async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, most: int) -> AsyncIterator[bytes]:
@@ -230,6 +227,36 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
             yield lines
     if rest:
         yield [rest]
+
+
+async def _batched(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    """The same lines in batches: each ends with the line that makes it BATCH lines or BATCH_BYTES."""
+    batch: list[bytes] = []
+    size = 0
+    async for lines in groups:
+        start = 0
+        while start < len(lines):
+            part = lines[start : start + BATCH - len(batch)]
+            added = sum(map(len, part))
+            if size + added >= BATCH_BYTES:
+                part = part[: _up_to(part, BATCH_BYTES - size)]
+                added = sum(map(len, part))
+            batch += part
+            size += added
+            start += len(part)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _up_to(lines: list[bytes], size: int) -> int:
+    """How many lines there are up to the one with which they have so many bytes."""
+    for count, total in enumerate(accumulate(map(len, lines)), start=1):
+        if total >= size:
+            return count
+    return len(lines)
 
 
 async def _csv_records(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

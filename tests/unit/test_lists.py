@@ -252,7 +252,23 @@ class TestBounds:
         batches = await read_all(b"1\n" * (2 * lists.BATCH + 345), Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
         sizes = [len(batch.seeds) for batch in batches]
         assert sum(sizes) == 2 * lists.BATCH + 345
-        assert (len(sizes), max(sizes) - min(sizes) <= 2) == (3, True), "even, and no more than there must be"
+        assert sizes == [lists.BATCH, lists.BATCH, 345], "no more than there must be"
+
+    async def test_large_lines_make_short_batches(self) -> None:
+        line = b'"%b"\n' % (b"x" * 99_998)
+        batches = await read_all(line * 25, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 16)
+        assert [len(batch.seeds) for batch in batches] == [11, 11, 3]
+
+    @pytest.mark.parametrize("piece", [1000, 4096, 100_000, 1 << 22])
+    async def test_who_reads_again_from_a_batch_makes_the_same_ones(self, piece: int) -> None:
+        data = b"".join(b'"%b"\n' % (b"x" * (number * 7919 % 1999)) for number in range(4000))
+        first = await read_all(data, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
+        ends = [(batch.index, batch.offset) for batch in first]
+        assert len(ends) > 3
+        for number, (index, offset) in enumerate(ends[:-1]):
+            again = Reading(JobKind.PYTHON, ListFormat.JSONL, index, offset)
+            batches = await read_all(data[offset:], again, piece)
+            assert [(batch.index, batch.offset) for batch in batches] == ends[number + 1 :]
 
 
 FORMS: dict[ListFormat, bytes] = {

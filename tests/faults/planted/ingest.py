@@ -1,11 +1,11 @@
 """Planted bugs of ingest, deadlines, housekeeping roles and downloads."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from conveyor import lifecycle
+from conveyor import lifecycle, lists
 from conveyor.accept import resume
 from conveyor.engines.records import Records
 from conveyor.isolation import Isolation
@@ -14,7 +14,7 @@ from conveyor.process.executors.transfer import Transfer
 from conveyor.process.progress import Track
 from conveyor.recover import stuck
 from tests.faults.planted import Planted
-from tests.flow import test_download, test_isolation, test_monitor
+from tests.flow import test_download, test_ingest_again, test_isolation, test_monitor
 
 
 def divide_by_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +59,16 @@ def count_every_restart_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transfer, "advanced", property(advanced))
 
 
+def end_batches_with_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def by_piece(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+        async for lines in groups:
+            each = -(-len(lines) // -(-len(lines) // lists.BATCH))
+            for start in range(0, len(lines), each):
+                yield lines[start : start + each]
+
+    monkeypatch.setattr(lists, "_batched", by_piece)
+
+
 PLANTED = [
     Planted("ratio_of_no_task", divide_by_no_task, test_isolation.test_a_ratio_after_no_task_stops_nobody),
     Planted(
@@ -86,5 +96,10 @@ PLANTED = [
         "download_restarts_for_ever",
         count_every_restart_as_progress,
         test_download.test_to_take_the_same_bytes_again_spends_an_attempt,
+    ),
+    Planted(
+        "invalid_lines_twice",
+        end_batches_with_pieces,
+        test_ingest_again.test_invalid_lines_are_listed_once_after_checkpoints_that_failed,
     ),
 ]
