@@ -4,12 +4,15 @@ from typing import Any
 
 from conveyor.clock import Clock
 from conveyor.model import (
+    Compression,
     Job,
     JobId,
     JobKind,
+    ListFormat,
     Mode,
     Notice,
     Options,
+    Range,
     ResultLayout,
     Run,
     RunId,
@@ -87,3 +90,16 @@ def end(
 ) -> TaskEnd:
     """A terminal transition; a failed one has a code unless told otherwise."""
     return TaskEnd(index, status, attempts, http_status, code, detail, at)
+
+
+def some_ranges() -> list[Range]:
+    """Ranges of every kind: with an end and without, of known length and compressed, at every stage."""
+    source = Source("lists/acme/one", 1000, "0" * 64)
+    jsonl, none, gzip = ListFormat.JSONL, Compression.NONE, Compression.GZIP
+    return [
+        Range(0, source, jsonl, none, 0, 400, 0, index=4, offset=100, tasks=3, invalid=1),
+        Range(1, source, jsonl, none, 400, None, 40, index=90, offset=1001, tasks=50, done=True),
+        Range(2, source, jsonl, none, 0, None, 100, index=100),
+        Range(3, source, jsonl, gzip, 0, None, 200, index=220, offset=5000, tasks=20),
+        Range(4, source, jsonl, gzip, 0, None, 300, index=330, offset=7000, tasks=28, invalid=2, done=True),
+    ]

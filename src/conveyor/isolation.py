@@ -5,7 +5,7 @@ An engine that does not answer fails every item: after some of those in a row th
 the service backs off.
 """
 
-from collections.abc import Awaitable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -67,11 +67,11 @@ class Isolation:
             self._unavailable = 0
             self._failing.pop(name, None)
 
-    async def due_row(self, records: Records, row: Row, work: Awaitable[None]) -> None:
+    async def due_row(self, records: Records, row: Row, work: Callable[[], Awaitable[None]]) -> None:
         """Carry out the work on a row that is due. One that fails is put off, so that it stands before no other."""
         name = f"{row.kind} {row.tenant} {row.id}"
         with self.item(name):
-            await work
+            await work()
         if name in self._failing:
             with self.item(f"{name}: put off"):
                 await records.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + self.pause(name)))
@@ -89,12 +89,12 @@ class Isolation:
         self._failing = {name: failed for name, failed in self._failing.items() if name in names}
 
 
-async def in_turn(*parts: Awaitable[None]) -> None:
+async def in_turn(*parts: Callable[[], Awaitable[None]]) -> None:
     """Carry out all parts of a pass, whatever becomes of each; then raise what the first of them that failed did."""
     first: Exception | None = None
     for part in parts:
         try:
-            await part
+            await part()
         except Exception as error:
             if first is not None:
                 log.exception("one more part of a pass failed")

@@ -16,7 +16,7 @@ from conveyor.engines.dynamodb.wire import Patience
 from conveyor.engines.records import Row
 from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.errors import EngineFailed, InvalidSetting
-from conveyor.model import Compression, Counts, ListFormat, Options, Range, Source, shard_of, task_id
+from conveyor.model import Compression, Counts, Ingested, ListFormat, Mode, Options, Range, Source, shard_of, task_id
 from conveyor.states import RunState, TaskStatus
 from tests.clocks import ManualClock
 from tests.jobs import ACME, DAY, end, make_job, make_notice, make_run, seeds
@@ -230,6 +230,19 @@ class TestRanges:
             assert await engine.records.range(job.run.run_id, number) == ranges[number]
         assert await engine.records.range(job.run.run_id, 3000) is None
         assert len(await raw(engine, f"Run#{job.run.run_id}", "records")) < 20
+
+    async def test_a_run_from_before_the_sums_is_added_up(self, engine: DynamoEngine, clock: ManualClock) -> None:
+        records = engine.records
+        job = make_job(clock, latched=False, state=RunState.INGESTING, mode=Mode.OPEN)
+        await records.create_job(job, make_notice(clock, job), None)
+        source, where = Source("lists/acme/one", 500, "0" * 64), (job.job_id, job.run.run_id)
+        first = await records.append_range(*where, source, 3, None, False)
+        assert isinstance(first, Range)
+        await records._table.delete([Key(f"Run#{job.run.run_id}", "sums")])
+        assert isinstance(await records.append_range(*where, source, 3, None, False), Range)
+        assert await records.checkpoint(job.run.run_id, replace(first, index=3, offset=500, tasks=3, done=True), 1)
+        assert "sums" not in await raw(engine, f"Run#{job.run.run_id}", "records"), "half of them would be wrong"
+        assert await records.ingested(job.run.run_id) == Ingested(2, 1, 3, 0, 500, 1000)
 
 
 class TestTimeToLive:

@@ -6,6 +6,7 @@ import itertools
 import msgspec
 import pytest
 
+from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.records import IdempotencyRow, Records
 from conveyor.errors import BadCursor
 from conveyor.model import (
@@ -695,6 +696,54 @@ class TestOpenJobs:
         found = await stored(records, job)
         assert (found.run.sealed, found.reason, found.state) == (True, "nobody added", RunState.INGESTING)
         assert await self.append(records, job, 1) is None
+
+    async def test_it_is_sealed_for_idleness_only_if_nothing_was_added(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        where = (job.job_id, job.run.run_id)
+        seen = (await stored(records, job)).run.touched_at
+        clock.advance(50.25)
+        assert isinstance(await self.append(records, job, 1), Range)
+        assert not await records.seal(*where, "nobody added", touched_at=seen)
+        found = await stored(records, job)
+        assert (found.run.sealed, found.reason) == (False, None)
+        assert isinstance(await self.append(records, job, 1), Range)
+        assert await records.seal(*where, "nobody added", touched_at=found.run.touched_at)
+        assert (await stored(records, job)).reason == "nobody added"
+
+    async def test_a_batch_and_an_idle_close_at_once(self, records: Records, clock: ManualClock) -> None:
+        """One of them is first: a batch that was taken keeps the run open, or is refused."""
+        for _ in range(CALLERS):
+            job = await ingesting(records, clock, mode=Mode.OPEN)
+            where = (job.job_id, job.run.run_id)
+            seen = (await stored(records, job)).run.touched_at
+            clock.advance(50)
+            added, sealed = await asyncio.gather(
+                self.append(records, job, 3), records.seal(*where, "nobody added", touched_at=seen)
+            )
+            assert sealed == (added is None)
+            assert len(await records.ranges(job.run.run_id)) == (0 if sealed else 1)
+
+    async def test_the_sums_are_those_of_all_batches(self, records: Records, clock: ManualClock) -> None:
+        """However they are written: side by side, repeated, set back, and by a stale hand."""
+        job = await ingesting(records, clock, mode=Mode.OPEN)
+        run_id = job.run.run_id
+        added = await asyncio.gather(*(self.append(records, job, lines) for lines in range(1, 9)))
+        batches = [one for one in added if isinstance(one, Range)]
+        assert await records.ingested(run_id) == sums_of(*batches).ingested
+        await asyncio.gather(*(records.checkpoint(run_id, moved(one, 1, 40), 2) for one in batches))
+        await records.checkpoint(run_id, moved(batches[0], 1, 40), 2)
+        await records.checkpoint(run_id, moved(batches[1], 0, 0), 3)
+        await records.checkpoint(run_id, moved(batches[2], 9, 900, done=True), 1)
+        await asyncio.gather(
+            self.append(records, job, 3),
+            *(records.checkpoint(run_id, moved(one, 2, 1000, invalid=1, done=True), 4) for one in batches[3:]),
+        )
+        ranges = await records.ranges(run_id)
+        assert await records.ingested(run_id) == sums_of(*ranges).ingested
+        run = (await stored(records, job)).run
+        assert (run.total, run.invalid) == (sum(one.tasks for one in ranges), sum(one.invalid for one in ranges))
 
     async def test_an_ended_run_takes_nothing(self, records: Records, clock: ManualClock) -> None:
         job = await ingesting(records, clock, mode=Mode.OPEN)

@@ -1,11 +1,20 @@
 """What is done again in an ingest changes nothing, and what was accepted is never left out."""
 
+import asyncio
 import json
 from typing import Any
 
-from conveyor.errors import EngineFailed
-from conveyor.model import Job
+import msgspec
+import pytest
+
+from conveyor import faults
+from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.spec import TasksSpec
+from conveyor.errors import EngineFailed, JobClosed
+from conveyor.model import Job, Mode
+from conveyor.recover.sweeper import Sweeper
 from conveyor.serve.invalid import invalid_lines, invalid_page
+from conveyor.states import RunState
 from tests.flow.belt import Belt, open_belt
 
 LINES = 8000
@@ -62,3 +71,99 @@ async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> 
         assert await all_invalid(belt, job) == wrong
         kept = b"".join([part async for part in invalid_lines(belt.blobs, job)])
         assert [json.loads(line)["line"] for line in kept.splitlines()] == wrong
+
+
+class Stale:
+    """Records whose active jobs are as they were when somebody last looked: others have acted since."""
+
+    def __init__(self, records: Any, jobs: list[Job]) -> None:
+        self._records = records
+        self._jobs = jobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    async def active_jobs(self) -> list[Job]:
+        return self._jobs
+
+
+async def add(belt: Belt, job: Job, *values: Any, last: bool = False) -> None:
+    tasks = [msgspec.Raw(json.dumps(value).encode()) for value in values]
+    await AddTasks(belt.system).add(await belt.job(job.job_id), TasksSpec(tasks, last))
+
+
+def sweeper_with(belt: Belt, records: Any) -> Sweeper:
+    return Sweeper(records, belt.system.tasks, belt.system.queue, belt.lifecycle, belt.clock)
+
+
+async def test_a_batch_that_is_accepted_meanwhile_keeps_the_job_open() -> None:
+    """The sweeper has seen an idle job; a batch comes before it closes it."""
+    async with open_belt() as belt:
+        job = await belt.submit([], mode=Mode.OPEN, idle_timeout=60.0)
+        belt.clock.advance(61)
+        seen = await belt.system.records.active_jobs()
+        await add(belt, job, 1, 2, 3)
+        swept = await sweeper_with(belt, Stale(belt.system.records, seen)).run_once()
+        assert swept.closed == 0
+        found = await belt.job(job.job_id)
+        assert (found.run.sealed, found.reason) == (False, None)
+        for role in (belt.ingester(), belt.worker(), belt.sweeper):
+            belt.start(role)
+        await add(belt, job, 4, 5)
+        (ended,) = await belt.ended(job, within=120)
+        assert (ended.state, ended.run.total) == (RunState.COMPLETED, 5)
+        assert "nothing was added for 60 s" in (ended.reason or "")
+        await belt.check(job)
+
+
+class Crash(BaseException):
+    """Nothing in the product catches it."""
+
+
+@pytest.mark.parametrize("point", ["sweeper.seal.before", "sweeper.seal.after"])
+async def test_a_sweeper_that_dies_at_an_idle_close(point: str) -> None:
+    async with open_belt() as belt:
+        job = await belt.submit([], mode=Mode.OPEN, idle_timeout=60.0)
+        await add(belt, job, 1, 2, 3)
+        belt.clock.advance(61)
+
+        def die(passed: str) -> None:
+            if passed == point:
+                raise Crash
+
+        faults.arm(die)
+        try:
+            with pytest.raises(Crash):
+                await belt.sweeper.run_once()
+        finally:
+            faults.arm(None)
+        for role in (belt.ingester(), belt.worker(), sweeper_with(belt, belt.system.records)):
+            belt.start(role)
+        (ended,) = await belt.ended(job, within=120)
+        assert (ended.state, ended.run.total) == (RunState.COMPLETED, 3)
+        assert "nothing was added for 60 s" in (ended.reason or "")
+        await belt.check(job)
+
+
+async def test_batches_and_idle_closes_in_any_order_lose_none() -> None:
+    """Each batch that was answered as accepted is ingested and counted."""
+    async with open_belt() as belt:
+        accepted: dict[str, int] = {}
+        jobs = [await belt.submit([], mode=Mode.OPEN, idle_timeout=1.0) for _ in range(20)]
+
+        async def feed(job: Job) -> None:
+            for _ in range(3):
+                try:
+                    await add(belt, job, 1, 2)
+                except JobClosed:
+                    return
+                accepted[job.job_id] = accepted.get(job.job_id, 0) + 2
+                await belt.clock.sleep(1.0)
+
+        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
+            belt.start(role)
+        belt.clock.advance(1.0)
+        feeding = [asyncio.create_task(feed(job)) for job in jobs]
+        for job in await belt.ended(*jobs, within=120):
+            assert job.run.total == accepted.get(job.job_id, 0)
+        await asyncio.gather(*feeding)

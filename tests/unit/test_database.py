@@ -10,20 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 import structlog
 
 from conveyor import faults
+from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqlite import database as module
 from conveyor.engines.sqlite.database import MIGRATIONS, Database, named_queries, open_database
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import DataDirectoryInUse, EngineFailed
+from conveyor.model import Ingested, RunId
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.clocks import ManualClock
-from tests.jobs import end, make_run, seeds
+from tests.jobs import end, make_run, seeds, some_ranges
 from tests.places import quick_place
 
 MIB = 1024 * 1024
@@ -284,6 +287,20 @@ async def test_what_the_last_owner_held_is_free_again(place: Path) -> None:
         assert (delivery.body, delivery.receives) == (b"one", 2), "the start was lost, and counts"
 
 
+def _old_run(db: apsw.Connection) -> None:
+    run = "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, touched_at) "
+    for name in ("run_old", "run_other"):
+        db.execute(run + "VALUES (?, 'job_old', 1, 'ingesting', 0, 0, 0.0, 0, 0.0)", (name,))
+    for one in some_ranges():
+        plan = msgspec.json.encode(one).decode()
+        values = (one.number, plan, one.index, one.offset, one.tasks, one.invalid, one.done)
+        db.execute(
+            "INSERT INTO ranges (run_id, number, plan, next_index, byte_offset, tasks, invalid, done) "
+            "VALUES ('run_old', ?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+
+
 class TestSchema:
     async def test_a_newer_database_is_refused_and_left_alone(self, place: Path) -> None:
         async with open_database(place) as database:
@@ -318,6 +335,17 @@ class TestSchema:
         async with open_database(place) as database:
             assert await database.row("SELECT count(*) FROM sqlite_schema WHERE name = 'half'", {}) == (0,)
             await insert(database, 1)
+
+    async def test_ranges_from_before_the_sums_are_added_up(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MIGRATIONS", MIGRATIONS[:1])
+            async with open_database(place) as database:
+                await database.write(_old_run)
+        async with SqliteEngine.open(place, ManualClock()) as engine:
+            ranges = await engine.records.ranges(RunId("run_old"))
+            assert len(ranges) == len(some_ranges())
+            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     @pytest.mark.parametrize(
         "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]

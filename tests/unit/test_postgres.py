@@ -5,18 +5,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 
+from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.postgres import PostgresEngine, migrate, schema
+from conveyor.engines.postgres.database import connect
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import parse_url
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.tasks import TaskEvent, TaskFilter, WalksByIndex
 from conveyor.errors import EngineFailed, InvalidSetting
-from conveyor.model import Counts, RunKey, TaskId
+from conveyor.model import Compression, Counts, Ingested, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
 from tests.clocks import JumpingClock, ManualClock
-from tests.jobs import ACME, end, make_run, seeds
+from tests.jobs import ACME, end, make_run, seeds, some_ranges
 from tests.places import quick_place
 from tests.servers.postgres import open_engine, server, url_of
 
@@ -117,6 +120,37 @@ class TestMigrations:
                 pass
         with pytest.raises(EngineFailed, match="newer than this Conveyor knows"):
             await migrate(url_of(place))
+
+    async def test_ranges_from_before_the_sums_are_added_up(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+            await migrate(url_of(place))
+        connection = await connect(parse_url(url_of(place)))
+        await connection.execute(
+            "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+            "touched_at) SELECT run, 'job_old', 1, 'ingesting', 0, false, 0, false, 0, 0 FROM unnest($1::text[]) AS run",
+            ["run_old", "run_other"],
+        )
+        for one in some_ranges():
+            end_byte = one.end or (one.source.size if one.compression is Compression.NONE else None)
+            values = (one.number, msgspec.json.encode(one).decode(), one.start, end_byte, one.index, one.offset)
+            await connection.execute(
+                "INSERT INTO ranges (run_id, number, plan, first_byte, end_byte, next_index, byte_offset, tasks, "
+                "invalid, done) VALUES ('run_old', $1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                *values,
+                one.tasks,
+                one.invalid,
+                one.done,
+            )
+        await connection.close()
+        await migrate(url_of(place))
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            ranges = await engine.records.ranges(RunId("run_old"))
+            assert ranges == some_ranges()
+            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     async def test_one_that_fails_changes_nothing(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ A scheduler that dies anywhere leaves the time in the row. Whoever comes after i
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -109,7 +110,7 @@ class Scheduler:
                 waiting.append(row)
                 continue
             shares[row.tenant] += 1
-            work = self._isolation.due_row(self._records, row, self.attend(row))
+            work = self._isolation.due_row(self._records, row, partial(self.attend, row))
             task = asyncio.create_task(work, name=f"fire {row.id}")
             self._running[task] = (row.tenant, row.id)
             task.add_done_callback(self._ended)

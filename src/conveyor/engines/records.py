@@ -174,14 +174,15 @@ class IngestRecords(Protocol):
         """One range of a run."""
 
     async def ingested(self, run_id: RunId) -> Ingested:
-        """How far all ranges of a run are together."""
+        """How far all ranges of a run are together. A point read, however many ranges there are."""
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
         """Keep how far a range is. False, and nothing written, if a later holder of its lease has written already,
         or the run has ended."""
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
-        """No more ranges; the reason is shown. True for the one caller that sealed it."""
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
+        """No more ranges; the reason is shown. True for the one caller that sealed it. With `touched_at`, only if
+        nothing was added since: the run was last touched at that very time."""
 
 
 class AccessRecords(Protocol):

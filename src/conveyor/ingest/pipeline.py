@@ -48,7 +48,7 @@ class Ingest:
 
     async def split(self, job: Job, keep_hold: KeepHold) -> None:
         """Look the list over, write down its ranges, and have each ingested. Raises HoldLost."""
-        ranges = await self.records.ranges(job.run.run_id)
+        ranges: list[Range] = []
         if job.run.lineage is not None and not job.run.sealed:
             ranges = await plan_rerun(self.records, self.tasks, self.clock, job, keep_hold)
             if not await self._write_plan(job, ranges):
@@ -62,6 +62,8 @@ class Ingest:
                 await reject_invalid(self.blobs, ranges, job.kind, most, partial(self._keep_invalid, job), keep_hold)
             if not await self._write_plan(job, ranges):
                 return
+        elif not (await self.records.ingested(job.run.run_id)).done:
+            ranges = await self.records.ranges(job.run.run_id)
         await self.request([(job, one) for one in ranges if not one.done])
         await self.finish(job)
 

@@ -8,6 +8,7 @@ long tasks; never from its tasks.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import structlog
@@ -112,7 +113,10 @@ class Callbacks:
             rows = await self._records.due_rows(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
-            looks = [self._isolation.due_row(self._records, row, self._look(row, workers or {}, kept)) for row in rows]
+            looks = [
+                self._isolation.due_row(self._records, row, partial(self._look, row, workers or {}, kept))
+                for row in rows
+            ]
             # One that fails does not keep the others waiting; it is looked at again when its claim has lapsed.
             for came in await asyncio.gather(*looks, return_exceptions=True):
                 if came is not None:

@@ -6,6 +6,7 @@ another monitor takes no part in it, and one that dies has it done by the next.
 """
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 import structlog
@@ -68,7 +69,7 @@ class Deadlines:
         for _ in range(_PAGES):
             rows = await self._records.due_rows(DEADLINE, self._clock.now(), _PAGE)
             for row in rows:
-                await self._isolation.due_row(self._records, row, self._look(row, seen))
+                await self._isolation.due_row(self._records, row, partial(self._look, row, seen))
             if len(rows) < _PAGE:
                 break
 

@@ -6,6 +6,7 @@ Several share the load: each change is written on the version that was seen, and
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -50,8 +51,8 @@ class Monitor:
 
     async def run_once(self) -> Monitored:
         seen = Monitored()
-        parts = (self._add(part, seen) for part in self._parts)
-        await in_turn(self._stuck.run_once(seen), self._deadlines.run_once(seen), *parts)
+        parts = (partial(self._add, part, seen) for part in self._parts)
+        await in_turn(partial(self._stuck.run_once, seen), partial(self._deadlines.run_once, seen), *parts)
         return seen
 
     async def _add(self, part: Part, seen: Monitored) -> None:

@@ -5,6 +5,7 @@ last: while it is there, the rest is found again.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -75,7 +76,8 @@ class Retention:
 
     async def run_once(self) -> Removed:
         removed = Removed()
-        await in_turn(self._remove_jobs(removed), self._remove_exports(removed), self._remove_expired(removed))
+        parts = (self._remove_jobs, self._remove_exports, self._remove_expired)
+        await in_turn(*(partial(part, removed) for part in parts))
         return removed
 
     async def _remove_jobs(self, removed: Removed) -> None:

@@ -7,6 +7,7 @@ The row is due again until the next attempt begins, so that a message that was l
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -84,13 +85,13 @@ class Stuck:
         self._isolation = Isolation("monitor", clock)
 
     async def run_once(self, seen: Monitored) -> None:
-        await in_turn(self._bury_workers(seen), self._look_at_tasks(seen))
+        await in_turn(partial(self._bury_workers, seen), partial(self._look_at_tasks, seen))
 
     async def _bury_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             beats = await self._records.due_rows(BEAT, self._clock.now(), _PAGE)
             for beat in beats:
-                await self._isolation.due_row(self._records, beat, self._bury_worker(beat, seen))
+                await self._isolation.due_row(self._records, beat, partial(self._bury_worker, beat, seen))
             if len(beats) < _PAGE:
                 break
 

@@ -5,6 +5,7 @@ It looks at runs that are active or just ended, never at all tasks; `run_once` r
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -13,6 +14,7 @@ from conveyor.clock import Clock
 from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.faults import crashpoint
 from conveyor.isolation import Isolation, in_turn
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
@@ -72,7 +74,7 @@ class Sweeper:
 
     async def run_once(self) -> Swept:
         swept = Swept()
-        await in_turn(self._check_active(swept), self._clear_ended(swept))
+        await in_turn(partial(self._check_active, swept), partial(self._clear_ended, swept))
         return swept
 
     async def _check_active(self, swept: Swept) -> None:
@@ -106,7 +108,11 @@ class Sweeper:
         open_still = job.mode is Mode.OPEN and not job.run.sealed and job.run.lineage is None
         if open_still and quiet > job.options.idle_timeout:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
-            if await self._records.seal(job.job_id, job.run.run_id, reason):
+            crashpoint("sweeper.seal.before")
+            # A batch may have been accepted since the job was read: then it is not idle.
+            sealed = await self._records.seal(job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at)
+            crashpoint("sweeper.seal.after")
+            if sealed:
                 swept.closed += 1
                 await self._request_ingest(job)
             return

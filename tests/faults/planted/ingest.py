@@ -8,8 +8,9 @@ import pytest
 from conveyor import lifecycle, lists
 from conveyor.accept import resume
 from conveyor.engines.records import Records
+from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.isolation import Isolation
-from conveyor.model import Counts, FailureThreshold, InputJson, Job, TaskRef
+from conveyor.model import Counts, FailureThreshold, InputJson, Job, JobId, RunId, TaskRef
 from conveyor.process.executors.transfer import Transfer
 from conveyor.process.progress import Track
 from conveyor.recover import stuck
@@ -69,6 +70,17 @@ def end_batches_with_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists, "_batched", by_piece)
 
 
+def close_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal = SqliteIngests.seal
+
+    async def sealed(
+        self: SqliteIngests, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None
+    ) -> bool:
+        return await seal(self, job_id, run_id, reason)
+
+    monkeypatch.setattr(SqliteIngests, "seal", sealed)
+
+
 PLANTED = [
     Planted("ratio_of_no_task", divide_by_no_task, test_isolation.test_a_ratio_after_no_task_stops_nobody),
     Planted(
@@ -101,5 +113,10 @@ PLANTED = [
         "invalid_lines_twice",
         end_batches_with_pieces,
         test_ingest_again.test_invalid_lines_are_listed_once_after_checkpoints_that_failed,
+    ),
+    Planted(
+        "idle_close_over_a_batch",
+        close_without_another_look,
+        test_ingest_again.test_a_batch_that_is_accepted_meanwhile_keeps_the_job_open,
     ),
 ]

@@ -1,7 +1,8 @@
 """Ranges of lists on DynamoDB.
 
 What does not change of a range stands in the run's plan, many ranges to an item, so that the list of any size is split
-in one transaction; how far a range is stands in an item of its own, from its first checkpoint on.
+in one transaction; how far a range is stands in an item of its own, from its first checkpoint on. What all ranges have
+together is one more item, added to with each of them; runs from before it have none, and theirs are added up.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from conveyor.engines.dynamodb.access import read_request, request_keys
 from conveyor.engines.dynamodb.items import FORM, JobRow, job_item, ranges_partition
 from conveyor.engines.dynamodb.jobs import Head, read_head
 from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
+from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
 from conveyor.engines.records import IdempotencyRow
 from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source, TenantId
 
@@ -41,7 +43,8 @@ class DynamoIngests:
                 return Plan(False)
             run = replace(row.latest.run, sealed=True)
             changed = row.with_run(replace(row.latest, run=run, ranges=len(ranges)))
-            return Plan(True, [self._table.save(head.job, job_item(changed)), *self._plans(row, ranges)])
+            sums = self._table.save(Found(_sums_key(run_id), None), _sums_item(row, sums_of(*ranges)))
+            return Plan(True, [self._table.save(head.job, job_item(changed)), *self._plans(row, ranges), sums])
 
         return await self._table.change(plan)
 
@@ -55,7 +58,11 @@ class DynamoIngests:
         seal: bool,
     ) -> Range | IdempotencyRow | None:
         async def plan() -> Plan[Range | IdempotencyRow | None]:
-            head, found = await asyncio.gather(read_head(self._table, job_id), self._table.read(*request_keys(answer)))
+            head, found, (sums,) = await asyncio.gather(
+                read_head(self._table, job_id),
+                self._table.read(*request_keys(answer)),
+                self._table.read(_sums_key(run_id)),
+            )
             request = read_request(found, answer)
             row = head.row
             if row is None or not _takes_more(row, run_id):
@@ -83,6 +90,10 @@ class DynamoIngests:
                 *self._plans(row, [one]),
                 *request.writes(self._table),
             ]
+            if not latest.ranges:
+                writes.append(self._table.save(sums, _sums_item(row, sums_of(one))))
+            else:
+                writes += self._add(sums, sums_of(one))
             return Plan(one, writes)
 
         return await self._table.change(plan)
@@ -100,25 +111,14 @@ class DynamoIngests:
         return None if planned is None else _shown(planned, found)
 
     async def ingested(self, run_id: RunId) -> Ingested:
-        ranges = await self.ranges(run_id)
-        stops = [_stop(one) for one in ranges]
-        read = sum(
-            (one.offset if stop is None else min(one.offset, stop)) - one.start
-            for one, stop in zip(ranges, stops, strict=True)
-        )
-        known = [stop - one.start for one, stop in zip(ranges, stops, strict=True) if stop is not None]
-        return Ingested(
-            ranges=len(ranges),
-            ranges_done=sum(one.done for one in ranges),
-            tasks=sum(one.tasks for one in ranges),
-            invalid=sum(one.invalid for one in ranges),
-            bytes_read=read,
-            bytes_total=sum(known) if len(known) == len(ranges) else None,
-        )
+        item = await self._table.get(_sums_key(run_id))
+        if item is None:
+            return sums_of(*await self.ranges(run_id)).ingested
+        return msgspec.convert(item, IngestSums).ingested
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
         async def plan() -> Plan[bool]:
-            (found,) = await self._table.read(_range_key(run_id, range.number))
+            found, sums = await self._table.read(_range_key(run_id, range.number), _sums_key(run_id))
             item = found.item
             if item is None:
                 item, planned = await self._planned(run_id, range.number)
@@ -130,18 +130,20 @@ class DynamoIngests:
             row = head.row
             if row is None or row.latest.run.run_id != run_id or row.latest.run.ended_at is not None:
                 return Plan(False)
-            before = {"tasks": 0, "invalid": 0} if found.item is None else found.item
-            more = (range.tasks - before["tasks"], range.invalid - before["invalid"])
+            more = change_of(_shown(_unread(range), found.item), range)
             reached = {"job_id": row.job.job_id, "tenant": row.job.tenant, **_progress(range), "fence": fence}
-            return Plan(True, [self._table.save(found, reached), self._show(head, row, *more)])
+            shown = self._show(head, row, more.range_tasks, more.range_invalid)
+            return Plan(True, [self._table.save(found, reached), shown, *self._add(sums, more)])
 
         return await self._table.change(plan)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
         async def plan() -> Plan[bool]:
             head = await read_head(self._table, job_id)
             row = head.row
             if row is None or not _takes_more(row, run_id):
+                return Plan(False)
+            if touched_at is not None and row.latest.run.touched_at != touched_at:
                 return Plan(False)
             run = replace(row.latest.run, sealed=True)
             changed = row.with_run(replace(row.latest, run=run), reason=reason or row.job.reason)
@@ -161,6 +163,16 @@ class DynamoIngests:
         added = F("run", "total").change(tasks) & F("run", "invalid").change(invalid)
         expression: UpdateExpression = added & F("rev").add(1)
         return Update(self._table.name, key, expression, condition)
+
+    def _add(self, sums: Found, more: IngestSums) -> list[Operation]:
+        """Added to, as above; nothing where there are no sums yet."""
+        changed = {name: value for name, value in msgspec.structs.asdict(more).items() if value}
+        if sums.item is None or not changed:
+            return []
+        expression: UpdateExpression = F("rev").add(1)
+        for name, value in changed.items():
+            expression &= F(name).add(value)
+        return [Update(self._table.name, sums.key._asdict(), expression, F("pk").exists())]
 
     def _plans(self, row: JobRow, ranges: Sequence[Range]) -> list[Operation]:
         run_id = row.latest.run.run_id
@@ -208,6 +220,20 @@ def _range_key(run_id: RunId, number: int) -> Key:
     return Key(ranges_partition(run_id), f"range#{number:08d}")
 
 
+def _sums_key(run_id: RunId) -> Key:
+    return Key(ranges_partition(run_id), "sums")
+
+
+def _sums_item(row: JobRow, sums: IngestSums) -> Item:
+    about = {"v": FORM, "tenant": row.job.tenant, "job_id": row.job.job_id}
+    return {**about, **msgspec.structs.asdict(sums)}
+
+
+def _unread(one: Range) -> Range:
+    """The range as it was planned."""
+    return replace(one, index=one.first_index, offset=one.start, tasks=0, invalid=0, done=False)
+
+
 def _progress(one: Range) -> Item:
     return {
         "v": FORM,
@@ -231,12 +257,3 @@ def _shown(one: Range, reached: Item | None) -> Range:
         invalid=reached["invalid"],
         done=reached["done"],
     )
-
-
-def _stop(one: Range) -> int | None:
-    """Where a range ends; the end of a compressed list is not known before it is reached."""
-    if one.end is not None:
-        return one.end
-    if one.compression is Compression.NONE:
-        return one.source.size
-    return one.offset if one.done else None

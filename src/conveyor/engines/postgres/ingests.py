@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
 from conveyor.engines.postgres.access import answer_claim, answered
 from conveyor.engines.postgres.database import Database, Session
 from conveyor.engines.postgres.queries import named_queries
@@ -25,12 +26,13 @@ class PostgresIngests:
         self._clock = clock
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
-        values = {"job_id": job_id, "run_id": run_id}
+        values = {"job_id": job_id, "run_id": run_id, "touched_at": None}
 
         async def work(db: Session) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:
                 return db.again and await _ranges(db, run_id) == list(ranges)
             await _insert(db, run_id, ranges)
+            await _add(db, run_id, sums_of(*ranges))
             return True
 
         return await self._database.write(work)
@@ -70,6 +72,7 @@ class PostgresIngests:
                 index=first,
             )
             await _insert(db, run_id, [one])
+            await _add(db, run_id, sums_of(one))
             return one
 
         return await self._database.write(work)
@@ -83,7 +86,8 @@ class PostgresIngests:
         return _shown(row) if row else None
 
     async def ingested(self, run_id: RunId) -> Ingested:
-        return Ingested(*await self._database.row(SQL["ingested"], {"run_id": run_id}))
+        row = await self._database.row(SQL["ingested"], {"run_id": run_id})
+        return (IngestSums(*row) if row else IngestSums()).ingested
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
         values = {
@@ -100,15 +104,16 @@ class PostgresIngests:
         async def work(db: Session) -> bool:
             if await db.row(SQL["lock_run"], values) is None:
                 return False
-            if await db.change(SQL["checkpoint"], values) == 0:
+            found = await db.row(SQL["range"], values)
+            if found is None or await db.change(SQL["checkpoint"], values) == 0:
                 return False
-            await db.change(SQL["show_progress"], values)
+            await _add(db, run_id, change_of(_shown(found), range))
             return True
 
         return await self._database.write(work)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
-        values = {"job_id": job_id, "run_id": run_id, "reason": reason}
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "touched_at": touched_at}
 
         async def work(db: Session) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:
@@ -134,6 +139,10 @@ async def _insert(db: Session, run_id: RunId, ranges: Sequence[Range]) -> None:
         "offsets": [one.offset for one in ranges],
     }
     await db.change(SQL["insert_ranges"], values)
+
+
+async def _add(db: Session, run_id: RunId, sums: IngestSums) -> None:
+    await db.change(SQL["add_sums"], {**msgspec.structs.asdict(sums), "run_id": run_id})
 
 
 def _known_end(one: Range) -> int | None:

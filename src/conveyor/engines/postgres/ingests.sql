@@ -1,5 +1,7 @@
 -- name: seal_run
-UPDATE runs SET sealed = true WHERE job_id = :job_id AND run_id = :run_id AND NOT sealed AND ended_at IS NULL;
+UPDATE runs SET sealed = true
+WHERE job_id = :job_id AND run_id = :run_id AND NOT sealed AND ended_at IS NULL
+    AND touched_at = coalesce(:touched_at::double precision, touched_at);
 
 -- name: sealed_so
 SELECT 1 FROM runs AS r JOIN jobs AS j USING (run_id)
@@ -36,15 +38,8 @@ SELECT number, plan, next_index, byte_offset, tasks, invalid, done FROM ranges
 WHERE run_id = :run_id AND number = :number;
 
 -- name: ingested
--- The end of a compressed list is not known before it is reached.
-SELECT count(*), count(*) FILTER (WHERE done), coalesce(sum(tasks), 0)::bigint, coalesce(sum(invalid), 0)::bigint,
-    coalesce(sum(least(byte_offset, coalesce(stop, byte_offset)) - first_byte), 0)::bigint,
-    CASE WHEN count(stop) = count(*) THEN coalesce(sum(stop - first_byte), 0)::bigint END
-FROM (
-    SELECT done, tasks, invalid, byte_offset, first_byte,
-        coalesce(end_byte, CASE WHEN done THEN byte_offset END) AS stop
-    FROM ranges WHERE run_id = :run_id
-) AS each;
+SELECT ranges, ranges_done, range_tasks, range_invalid, bytes_read, bytes_known, ranges_endless FROM runs
+WHERE run_id = :run_id;
 
 -- name: lock_run
 SELECT 1 FROM runs WHERE run_id = :run_id AND ended_at IS NULL FOR NO KEY UPDATE;
@@ -54,8 +49,12 @@ UPDATE ranges SET next_index = :index, byte_offset = :offset, tasks = :tasks, in
     fence = :fence
 WHERE run_id = :run_id AND number = :number AND fence <= :fence;
 
--- name: show_progress
-UPDATE runs SET
-    total = (SELECT sum(tasks) FROM ranges WHERE run_id = :run_id),
-    invalid = (SELECT sum(invalid) FROM ranges WHERE run_id = :run_id)
-WHERE run_id = :run_id AND NOT last_batch;
+-- name: add_sums
+-- The run shows what all its ranges have together, until it is latched.
+UPDATE runs SET ranges = ranges + :ranges::bigint, ranges_done = ranges_done + :ranges_done::bigint,
+    range_tasks = range_tasks + :range_tasks::bigint, range_invalid = range_invalid + :range_invalid::bigint,
+    bytes_read = bytes_read + :bytes_read::bigint, bytes_known = bytes_known + :bytes_known::bigint,
+    ranges_endless = ranges_endless + :ranges_endless::bigint,
+    total = CASE WHEN last_batch THEN total ELSE range_tasks + :range_tasks::bigint END,
+    invalid = CASE WHEN last_batch THEN invalid ELSE range_invalid + :range_invalid::bigint END
+WHERE run_id = :run_id;

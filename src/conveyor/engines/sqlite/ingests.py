@@ -7,6 +7,7 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
 from conveyor.engines.records import IdempotencyRow
 from conveyor.engines.sqlite.access import answer_claim, answered
 from conveyor.engines.sqlite.database import Database, named_queries
@@ -26,11 +27,12 @@ class SqliteIngests:
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
         def work(db: apsw.Connection) -> bool:
-            db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id})
+            db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id, "touched_at": None})
             if db.changes() == 0:
                 return False
             for one in ranges:
                 _insert(db, run_id, one)
+            _add(db, run_id, sums_of(*ranges))
             return True
 
         return await self._database.write(work)
@@ -66,6 +68,7 @@ class SqliteIngests:
                 index=row[0],
             )
             _insert(db, run_id, one)
+            _add(db, run_id, sums_of(one))
             return one
 
         return await self._database.write(work)
@@ -79,23 +82,24 @@ class SqliteIngests:
         return _shown(row) if row else None
 
     async def ingested(self, run_id: RunId) -> Ingested:
-        ranges, done, tasks, invalid, read, total = await self._database.row(SQL["ingested"], {"run_id": run_id})
-        return Ingested(ranges, done, tasks, invalid, read, total)
+        row = self._database.glance(SQL["ingested"], {"run_id": run_id})
+        return (IngestSums(*row) if row else IngestSums()).ingested
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
         values = {**_progress(range), "run_id": run_id, "fence": fence}
 
         def work(db: apsw.Connection) -> bool:
+            found = db.execute(SQL["range"], values).fetchone()
             db.execute(SQL["checkpoint"], values)
-            if db.changes() == 0:
+            if found is None or db.changes() == 0:
                 return False
-            db.execute(SQL["show_progress"], values)
+            _add(db, run_id, change_of(_shown(found), range))
             return True
 
         return await self._database.write(work)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None) -> bool:
-        values = {"job_id": job_id, "run_id": run_id, "reason": reason}
+    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "touched_at": touched_at}
 
         def work(db: apsw.Connection) -> bool:
             db.execute(SQL["seal_run"], values)
@@ -110,6 +114,10 @@ class SqliteIngests:
 def _insert(db: apsw.Connection, run_id: RunId, one: Range) -> None:
     values = {**_progress(one), "run_id": run_id, "plan": msgspec.json.encode(one).decode()}
     db.execute(SQL["insert_range"], values)
+
+
+def _add(db: apsw.Connection, run_id: RunId, sums: IngestSums) -> None:
+    db.execute(SQL["add_sums"], {**msgspec.structs.asdict(sums), "run_id": run_id})
 
 
 def _progress(one: Range) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 -- name: seal_run
-UPDATE runs SET sealed = 1 WHERE job_id = :job_id AND run_id = :run_id AND sealed = 0 AND ended_at IS NULL;
+UPDATE runs SET sealed = 1
+WHERE job_id = :job_id AND run_id = :run_id AND sealed = 0 AND ended_at IS NULL
+    AND touched_at = coalesce(:touched_at, touched_at);
 
 -- name: seal_job
 UPDATE jobs SET reason = coalesce(:reason, reason) WHERE job_id = :job_id AND run_id = :run_id;
@@ -28,16 +30,8 @@ SELECT number, plan, next_index, byte_offset, tasks, invalid, done FROM ranges
 WHERE run_id = :run_id AND number = :number;
 
 -- name: ingested
--- The end of a compressed list is not known before it is reached.
-SELECT count(*), coalesce(sum(done), 0), coalesce(sum(tasks), 0), coalesce(sum(invalid), 0),
-    coalesce(sum(min(byte_offset, coalesce(stop, byte_offset)) - start), 0),
-    iif(count(stop) = count(*), coalesce(sum(stop - start), 0), NULL)
-FROM (
-    SELECT done, tasks, invalid, byte_offset, plan ->> '$.start' AS start, coalesce(
-        plan ->> '$.end', iif(plan ->> '$.compression' = 'none', plan ->> '$.source.size', iif(done, byte_offset, NULL))
-    ) AS stop
-    FROM ranges WHERE run_id = :run_id
-);
+SELECT ranges, ranges_done, range_tasks, range_invalid, bytes_read, bytes_known, ranges_endless FROM runs
+WHERE run_id = :run_id;
 
 -- name: checkpoint
 UPDATE ranges SET next_index = :index, byte_offset = :offset, tasks = :tasks, invalid = :invalid, done = :done,
@@ -45,8 +39,12 @@ UPDATE ranges SET next_index = :index, byte_offset = :offset, tasks = :tasks, in
 WHERE run_id = :run_id AND number = :number AND fence <= :fence
     AND EXISTS (SELECT 1 FROM runs WHERE run_id = :run_id AND ended_at IS NULL);
 
--- name: show_progress
-UPDATE runs SET
-    total = (SELECT sum(tasks) FROM ranges WHERE run_id = :run_id),
-    invalid = (SELECT sum(invalid) FROM ranges WHERE run_id = :run_id)
-WHERE run_id = :run_id AND last_batch = 0;
+-- name: add_sums
+-- The run shows what all its ranges have together, until it is latched.
+UPDATE runs SET ranges = ranges + :ranges, ranges_done = ranges_done + :ranges_done,
+    range_tasks = range_tasks + :range_tasks, range_invalid = range_invalid + :range_invalid,
+    bytes_read = bytes_read + :bytes_read, bytes_known = bytes_known + :bytes_known,
+    ranges_endless = ranges_endless + :ranges_endless,
+    total = iif(last_batch, total, range_tasks + :range_tasks),
+    invalid = iif(last_batch, invalid, range_invalid + :range_invalid)
+WHERE run_id = :run_id;
