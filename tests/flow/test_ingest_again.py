@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 
@@ -11,7 +13,7 @@ from conveyor import faults
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.spec import TasksSpec
 from conveyor.errors import EngineFailed, JobClosed
-from conveyor.model import Job, Mode
+from conveyor.model import Job, Mode, Source
 from conveyor.recover.sweeper import Sweeper
 from conveyor.serve.invalid import invalid_lines, invalid_page
 from conveyor.states import RunState
@@ -167,3 +169,57 @@ async def test_batches_and_idle_closes_in_any_order_lose_none() -> None:
         for job in await belt.ended(*jobs, within=120):
             assert job.run.total == accepted.get(job.job_id, 0)
         await asyncio.gather(*feeding)
+
+
+class Steps:
+    """Counts the steps of SQLite's virtual machine, of every connection that is opened meanwhile: what a statement
+    looks at, and not how long that takes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> "Steps":
+        apsw.connection_hooks.append(self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        apsw.connection_hooks.remove(self._watch)
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        connection.set_progress_handler(self._step, 1)
+
+    def _step(self) -> bool:
+        self.count += 1
+        return False
+
+    async def of(self, work: Awaitable[object]) -> int:
+        before = self.count
+        await work
+        return self.count - before
+
+
+async def test_a_batch_costs_the_same_whatever_was_added_before() -> None:
+    """A checkpoint, the status of the ingest, and a further batch, with 10 batches and with 1,000."""
+    with Steps() as steps:
+        async with open_belt() as belt:
+            records, source = belt.system.records, Source("lists/acme/one", 100, "0" * 64)
+            job = await belt.submit([], mode=Mode.OPEN)
+            where = (job.job_id, job.run.run_id)
+            costs = []
+            for count in (10, 1000):
+                have = (await records.ingested(job.run.run_id)).ranges
+                await asyncio.gather(
+                    *(records.append_range(*where, source, 1, None, False) for _ in range(count - have))
+                )
+                one = await records.range(job.run.run_id, count - 5)
+                assert one is not None
+                done = msgspec.structs.replace(one, tasks=1, offset=100, done=True)
+                costs.append(
+                    [
+                        await steps.of(records.checkpoint(job.run.run_id, done, 1)),
+                        await steps.of(records.ingested(job.run.run_id)),
+                        await steps.of(records.append_range(*where, source, 1, None, False)),
+                    ]
+                )
+            few, many = costs
+            assert all(later <= 2 * sooner for sooner, later in zip(few, many, strict=True)), costs

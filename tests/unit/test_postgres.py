@@ -130,7 +130,8 @@ class TestMigrations:
         connection = await connect(parse_url(url_of(place)))
         await connection.execute(
             "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
-            "touched_at) SELECT run, 'job_old', 1, 'ingesting', 0, false, 0, false, 0, 0 FROM unnest($1::text[]) AS run",
+            "touched_at) "
+            "SELECT run, 'job_old', 1, 'ingesting', 0, false, 0, false, 0, 0 FROM unnest($1::text[]) AS run",
             ["run_old", "run_other"],
         )
         for one in some_ranges():

@@ -7,10 +7,12 @@ import pytest
 
 from conveyor import lifecycle, lists
 from conveyor.accept import resume
+from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.records import Records
+from conveyor.engines.sqlite import ingests
 from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.isolation import Isolation
-from conveyor.model import Counts, FailureThreshold, InputJson, Job, JobId, RunId, TaskRef
+from conveyor.model import Counts, FailureThreshold, Ingested, InputJson, Job, JobId, RunId, TaskRef
 from conveyor.process.executors.transfer import Transfer
 from conveyor.process.progress import Track
 from conveyor.recover import stuck
@@ -81,6 +83,21 @@ def close_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteIngests, "seal", sealed)
 
 
+def add_up_all_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ingested(self: SqliteIngests, run_id: RunId) -> Ingested:
+        return sums_of(*await self.ranges(run_id)).ingested
+
+    monkeypatch.setattr(SqliteIngests, "ingested", ingested)
+
+
+def add_up_at_every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    added_up = (
+        "UPDATE runs SET ranges = ranges + :ranges, total = (SELECT sum(tasks) FROM ranges WHERE run_id = :run_id) "
+        "WHERE run_id = :run_id"
+    )
+    monkeypatch.setitem(ingests.SQL, "add_sums", added_up)
+
+
 PLANTED = [
     Planted("ratio_of_no_task", divide_by_no_task, test_isolation.test_a_ratio_after_no_task_stops_nobody),
     Planted(
@@ -118,5 +135,15 @@ PLANTED = [
         "idle_close_over_a_batch",
         close_without_another_look,
         test_ingest_again.test_a_batch_that_is_accepted_meanwhile_keeps_the_job_open,
+    ),
+    Planted(
+        "status_adds_up_all_batches",
+        add_up_all_ranges,
+        test_ingest_again.test_a_batch_costs_the_same_whatever_was_added_before,
+    ),
+    Planted(
+        "checkpoint_adds_up_all_batches",
+        add_up_at_every_checkpoint,
+        test_ingest_again.test_a_batch_costs_the_same_whatever_was_added_before,
     ),
 ]
