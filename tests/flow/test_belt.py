@@ -676,7 +676,7 @@ class TestTargets:
         belt.start(worker)
         await belt.passing(45)
         (lane,) = worker._lanes.values()
-        assert len(lane._parked) + len(lane._waiting) <= 5500
+        assert len(lane._targets) + len(lane._waiting) <= 5500
         assert (await belt.depth(job)).ready * 100 > 5000
 
 

@@ -195,7 +195,10 @@ class Breakers:
         except ConveyorError as error:
             self._lost(error)
             return True
-        self._out[key] -= 1
+        except BaseException:
+            self._count_back(key, 1)
+            raise
+        self._count_back(key, 1)
         return False
 
     async def tell(self) -> None:
@@ -217,12 +220,18 @@ class Breakers:
         self._forget_suspects()
 
     async def _let_go(self) -> None:
+        """Free the places of canaries that are back. All are counted first: a place that could not be freed expires,
+        but one that still counts as taken would be renewed for ever."""
         back, self._back = self._back, {}
-        for key, count in back.items():
-            left = self._out.pop(key, 0) - count
-            if left > 0:
-                self._out[key] = left
-            await self._hold(key, max(0, left), 1 << _LEVELS)
+        places = {key: self._count_back(key, count) for key, count in back.items()}
+        for key, left in places.items():
+            await self._hold(key, left, 1 << _LEVELS)
+
+    def _count_back(self, key: str, count: int) -> int:
+        left = max(0, self._out.pop(key, 0) - count)
+        if left:
+            self._out[key] = left
+        return left
 
     async def look(self) -> bool:
         """See which targets are not closed. True if one is now that was not before."""

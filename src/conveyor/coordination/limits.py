@@ -4,10 +4,13 @@ job."""
 from conveyor.engines.coordinator import Coordinator
 from conveyor.model import Job, RunId
 
-# How soon a target whose slots are all taken is asked for again.
-_TRY_AGAIN = 0.05
-# A holder that died frees its slots after this long.
+# Passes are reserved at most so many seconds ahead, over all workers: what a worker that dies takes along.
+AHEAD = 0.5
+# A holder that died frees its slots after this long, at least.
 _HOLD_SECONDS = 60.0
+# For how long a worker counts as one that waits for a slot, unless it says so again.
+WAITER_SECONDS = 5.0
+_ANY = 1_000_000
 
 
 def run_slots(run_id: RunId) -> str:
@@ -16,72 +19,44 @@ def run_slots(run_id: RunId) -> str:
 
 
 class TargetLimits:
-    """The limits of one job, as one worker sees them; shared with other workers through the coordinator."""
+    """The limits of one job, as one worker asks for them; shared with other workers through the coordinator."""
 
-    def __init__(self, coordinator: Coordinator, job: Job, holder: str) -> None:
+    def __init__(self, coordinator: Coordinator, job: Job, holder: str, hold_seconds: float = _HOLD_SECONDS) -> None:
         self._coordinator = coordinator
         self._holder = holder
+        self._hold_seconds = max(_HOLD_SECONDS, hold_seconds)
         self._prefix = f"target:{job.tenant}:{job.job_id}:"
-        self._version = job.version
-        self._rate = job.options.rate_per_host
-        self._most = job.options.concurrency_per_host
-        self._running: dict[str, int] = {}
-
-    @property
-    def limited(self) -> bool:
-        """Also while slots are held from before a limit was lifted."""
-        return self._rate is not None or self._most is not None or bool(self._running)
-
-    @property
-    def slots(self) -> bool:
-        """Whether targets have slots now, which are taken by who enters."""
-        return self._most is not None
+        self.rate = job.options.rate_per_host
+        self.slots = job.options.concurrency_per_host
 
     def follow(self, job: Job) -> bool:
-        """Take over changed options. True if the passes that were reserved are not good any more: with other options
-        the targets have other buckets, in which nobody stands in line yet."""
-        if job.version == self._version:
-            return False
-        stale = self._rate is not None
-        self._version = job.version
-        self._rate = job.options.rate_per_host
-        self._most = job.options.concurrency_per_host
-        return stale or self._rate is not None
+        """Take over changed options. True if a limit is another now."""
+        before = self.rate, self.slots
+        self.rate = job.options.rate_per_host
+        self.slots = job.options.concurrency_per_host
+        return before != (self.rate, self.slots)
 
-    async def reserve(self, target: str | None) -> float:
-        """Reserve the next pass to the target at its rate; returns how long until it may be used."""
-        if self._rate is None or target is None:
-            return 0.0
-        return await self._coordinator.reserve(f"{self._prefix}{self._version}:{target}", 1, self._rate, 1)
+    async def reserve(self, target: str, count: int) -> float:
+        """Reserve the target's next passes; returns how long until the first may be used, the others follow at the
+        rate. Above AHEAD nothing was reserved: then it says when there will be a pass."""
+        assert self.rate is not None
+        # Each rate has a bucket of its own: with a higher one, nobody waits for what the lower one had promised.
+        bucket = f"{self._prefix}{self.rate!r}:{target}"
+        return await self._coordinator.reserve(bucket, count, self.rate, count, AHEAD)
 
-    async def enter(self, target: str | None) -> float:
-        """Take one of the target's slots; a number above 0 says that none is free and when to ask again."""
-        if self._most is None or target is None:
-            return 0.0
-        # Counted before it is asked for: another runner may ask while the answer is on its way.
-        want = self._running[target] = self._running.get(target, 0) + 1
-        if await self._hold(target, want) < want:
-            self._count_down(target)
-            return _TRY_AGAIN
-        return 0.0
-
-    async def leave(self, target: str | None) -> None:
-        """Give a slot back that was taken."""
-        if target is not None:
-            await self._hold(target, self._count_down(target))
-
-    async def refresh(self) -> None:
-        """Hold on to the slots of tasks that take long."""
-        for target, count in list(self._running.items()):
-            await self._hold(target, count)
-
-    def _count_down(self, target: str) -> int:
-        left = self._running.pop(target) - 1
-        if left:
-            self._running[target] = left
-        return left
-
-    async def _hold(self, target: str, count: int) -> int:
+    async def hold(self, target: str, count: int) -> int:
+        """Set how many of the target's slots this worker has, as far as the others leave them; returns it."""
         # Without a limit any more, what is held is all that there can be.
-        most = count if self._most is None else self._most
-        return await self._coordinator.hold(self._prefix + target, self._holder, count, most, _HOLD_SECONDS)
+        limit = count if self.slots is None else self.slots
+        return await self._coordinator.hold(self._prefix + target, self._holder, count, limit, self._hold_seconds)
+
+    async def join_waiters(self, target: str) -> None:
+        """Have other workers know for a while that this one waits for a slot of the target."""
+        await self._coordinator.hold(self._waiters(target), self._holder, 1, _ANY, WAITER_SECONDS)
+
+    async def waiters(self, target: str) -> int:
+        """How many workers wait for a slot of the target."""
+        return await self._coordinator.held(self._waiters(target))
+
+    def _waiters(self, target: str) -> str:
+        return f"waiters:{self._prefix}{target}"

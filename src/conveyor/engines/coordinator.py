@@ -4,6 +4,7 @@ Losing all of it costs no correctness: what must not be lost is in Records and T
 """
 
 from collections.abc import Mapping
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -52,8 +53,9 @@ class Coordinator(Protocol):
     async def held(self, semaphore: str) -> int:
         """What all holders hold together."""
 
-    async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
-        """GCRA: reserve `count` passes at `rate` a second; returns how long to wait before using them."""
+    async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
+        """GCRA: reserve `count` passes at `rate` a second; returns how long to wait before using them. If that is above
+        `within`, and only then, nothing is reserved."""
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
         """Add to the named counters and return all of that name; they lapse `ttl` seconds after the last addition.

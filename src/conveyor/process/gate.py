@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from conveyor.coordination.breaker import Breakers, breaker_key
+from conveyor.coordination.breaker import Breakers, Open, breaker_key
 from conveyor.model import Gateway, Job, Outcome, TaskError, TaskRef
 from conveyor.process.retry import is_outage
 
@@ -52,10 +52,13 @@ class Gate:
         return self._breakers.urgent
 
     def closed_until(self) -> float | None:
-        """When all of the job can go on, if none of it can now: what they all depend on is down."""
+        """When all of the job can go on, if none of it can now: what they all depend on is down. Not once that was down
+        for as long as its tasks have patience: then they end."""
         wide = self._wide()
         state = None if wide is None or not self.watching else self._breakers.found(self._key(wide))
-        return state.until if state is not None and self._breakers.is_open(state) else None
+        if state is None or not self._breakers.is_open(state) or self._patience(state) <= 0:
+            return None
+        return state.until
 
     def verdict(self, ref: TaskRef) -> float | TaskError | None:
         """0: it may go. Above: it waits so long. An error: it has waited long enough. None: it is to ask `enter`."""
@@ -67,29 +70,27 @@ class Gate:
             if not self._breakers.is_open(state):
                 verdict = None
                 continue
-            patience = self._job.options.breaker.patience
-            if self._breakers.age(state) >= patience:
-                return TaskError("target_down", f"{target} was down for more than {patience:g} seconds")
+            patience = self._patience(state)
+            if patience <= 0:
+                seconds = self._job.options.breaker.patience
+                return TaskError("target_down", f"{target} was down for more than {seconds:g} seconds")
             self._breakers.waits(self._job.run.run_id, target, state)
-            return self._breakers.wait_of(state)
+            return min(patience, self._breakers.wait_of(state))
         return verdict
 
     async def enter(self, passing: Passing) -> float:
         """For a task to a target that is half-open: 0 if it may go as a canary, or how long it waits."""
-        entered: list[str] = []
         for target in self._targets(passing.ref):
             key = self._key(target)
             state = self._breakers.found(key)
             if state is None:
                 continue
             if self._breakers.is_open(state) or not await self._breakers.enter(key):
-                for each in entered:
-                    self._breakers.probed(each, up=None)
+                self.gone([passing])
                 self._breakers.waits(self._job.run.run_id, target, state)
                 return self._breakers.wait_of(state)
-            entered.append(key)
-        passing.canaries = tuple(entered)
-        if entered:
+            # At once: should the next breaker not answer, this one's place is known to be taken.
+            passing.canaries = (*passing.canaries, key)
             self._out[id(passing)] = passing
         return 0.0
 
@@ -127,6 +128,10 @@ class Gate:
             for key in one.canaries:
                 self._breakers.probed(key, up=True)
             self._landed(one)
+
+    def _patience(self, state: Open) -> float:
+        """How much longer the job's tasks wait for a target that is down."""
+        return self._job.options.breaker.patience - self._breakers.age(state)
 
     def _landed(self, one: Passing) -> None:
         if one.canaries:

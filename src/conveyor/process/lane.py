@@ -1,9 +1,8 @@
 """Lane: one run's work inside one worker. References wait here; runners take them, a few at once or one by one."""
 
 import asyncio
-import heapq
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -17,6 +16,7 @@ from conveyor.process.line import Line
 from conveyor.process.progress import Superseded
 from conveyor.process.recorder import HeldChunk, Recorder
 from conveyor.process.retry import late, too_late
+from conveyor.process.target_queues import TargetQueues
 from conveyor.process.watchdog import Attempt, Watchdog
 from conveyor.states import TaskStatus
 
@@ -27,21 +27,23 @@ _AHEAD = 0.3
 _SMOOTHING = 0.3
 # References that wait for their targets, before no more are taken from the queue.
 _MOST_PARKED = 5000
+# How long a lane rests when a call failed before a task could start: twice as long each time in a row.
+_FIRST_REST = 0.1
+_LONGEST_REST = 5.0
 # The target of a long task that was let through to try it is there if the task goes on for so long.
 _MOVING_SECONDS = 60.0
 
 
 class Held:
-    """A reference that waits its turn. `reserved`: its target has promised it a pass; `entered`: it has one of its
-    target's slots; `canaries`: breakers that it tries, see Gate."""
+    """A reference that waits its turn. `slot`: the target of which it has one; `canaries`: breakers that it tries, see
+    Gate."""
 
-    __slots__ = ("canaries", "chunk", "entered", "ref", "reserved")
+    __slots__ = ("canaries", "chunk", "ref", "slot")
 
     def __init__(self, chunk: HeldChunk, ref: TaskRef) -> None:
         self.chunk = chunk
         self.ref = ref
-        self.reserved = False
-        self.entered = False
+        self.slot: str | None = None
         self.canaries: tuple[str, ...] = ()
 
     @property
@@ -97,13 +99,16 @@ class Lane:
         # References that were fed since the last look, and sent back for their targets.
         self._fed = 0
         self._sidelined = 0
-        # References whose target has its turn later.
-        self._parked: list[tuple[float, int, Held]] = []
-        self._parkings = 0
+        # References whose targets have limits.
+        self._targets: TargetQueues[Held] = TargetQueues(
+            limits, clock, recovery_ratio, self._room, self._go_on, self._start
+        )
         # Runners that have not yet taken anything.
         self._starting = 0
         self._running: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.Task[None] | None = None
+        # Set while the lane rests because a call failed.
+        self._resting: asyncio.Task[None] | None = None
+        self._rest = _FIRST_REST
         self._rate = 0.0
         self._ended = 0
         self._measured_at = clock.monotonic()
@@ -112,12 +117,12 @@ class Lane:
     @property
     def want(self) -> int:
         """Slots that it could use now."""
-        return self.active + len(self._waiting)
+        return self.active + len(self._waiting) + self._targets.hopeful(self.job.options.concurrency)
 
     @property
     def crowded(self) -> bool:
         """So many wait for their targets that no more are taken from the queue."""
-        return len(self._parked) >= _MOST_PARKED
+        return len(self._targets) >= _MOST_PARKED
 
     @property
     def owes_new(self) -> bool:
@@ -135,7 +140,7 @@ class Lane:
         self._measure()
         if self.job.kind in LONG_KINDS:
             # One to grow by: what waits here for hours could run elsewhere.
-            full = self._waiting or self._parked or self.active >= self.job.options.concurrency
+            full = self._waiting or self._targets or self.active >= self.job.options.concurrency
             return (0, 0) if full else (1, 1)
         goal = max(2 * self.width, int(self._rate * _AHEAD))
         self._low = goal // 2
@@ -144,7 +149,7 @@ class Lane:
         return max(0, goal - self._waiting.again), max(0, goal - self._waiting.new)
 
     def held_up(self) -> bool:
-        """Whether all that was fed since the last look was sent back: there may be others further on."""
+        """Whether nothing that was fed since the last look could start: there may be others further on."""
         fed, self._fed = self._fed, 0
         sidelined, self._sidelined = self._sidelined, 0
         return 0 < fed <= sidelined
@@ -161,26 +166,28 @@ class Lane:
     def spread(self, width: int) -> None:
         """Run with `width` runners: more start now, too many end after what they are doing."""
         self.width = width
-        for _ in range(min(width - self.active, -(-len(self._waiting) // self._executor.grain(self.job)))):
+        if self._resting is not None:
+            return
+        room = width - self.active
+        if self._targets.limited:
+            self._sort(room)
+            startable = self._targets.ready(max(0, room))
+        else:
+            startable = -(-len(self._waiting) // self._executor.grain(self.job))
+        for _ in range(min(room, startable)):
             self.active += 1
             self._starting += 1
-            task = asyncio.create_task(self._run())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._start(self._run())
+        self._targets.ask()
 
     def follow(self, job: Job) -> None:
-        """Take over what was changed of the job. References that wait for their targets ask again, by the new limits;
-        what runs ends by the old ones."""
+        """Take over what was changed of the job. References that wait for their targets go on by the new limits; what
+        runs ends by the old ones."""
         self.job = job
         self._gate.follow(job)
-        if not self._limits.follow(job):
-            return
-        self._waiting.extendleft(held for _, _, held in sorted(self._parked, reverse=True))
-        self._parked.clear()
-        for held in self._waiting:
-            held.reserved = False
-        self.spread(self.width)
-        self._hungry()
+        if self._limits.follow(job):
+            self._targets.follow()
+            self._hungry()
 
     def surplus(self) -> list[HeldChunk]:
         """Give up long tasks that wait for a slot which nobody knows the end of: others may have one free."""
@@ -201,12 +208,13 @@ class Lane:
         """What its messages weigh."""
         return sum(chunk.size for chunk in self.chunks.values() if chunk.left > 0 and not chunk.lost)
 
-    async def keep_targets(self) -> None:
+    def keep_targets(self) -> None:
         """Hold on to the slots of targets whose tasks take long."""
-        await self._limits.refresh()
+        self._targets.keep()
 
     def hold_back(self) -> None:
         """A target was found to be down: what has not begun asks again."""
+        self._waiting.extendleft(reversed(self._targets.drain()))
 
     def long_tasks(self) -> list[LongTask]:
         """Those that run now."""
@@ -229,29 +237,46 @@ class Lane:
         """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
         self.width = 0
         self._waiting.clear()
-        self._parked.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._targets.stop()
+        if self._resting is not None:
+            self._resting.cancel()
+        await self._drain(grace)
+        await self._targets.close()
+        self._gate.close()
+        return [chunk for chunk in self.chunks.values() if not chunk.lost]
+
+    async def _drain(self, grace: float) -> None:
+        """Give what runs so long, then break it off."""
         if self._running:
             await asyncio.wait(self._running, timeout=grace)
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        self._gate.close()
-        return [chunk for chunk in self.chunks.values() if not chunk.lost]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work of a lane failed", run=self.job.run.run_id, exc_info=error)
 
     async def _run(self) -> None:
         self._starting -= 1
         try:
-            while self.active <= self.width:
-                slowly = self._limits.limited or self._gate.watching
-                held = await self._take_limited() if slowly else self._take()
+            while self.active <= self.width and self._resting is None:
+                slowly = self._targets.limited or self._gate.watching
+                held = await self._take_slowly() if slowly else self._take()
                 if not held:
                     return
                 await self._attempt(held)
         finally:
             self.active -= 1
+            self._targets.ask()
 
     async def _attempt(self, held: list[Held]) -> None:
         taken = held
@@ -259,11 +284,8 @@ class Lane:
         refs = [one.ref for one in held]
         outcomes: list[Outcome] | None = None
         try:
-            if not held:
+            if not held or not await self._mark_started(held):
                 return
-            for one in held:
-                if one.chunk.suspect:
-                    await self._recorder.mark_started(one.chunk)
             making = self._executor.attempt(self.job, refs)
             outcomes = await self._watchdog.guard(self.job, held, refs, held[0].chunk.turn, making)
             assert len(outcomes) == len(refs)
@@ -283,8 +305,8 @@ class Lane:
         finally:
             if outcomes is None:
                 self._gate.gone(taken)
-            if self._limits.limited:
-                await self._leave_targets(taken)
+            for one in taken:
+                self._targets.leave(one)
         self._record(held, outcomes)
         if self._recorder.full:
             await self._recorder.room()
@@ -313,6 +335,7 @@ class Lane:
     def _refuse(self, one: Held, error: TaskError) -> None:
         """End a task without an attempt."""
         self._gate.gone([one])
+        self._sidelined += 1
         self._send_off(one, Outcome(TaskStatus.FAILED, error=error))
 
     def _sideline(self, one: Held, wait: float) -> None:
@@ -321,6 +344,7 @@ class Lane:
         self._send_off(one, Outcome(TaskStatus.PENDING, retry_after=wait, spend=False))
 
     def _send_off(self, one: Held, outcome: Outcome) -> None:
+        self._targets.leave(one)
         self._recorder.add(self.job, [one.chunk], [_uncounted(one.ref)], [outcome])
 
     def _record(self, held: list[Held], outcomes: list[Outcome]) -> None:
@@ -341,67 +365,102 @@ class Lane:
                 held.append(one)
         return held
 
-    async def _take_limited(self) -> list[Held]:
-        """The next reference whose target may be asked now; others are parked until their turn."""
-        while self._waiting:
-            one = self._waiting.popleft()
-            if one.chunk.lost or (self._gate.watching and not await self._passes(one)):
-                continue
-            target = self._executor.target(one.ref)
-            wait = 0.0 if one.reserved else await self._limits.reserve(target)
-            one.reserved = True
-            slots = self._limits.slots
-            wait = wait or await self._limits.enter(target)
-            if wait == 0:
-                one.entered = slots
+    async def _take_slowly(self) -> list[Held]:
+        """The next reference whose target may be asked now."""
+        while self._resting is None:
+            if self._recorder.full:
+                await self._recorder.room()
+            one = self._next()
+            if one is None:
+                break
+            goes = self._goes(one)
+            if goes or (goes is None and await self._enter(one)):
                 return [one]
-            self._park(one, wait)
         return []
 
-    async def _passes(self, one: Held) -> bool:
-        """Whether the reference's target is there, or may be tried by it. If not, it has gone back to the queue."""
-        if self._recorder.full:
-            await self._recorder.room()
-        verdict = 0.0 if one.canaries else self._gate.verdict(one.ref)
-        if verdict is None:
-            verdict = await self._gate.enter(one)
-        if verdict == 0.0:
-            return True
+    def _next(self) -> Held | None:
+        """Take the next reference that can start; those whose targets have their turn later are queued for them."""
+        if not self._targets.limited:
+            return self._popleft()
+        self._sort(1, at_least=1)
+        return self._targets.take()
+
+    def _sort(self, room: int, at_least: int = 0) -> None:
+        """Queue references for their targets until so many can start, or might once their targets were asked."""
+        hopeful = self._targets.hopeful(room)
+        while self._waiting and not self._recorder.full and (at_least > 0 or hopeful < room):
+            at_least -= 1
+            one = self._popleft()
+            if one is not None and self._goes(one) is not False:
+                hopeful += self._targets.add(self._executor.target(one.ref), one)
+
+    def _popleft(self) -> Held | None:
+        """The next reference in line, without those of messages that others have now."""
+        while self._waiting:
+            one = self._waiting.popleft()
+            if not one.chunk.lost:
+                return one
+            self._gate.gone([one])
+        return None
+
+    def _goes(self, one: Held) -> bool | None:
+        """Whether the reference's target is there; None: it is to ask whether it may try it. If not, it has gone back
+        to the queue, or ended."""
+        verdict = self._gate.verdict(one.ref) if self._gate.watching and not one.canaries else 0.0
         if isinstance(verdict, TaskError):
             self._refuse(one, verdict)
-        else:
+        elif verdict:
             self._sideline(one, verdict)
-        return False
+        return None if verdict is None else verdict == 0.0
 
-    async def _leave_targets(self, held: list[Held]) -> None:
-        """Give back the slots that these took; those that began before there was a limit took none."""
-        for one in held:
-            if one.entered:
-                one.entered = False
-                await self._limits.leave(self._executor.target(one.ref))
+    async def _enter(self, one: Held) -> bool:
+        """Whether the reference may try a target that is half-open. If not, it is back in line or in the queue."""
+        try:
+            wait = await self._gate.enter(one)
+        except Exception as error:
+            self._put_back([one], error)
+            return False
+        if wait:
+            self._sideline(one, wait)
+        return wait == 0.0
 
-    def _park(self, held: Held, wait: float) -> None:
-        self._parkings += 1
-        heapq.heappush(self._parked, (self._clock.monotonic() + wait, self._parkings, held))
-        if self._parked[0][1] == self._parkings:
-            self._set_timer()
+    async def _mark_started(self, held: Sequence[Held]) -> bool:
+        """Have it known that work begins on messages that came before. If that fails, they are back in line."""
+        try:
+            for one in held:
+                if one.chunk.suspect:
+                    await self._recorder.mark_started(one.chunk)
+        except Exception as error:
+            self._put_back(held, error)
+            return False
+        self._rest = _FIRST_REST
+        return True
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.create_task(self._unpark_after(self._parked[0][0] - self._clock.monotonic()))
+    def _put_back(self, held: Sequence[Held], error: Exception) -> None:
+        """These were taken and could not be started, for no fault of theirs: they are next when the lane has rested."""
+        self._gate.gone(held)
+        for one in reversed(held):
+            self._targets.leave(one)
+            self._waiting.appendleft(one)
+        if self._resting is None:
+            log.warning("no task could start; the lane rests", run=self.job.run.run_id, error=repr(error))
+            self._resting = self._start(self._rest_and_go_on())
 
-    async def _unpark_after(self, delay: float) -> None:
-        await self._clock.sleep(max(0.0, delay))
-        self._timer = None
-        now = self._clock.monotonic()
-        while self._parked and self._parked[0][0] <= now:
-            self._waiting.appendleft(heapq.heappop(self._parked)[2])
-        if self._parked:
-            self._set_timer()
+    async def _rest_and_go_on(self) -> None:
+        rest, self._rest = self._rest, min(_LONGEST_REST, self._rest * 2)
+        await self._clock.sleep(rest)
+        self._resting = None
+        self._go_on()
+
+    def _room(self) -> int:
+        """How many more could start now. A lane that only waits is dealt no slots: one is what it asks for."""
+        return self.width - self.active if self.width or self.active else 1
+
+    def _go_on(self) -> None:
+        """Something can start again."""
         self.spread(self.width)
         if self.active == 0:
-            # A lane that only waits is dealt no slots.
+            # Who only waited is dealt no slots.
             self._hungry()
 
     def _measure(self) -> None:

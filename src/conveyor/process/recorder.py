@@ -125,7 +125,13 @@ class Recorder:
         """Have it known that work on a suspect chunk has begun, once."""
         if chunk.marking is None:
             chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
-        await asyncio.shield(chunk.marking)
+        marking = chunk.marking
+        try:
+            await asyncio.shield(marking)
+        except Exception:
+            # Whoever asks next tries again.
+            chunk.marking = None if chunk.marking is marking else chunk.marking
+            raise
 
     async def room(self) -> None:
         """Wait until the store has caught up."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
-from conveyor.model import Job, Outcome, TaskError
+from conveyor.model import Job, Outcome
 from conveyor.process.fetchers import Fetchers
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Held, Lane
@@ -37,7 +37,7 @@ class RemoteLane(Lane):
         self._out = 0
         self._idle = asyncio.Event()
         self._stopping = False
-        # Awaits what sending has to wait for: a target's turn, room in the recorder.
+        # Awaits what sending has to wait for: a target to try, the mark of a start, room in the recorder.
         self._sending: asyncio.Task[None] | None = None
 
     def spread(self, width: int) -> None:
@@ -53,7 +53,10 @@ class RemoteLane(Lane):
         self._stopping = True
         if self._sending is not None:
             self._sending.cancel()
-        await super().stop(0.0)
+        return await super().stop(grace)
+
+    async def _drain(self, grace: float) -> None:
+        await super()._drain(0.0)
         self._fetchers.drop(self, everything=False)
         self._count(0)
         try:
@@ -62,7 +65,6 @@ class RemoteLane(Lane):
         except TimeoutError:
             pass
         self._fetchers.drop(self, everything=True)
-        return [chunk for chunk in self.chunks.values() if not chunk.lost]
 
     def came(self, held: list[Held], outcomes: list[Outcome]) -> None:
         self._count(-len(held))
@@ -75,6 +77,7 @@ class RemoteLane(Lane):
             await self._recorder.room()
 
     def hold_back(self) -> None:
+        super().hold_back()
         self._fetchers.drop(self, everything=False)
 
     def dropped(self, held: list[Held]) -> None:
@@ -105,44 +108,39 @@ class RemoteLane(Lane):
 
     def _send(self) -> None:
         """Hand over as much as there is room for."""
-        if self._stopping or self._sending is not None:
+        if self._stopping or self._sending is not None or self._resting is not None:
             return
-        if self._limits.limited or self._recorder.full:
-            self._send_later(self._send_in_turn() if self._limits.limited else self._recorder.room())
+        if self._recorder.full:
+            self._send_later(self._recorder.room())
             return
-        room = self._fetchers.room(self)
         held: list[Held] = []
-        while self._waiting and len(held) < room:
-            one = self._waiting.popleft()
-            if one.chunk.lost:
-                continue
-            if self._gate.watching and not self._goes(one):
-                if self._sending is not None:
-                    break
-                continue
-            if one.chunk.suspect:
-                self._send_later(self._send_marked(one))
+        room = self._send_room()
+        while len(held) < room and (one := self._next()) is not None:
+            goes = self._goes(one)
+            if goes is None or (goes and one.chunk.suspect):
+                self._send_later(self._send_alone(one, enters=goes is None))
                 break
-            held.append(one)
+            if goes:
+                held.append(one)
         self._hand_over(held)
+        self._targets.ask()
 
-    def _goes(self, one: Held) -> bool:
-        """Whether the reference's target is there. One that may try it asks first; others have gone back."""
-        verdict = 0.0 if one.canaries else self._gate.verdict(one.ref)
-        if verdict is None:
-            self._send_later(self._send_canary(one))
-        elif isinstance(verdict, TaskError):
-            self._refuse(one, verdict)
-        elif verdict:
-            self._sideline(one, verdict)
-        return verdict == 0.0
+    def _send_room(self) -> int:
+        """How many may be sent now: ahead of those that run, unless their targets count them as running."""
+        room = self._fetchers.room(self)
+        return min(room, self.width - self._out) if self._targets.limited else room
 
-    async def _send_canary(self, one: Held) -> None:
-        wait = await self._gate.enter(one)
-        if wait:
-            self._sideline(one, wait)
+    async def _send_alone(self, one: Held, *, enters: bool) -> None:
+        """One that tries its target, or of a message that came before: that work on it begins is known before it
+        does."""
+        if (enters and not await self._enter(one)) or not await self._mark_started([one]):
+            return
+        one.chunk.suspect = False
+        if self._fetchers.room(self) > 0:
+            self._hand_over([one])
         else:
-            await self._send_marked(one)
+            self._targets.leave(one)
+            self._waiting.appendleft(one)
 
     def _send_later(self, first: Coroutine[Any, Any, None]) -> None:
         async def send() -> None:
@@ -150,35 +148,9 @@ class RemoteLane(Lane):
                 await first
             finally:
                 self._sending = None
-            if self._waiting and not self._limits.limited:
-                self._send()
+            self._send()
 
-        self._sending = asyncio.create_task(send())
-        self._running.add(self._sending)
-        self._sending.add_done_callback(self._running.discard)
-
-    async def _send_marked(self, one: Held) -> None:
-        """One of a message that came before: that work on it begins is known before it does."""
-        if one.chunk.suspect:
-            await self._recorder.mark_started(one.chunk)
-            one.chunk.suspect = False
-        if self._fetchers.room(self) > 0:
-            self._hand_over([one])
-        else:
-            self._waiting.appendleft(one)
-
-    async def _send_in_turn(self) -> None:
-        """References whose targets have limits go one by one, each when it is its target's turn."""
-        while self._out < self.width and self._fetchers.room(self) > 0:
-            if self._recorder.full:
-                await self._recorder.room()
-            held = await self._take_limited()
-            if not held:
-                return
-            for one in held:
-                if one.chunk.suspect:
-                    await self._recorder.mark_started(one.chunk)
-            self._hand_over(held)
+        self._sending = self._start(send())
 
     def _hand_over(self, held: list[Held]) -> None:
         held = self._in_time(held)
@@ -186,7 +158,5 @@ class RemoteLane(Lane):
         self._fetchers.start(self, held)
 
     def _leave(self, held: list[Held]) -> None:
-        if self._limits.limited:
-            leaving = asyncio.create_task(self._leave_targets(held))
-            self._running.add(leaving)
-            leaving.add_done_callback(self._running.discard)
+        for one in held:
+            self._targets.leave(one)

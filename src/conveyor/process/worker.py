@@ -150,7 +150,7 @@ class Worker:
                 lane.follow(job)
 
     def _lane(self, job: Job) -> Lane:
-        limits = TargetLimits(self._coordinator, job, self.name)
+        limits = TargetLimits(self._coordinator, job, self.name, self._settings.lease_seconds)
         executor = self._executors[job.kind]
         gate = Gate(self._breakers, job, executor.target, self._settings.gateway)
         parts = (self._recorder, limits, self._clock, self._hungry, gate)
@@ -287,7 +287,7 @@ class Worker:
     async def _keep_held(self) -> None:
         for lane in self._lanes.values():
             lane.forget_done()
-            await lane.keep_targets()
+            lane.keep_targets()
             for queue, chunks in _by_queue(list(lane.chunks.values())).items():
                 receipts = [chunk.receipt for chunk in chunks]
                 for receipt in await self._queue.extend(queue, receipts, self._settings.lease_seconds):

@@ -6,6 +6,7 @@ lapsed, or all if the server forgot them, until each asks again; and what adds i
 adds nothing.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -72,11 +73,14 @@ class RedisCoordinator:
     async def held(self, semaphore: str) -> int:
         return int(await self._server.run(_HELD, [self._key("semaphore", semaphore)], [self._now()]))
 
-    async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
+    async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = math.inf) -> float:
         with self._numbered() as number:
             keys = [self._answers, self._key("bucket", bucket)]
-            arguments = [self._now(), *number, count, repr(_MICROS / rate), burst]
-            return float(await self._server.run(_RESERVE, keys, arguments)) / _MICROS
+            bound = "inf" if within == math.inf else _micros(within)
+            arguments = [self._now(), *number, count, repr(_MICROS / rate), burst, bound]
+            wait = float(await self._server.run(_RESERVE, keys, arguments)) / _MICROS
+        # Below 0: not reserved. The wait says so too, whatever it was rounded to on the way.
+        return min(wait, within) if wait >= 0 else max(-wait, math.nextafter(within, math.inf))
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
         with self._numbered() as number:

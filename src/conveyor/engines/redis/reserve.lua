@@ -1,5 +1,5 @@
--- KEYS: answers, the bucket. ARGV: number, done, count, microseconds for each pass, burst.
--- Returns the microseconds to wait, as text.
+-- KEYS: answers, the bucket. ARGV: number, done, count, microseconds for each pass, burst, the longest wait.
+-- Returns the microseconds to wait, as text; below 0 they are more than the longest, and nothing was reserved.
 local earlier = earlier_answer()
 if earlier then
     return earlier
@@ -14,6 +14,10 @@ if not since or since + ahead <= now then
     since, ahead = now, 0
 end
 local due = since - now + ahead
+local wait = math.max(0, due - (burst - count) * step)
+if ARGV[7] ~= 'inf' and wait > tonumber(ARGV[7]) then
+    return remember(string.format('%.17g', -wait))
+end
 redis.call('HSET', KEYS[2], 'since', text(since), 'ahead', string.format('%.17g', ahead + count * step))
 keep(KEYS[2], due + count * step)
-return remember(string.format('%.17g', math.max(0, due - (burst - count) * step)))
+return remember(string.format('%.17g', wait))

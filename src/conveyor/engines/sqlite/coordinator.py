@@ -3,6 +3,7 @@ because one process owns the database and what it counts dies with it."""
 
 import itertools
 from collections.abc import Mapping
+from math import inf
 
 import msgspec
 
@@ -80,14 +81,17 @@ class SqliteCoordinator:
     async def held(self, semaphore: str) -> int:
         return sum(count for count, _ in self._live(semaphore, self._clock.monotonic()).values())
 
-    async def reserve(self, bucket: str, count: int, rate: float, burst: int) -> float:
+    async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
         now = self._clock.monotonic()
         step = 1 / rate
         due = max(self._buckets.get(bucket, 0.0), now)
+        wait = max(0.0, due - now - (burst - count) * step)
+        if wait > within:
+            return wait
         self._buckets[bucket] = due + count * step
         if len(self._buckets) > _MOST_ENTRIES:
             self._buckets = {name: due for name, due in self._buckets.items() if due > now}
-        return max(0.0, due - now - (burst - count) * step)
+        return wait
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
         now = self._clock.monotonic()
