@@ -345,3 +345,73 @@ class TestGate:
 
 async def test_nothing_is_said_of_a_run_that_does_not_wait(system: System) -> None:
     assert await waiting(system.coordinator, RunId("run_1")) is None
+
+
+class Down:
+    """A coordinator whose semaphores do not answer."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
+
+    async def hold(self, *args: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        granted: int = await self._coordinator.hold(*args)
+        return granted
+
+
+async def canaries_that_could_not_be_freed() -> None:
+    """Their places expire: nobody renews them."""
+    clock = ManualClock()
+    with quick_place() as place:
+        async with open_system(Settings.load({}, data=place), clock) as system:
+            down = Down(system.coordinator)
+            one = Breakers(down, clock, system.settings, "one")  # type: ignore[arg-type]  # a stand-in for one
+            keys = [breaker_key(ACME, f"{number}.example") for number in range(3)]
+            for key in keys:
+                await opened(one, key)
+            clock.advance(30)
+            for key in keys:
+                assert await one.enter(key)
+                one.probed(key, up=None)
+            down.error = EngineFailed("for a moment")
+            await one.tell()
+            down.error = None
+            for _ in range(7):
+                clock.advance(10)
+                await one.keep()
+            assert [await system.coordinator.held(f"canary:{key}") for key in keys] == [0, 0, 0]
+
+
+async def test_canaries_that_could_not_be_freed() -> None:
+    await canaries_that_could_not_be_freed()
+
+
+async def test_a_canary_whose_call_breaks_has_no_place(system: System, clock: ManualClock) -> None:
+    """Of a task with two targets, the second does not answer: the place at the first is free again."""
+    down = Down(system.coordinator)
+    one = Breakers(down, clock, system.settings, "one")  # type: ignore[arg-type]  # a stand-in for one
+    gate = gate_of(one, make_job(clock, gateway=Gateway(url="https://gate.example/?u={url}")))
+    await opened(one)
+    await opened(one, breaker_key(ACME, "gateway:gate.example"))
+    clock.advance(30)
+    enter = one.enter
+
+    async def break_at_the_gateway(key: str) -> bool:
+        down.error = RuntimeError("unforeseen") if key != KEY else None
+        return await enter(key)
+
+    one.enter = break_at_the_gateway  # type: ignore[method-assign]  # to fail the second of two calls
+    passing = Passing(ref())
+    with pytest.raises(RuntimeError):
+        await gate.enter(passing)
+    gate.gone([passing])
+    down.error = None
+    await one.tell()
+    assert await system.coordinator.held(f"canary:{KEY}") == 0
+    await one.keep()
+    assert await system.coordinator.held(f"canary:{breaker_key(ACME, 'gateway:gate.example')}") == 0

@@ -1,0 +1,147 @@
+"""Bugs of lanes and of what they share with other workers: limits for each target, and breakers."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from conveyor.coordination import limits
+from conveyor.coordination.breaker import _LEVELS, Breakers
+from conveyor.process import target_queues
+from conveyor.process.gate import Gate
+from conveyor.process.lane import Held, Lane
+from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.target_queues import TargetQueues
+from tests.faults.planted import Planted
+from tests.flow import test_lanes
+from tests.unit import test_breaker
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def references_in_hand_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call fails between taking a reference and starting it, and nobody has it any more."""
+    monkeypatch.setattr(Lane, "_put_back", _nothing)
+
+
+def a_failed_mark_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of a message could not be marked, and is never tried again."""
+
+    async def mark_started(self: Recorder, chunk: HeldChunk) -> None:
+        if chunk.marking is None:
+            chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
+        await asyncio.shield(chunk.marking)
+
+    monkeypatch.setattr(Recorder, "mark_started", mark_started)
+
+
+def a_failed_ask_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of a target could not be asked for, and are not asked for again."""
+    monkeypatch.setattr(TargetQueues, "_next_try", lambda self, target: 1e12)
+
+
+def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that could not be given back counts as free here and as taken elsewhere."""
+
+    def has_surplus(self: TargetQueues[Any], target: Any) -> bool:
+        return target.free > 0 and not (target.queue and self._limits.slots)
+
+    monkeypatch.setattr(TargetQueues, "_has_surplus", has_surplus)
+
+
+def late_references_keep_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send_off(self: Lane, one: Held, outcome: Any) -> None:
+        self._recorder.add(self.job, [one.chunk], [one.ref], [outcome])
+
+    monkeypatch.setattr(Lane, "_send_off", send_off)
+
+
+def passes_are_reserved_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all that the lane could start, however long it takes until they may."""
+    monkeypatch.setattr(limits, "AHEAD", 1e9)
+    monkeypatch.setattr(target_queues, "AHEAD", 1e9)
+
+
+def nothing_is_fed_to_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that should end for lack of patience stay in their queue, where nobody looks at them."""
+
+    def closed_until(self: Gate) -> float | None:
+        wide = self._wide()
+        state = None if wide is None or not self.watching else self._breakers.found(self._key(wide))
+        return state.until if state is not None and self._breakers.is_open(state) else None
+
+    monkeypatch.setattr(Gate, "closed_until", closed_until)
+
+
+def each_slot_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits has to ask the coordinator for it."""
+    leave = TargetQueues.leave
+
+    def leave_and_tell(self: TargetQueues[Any], one: Any) -> None:
+        target = self._targets.get(one.slot)
+        if target is not None:
+            target.slots -= 1
+        leave(self, one)
+
+    monkeypatch.setattr(TargetQueues, "leave", leave_and_tell)
+
+
+def canaries_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first place that can not be freed keeps all others taken, and they are renewed."""
+
+    async def let_go(self: Breakers) -> None:
+        back, self._back = self._back, {}
+        for key, count in back.items():
+            await self._hold(key, self._count_back(key, count), 1 << _LEVELS)
+
+    monkeypatch.setattr(Breakers, "_let_go", let_go)
+
+
+PLANTED = [
+    Planted(
+        "reference_dropped_by_a_lane",
+        references_in_hand_are_dropped,
+        partial(test_lanes.a_start_that_could_not_be_marked, remote=False),
+    ),
+    Planted(
+        "reference_dropped_by_a_remote_lane",
+        references_in_hand_are_dropped,
+        partial(test_lanes.a_start_that_could_not_be_marked, remote=True),
+    ),
+    Planted(
+        "canary_dropped_by_a_lane",
+        references_in_hand_are_dropped,
+        partial(test_lanes.a_canary_that_could_not_ask, remote=True),
+    ),
+    Planted(
+        "failed_mark_kept", a_failed_mark_is_kept, partial(test_lanes.a_start_that_could_not_be_marked, remote=True)
+    ),
+    Planted(
+        "limits_asked_for_once",
+        a_failed_ask_is_the_last,
+        partial(test_lanes.limits_that_could_not_be_asked_for, "reserve", remote=False),
+    ),
+    Planted("slots_freed_in_one_try", slots_are_freed_in_one_try, test_lanes.a_slot_that_could_not_be_freed),
+    Planted("canaries_kept_for_ever", canaries_are_counted_one_by_one, test_breaker.canaries_that_could_not_be_freed),
+    Planted(
+        "late_reference_keeps_its_slot",
+        late_references_keep_their_slot,
+        partial(test_lanes.late_references_leave_their_target, remote=True),
+    ),
+    Planted(
+        "passes_lost_with_a_paused_lane",
+        passes_are_reserved_far_ahead,
+        partial(test_lanes.passes_are_not_lost_with_a_lane, remote=True),
+    ),
+    Planted("passes_lost_with_a_dead_worker", passes_are_reserved_far_ahead, test_lanes.passes_of_a_worker_that_died),
+    Planted("no_patience_with_an_upstream", nothing_is_fed_to_a_closed_gate, test_lanes.patience_with_an_upstream),
+    Planted("no_patience_with_a_gateway", nothing_is_fed_to_a_closed_gate, test_lanes.patience_with_a_gateway),
+    Planted(
+        "slots_asked_for_one_by_one",
+        each_slot_goes_back_first,
+        partial(test_lanes.slots_are_handed_on_without_a_call, remote=True),
+    ),
+]
