@@ -3,8 +3,12 @@
 A list is text (one URL a line), jsonl (one input a line) or csv (a header, then rows), plain or compressed by gzip or
 zstd. The index of a task is the number of its line, counted from 0 (of its row, for csv), so that where a reader starts
 or stops changes no id; lines that are blank or a comment have no task. What is wrong with a line is said, not raised.
+
+A few kilobytes of a compressed list may hold a million lines: everything here lets others on the event loop run after
+each batch and after each piece, however much comes of the bytes at hand.
 """
 
+import asyncio
 import csv
 import re
 import sys
@@ -36,6 +40,8 @@ _COLUMNS = {
 _SNIPPET = 200
 # A line that JSON takes as it is: visible ASCII, nothing to escape, and no remark.
 _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
+# Of a frame, and of a skippable one, which parallel writers put first.
+_ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
 class InvalidLine(msgspec.Struct, frozen=True):
@@ -82,6 +88,12 @@ async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator
         index += len(part)
         offset += sum(map(len, part)) + len(part)
         yield Batch(seeds, invalid, index, offset)
+        await let_others_run()
+
+
+async def let_others_run() -> None:
+    """One turn of the event loop for everybody else."""
+    await asyncio.sleep(0)
 
 
 async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, most: int) -> AsyncIterator[bytes]:
@@ -98,7 +110,7 @@ def detect_compression(head: bytes) -> Compression:
     """From the first bytes of the object."""
     if head.startswith(b"\x1f\x8b"):
         return Compression.GZIP
-    return Compression.ZSTD if head.startswith(b"\x28\xb5\x2f\xfd") else Compression.NONE
+    return Compression.ZSTD if _ZSTD_MAGIC.match(head) else Compression.NONE
 
 
 def detect_format(head: bytes) -> ListFormat:
@@ -265,7 +277,9 @@ async def _csv_records(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes
     size = 0
     async for lines in _lines(pieces):
         rows: list[bytes] = []
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
+            if number % BATCH == 0:
+                await let_others_run()
             if not open_row and line.count(b'"') % 2 == 0:
                 rows.append(line)
                 continue
@@ -291,6 +305,7 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
     async for piece in pieces:
         for plain in inflate.feed(piece):
             yield plain
+            await let_others_run()
     if not inflate.at_end:
         raise ListUnreadable("The compressed list ends too early: it is cut off or damaged.")
 
@@ -300,20 +315,25 @@ class _Gzip:
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
+        self._members = 0
         self.at_end = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         try:
-            while data:
+            while data := self._next(data):
                 self.at_end = False
                 yield self._member.decompress(data, _PIECE)
                 data = self._member.unconsumed_tail
                 if self._member.eof:
                     data = self._member.unused_data
                     self._member = zlib.decompressobj(wbits=31)
+                    self._members += 1
                     self.at_end = True
         except zlib.error as error:
             raise ListUnreadable(f"The list is not valid gzip: {error}.") from None
+
+    def _next(self, data: bytes) -> bytes:
+        return _without_padding(data) if self.at_end and self._members else data
 
 
 class _Zstd:
@@ -321,20 +341,30 @@ class _Zstd:
 
     def __init__(self) -> None:
         self._frame = zstd.ZstdDecompressor()
+        self._frames = 0
         self.at_end = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         try:
-            while data or not self._frame.needs_input:
+            while (data := self._next(data)) or not self._frame.needs_input:
                 self.at_end = False
                 yield self._frame.decompress(data, _PIECE)
                 data = b""
                 if self._frame.eof:
                     data = self._frame.unused_data
                     self._frame = zstd.ZstdDecompressor()
+                    self._frames += 1
                     self.at_end = True
         except zstd.ZstdError as error:
             raise ListUnreadable(f"The list is not valid zstd: {error}.") from None
+
+    def _next(self, data: bytes) -> bytes:
+        return _without_padding(data) if self.at_end and self._frames else data
+
+
+def _without_padding(data: bytes) -> bytes:
+    """Writers of tapes and blocks fill their last block with zeros; no member and no frame begins with one."""
+    return data.lstrip(b"\0")
 
 
 def _text(raw: bytes) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -67,11 +68,12 @@ def refused(form: ListFormat, data: bytes | str, kind: JobKind = JobKind.FETCH) 
     return str(caught.value)
 
 
-def inflate(data: bytes, compression: Compression, most: int = MOST, size: int = 1 << 16) -> bytes:
-    async def all_of_it() -> bytes:
-        return b"".join([piece async for piece in decompressed(cut(data, size), compression, most)])
+async def inflated(data: bytes, compression: Compression, most: int = MOST, size: int = 1 << 16) -> bytes:
+    return b"".join([piece async for piece in decompressed(cut(data, size), compression, most)])
 
-    return asyncio.run(all_of_it())
+
+def inflate(data: bytes, compression: Compression, most: int = MOST, size: int = 1 << 16) -> bytes:
+    return asyncio.run(inflated(data, compression, most, size))
 
 
 class TestText:
@@ -193,6 +195,61 @@ class TestCsv:
         assert "quote" in refused(ListFormat.CSV, f'url,id\n{A},"1\n{many}')
 
 
+class Turns:
+    """Counts the turns of the event loop while the block runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __aenter__(self) -> "Turns":
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+
+async def zeros_behind_and_between_are_ignored(
+    compression: Compression = Compression.GZIP, size: int = 1 << 16
+) -> None:
+    """Tapes and blocked writers fill their last block with them, and files of theirs are joined."""
+    one, two = (COMPRESS[compression](data) for data in (b"one\n" * 1000, b"two\n"))
+    assert await inflated(one + bytes(10_240 - len(one)), compression, size=size) == b"one\n" * 1000
+    assert await inflated(one + bytes(512) + two + bytes(3), compression, size=size) == b"one\n" * 1000 + b"two\n"
+
+
+async def others_run_between_two_batches(form: ListFormat = ListFormat.TEXT) -> None:
+    """All bytes are at hand: nothing but the reader itself gives way."""
+    line = b'"https://example.com/a"\n'
+    reading = Reading(JobKind.PYTHON, form, header=b"url" if form is ListFormat.CSV else None)
+    async with Turns() as turns:
+        before, lines = turns.count, 0
+        async for batch in lists.read(cut(line * 20 * lists.BATCH, 1 << 30), reading):
+            assert len(batch.seeds) <= lists.BATCH
+            lines += len(batch.seeds)
+            assert turns.count > before or lines == len(batch.seeds), "two batches in one turn of the loop"
+            before = turns.count
+    assert lines == 20 * lists.BATCH
+    assert form is not ListFormat.CSV or turns.count >= 40, "rows are put together in turns, too"
+
+
+async def others_run_between_two_pieces(compression: Compression = Compression.GZIP) -> None:
+    packed = COMPRESS[compression](bytes(16 << 20))
+    async with Turns() as turns:
+        before, size = turns.count, 0
+        async for piece in decompressed(cut(packed, 1 << 30), compression, MOST):
+            assert len(piece) <= 1 << 18
+            size += len(piece)
+            assert turns.count > before or size == len(piece), "two pieces in one turn of the loop"
+            before = turns.count
+    assert size == 16 << 20
+
+
 class Endless:
     """Pieces of a line that never ends. Going far into it fails the test instead of filling the memory."""
 
@@ -270,6 +327,14 @@ class TestBounds:
             batches = await read_all(data[offset:], again, piece)
             assert [(batch.index, batch.offset) for batch in batches] == ends[number + 1 :]
 
+    @pytest.mark.parametrize("form", ListFormat)
+    async def test_others_run_between_two_batches(self, form: ListFormat) -> None:
+        await others_run_between_two_batches(form)
+
+    @pytest.mark.parametrize("compression", PACKED)
+    async def test_others_run_between_two_pieces(self, compression: Compression) -> None:
+        await others_run_between_two_pieces(compression)
+
 
 FORMS: dict[ListFormat, bytes] = {
     ListFormat.TEXT: f"{A}\r\n# c\n\n{B}\nnope\n{C}".encode(),
@@ -298,6 +363,28 @@ class TestCompression:
         parts = [b"one\n" * 1000, b"", b"two\n", b"three"]
         packed = b"".join(map(COMPRESS[compression], parts))
         assert inflate(packed, compression, size=size) == b"".join(parts)
+
+    @pytest.mark.parametrize("compression", PACKED)
+    @pytest.mark.parametrize("size", [1, 512, 1 << 16])
+    async def test_zeros_behind_and_between(self, compression: Compression, size: int) -> None:
+        await zeros_behind_and_between_are_ignored(compression, size)
+
+    @pytest.mark.parametrize("compression", PACKED)
+    def test_zeros_before_or_within_are_damage(self, compression: Compression) -> None:
+        packed = COMPRESS[compression](bytes(range(256)) * 100)
+        for broken in (bytes(512) + packed, packed[:-9] + bytes(512), packed + bytes(512) + b"rubbish"):
+            with pytest.raises(ListUnreadable):
+                inflate(broken, compression)
+
+    @pytest.mark.parametrize("size", [1, 7, 1 << 16])
+    def test_skippable_frames_of_zstd(self, size: int) -> None:
+        """Parallel writers put one before each frame, and others hide notes in them."""
+        skipped = [struct.pack("<II", 0x184D2A50 + number, 4) + b"note" for number in range(16)]
+        packed = b"".join(each + zstd.compress(b"%d\n" % number) for number, each in enumerate(skipped)) + skipped[0]
+        assert all(detect_compression(each) is Compression.ZSTD for each in skipped)
+        assert inflate(packed, Compression.ZSTD, size=size) == b"".join(b"%d\n" % number for number in range(16))
+        with pytest.raises(ListUnreadable, match="ends too early"):
+            inflate(packed[:-1], Compression.ZSTD, size=size)
 
     @pytest.mark.parametrize("compression", PACKED)
     def test_every_truncation_is_seen(self, compression: Compression) -> None:

@@ -17,6 +17,7 @@ from conveyor.lists import (
     decompressed,
     detect_compression,
     detect_format,
+    let_others_run,
     read,
     take,
 )
@@ -196,6 +197,8 @@ async def _while_held(items: AsyncIterator[T], keep_hold: KeepHold, every: int) 
     number = 0
     async for item in items:
         yield item
+        # A store may have many pieces at hand at once.
+        await let_others_run()
         number += 1
         if number % every == 0 and not await keep_hold():
             raise HoldLost
