@@ -68,6 +68,32 @@ async def hang_up(told: Told, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
+def then_hanging(status: int = 200) -> Act:
+    """The head of an answer, a part of its body, and nothing more."""
+
+    async def act(told: Told, writer: asyncio.StreamWriter) -> None:
+        _begin(writer, status)
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    return act
+
+
+def then_cut(status: int = 200) -> Act:
+    """The head of an answer and a part of its body; then the connection breaks."""
+
+    async def act(told: Told, writer: asyncio.StreamWriter) -> None:
+        _begin(writer, status)
+        await writer.drain()
+        writer.close()
+
+    return act
+
+
+def _begin(writer: asyncio.StreamWriter, status: int) -> None:
+    writer.write(f"HTTP/1.1 {status} Whatever\r\nContent-Length: 1000\r\nRetry-After: 7\r\n\r\nsome".encode())
+
+
 class Receiver(Listener):
     """Answers 200, or what the next of `acts` does; `always` stands for all that have no act of their own."""
 

@@ -26,6 +26,8 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_PINNED = 64
 _IDLE_SECONDS = 15.0
 _PIECE = 64 * 1024
+# For the body of an answer that nobody looks into.
+_BODY_SECONDS = 1.0
 _CONNECTING = "client error (Connect)"
 
 Pairs = Sequence[tuple[str, str]]
@@ -57,11 +59,20 @@ class Outbound:
         await self._guard.close()
 
     async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
-        """Status and Retry-After of the answer. A redirect is an answer like any other."""
-        async with self._open("POST", _parsed(url), headers, body, timeout) as response:
-            # Read, so that the connection can be used again; an answer that is longer is not worth that.
-            await response.body_reader.read(_PIECE)
-            return response.status, _header(response, "retry-after")
+        """Status and Retry-After of the answer, which stands once its head is there, whatever becomes of its body. A
+        redirect is an answer like any other."""
+        answer: tuple[int, str | None] | None = None
+        try:
+            async with self._open("POST", _parsed(url), headers, body, timeout) as response:
+                answer = response.status, _header(response, "retry-after")
+                # Read, so that the connection can be used again; a body that is longer or slower is not worth that.
+                async with asyncio.timeout(_BODY_SECONDS):
+                    await response.body_reader.read(_PIECE)
+        except OutboundFailed:
+            if answer is None:
+                raise
+        assert answer is not None
+        return answer
 
     @asynccontextmanager
     async def get(self, url: str, headers: Pairs, timeout: float, redirects: int) -> AsyncIterator[Response]:
@@ -87,7 +98,9 @@ class Outbound:
             async with asyncio.timeout(timeout):
                 client, at, named = await self._way(url)
                 builder = client.request(method, at).timeout(timedelta(seconds=timeout)).headers([*headers, *named])
-                request = (builder if body is None else builder.body_bytes(body)).build_streamed()
+                # The head is an answer before any of the body is there.
+                builder = (builder if body is None else builder.body_bytes(body)).streamed_read_buffer_limit(0)
+                request = builder.build_streamed()
                 async with request as response:
                     yield response
         except PyreqwestError as error:

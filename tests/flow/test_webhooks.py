@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Row
 from conveyor.model import Notice, TenantId
-from conveyor.outbound import Outbound
+from conveyor.outbound import Outbound, OutboundFailed
 from conveyor.serve import deliverer, herald, notify
 from conveyor.serve.deliveries import DELIVERY, delivery_of
 from conveyor.serve.notify import Notifier
@@ -35,7 +35,7 @@ from tests.belt import all_items, ended, until, working
 from tests.clocks import JumpingClock
 from tests.jobs import ACME, make_job, make_notice
 from tests.places import quick_place
-from tests.receiver import Receiver, answering, hang, hang_up, signature
+from tests.receiver import Act, Receiver, answering, hang, hang_up, signature, then_cut, then_hanging
 from tests.site import AUTHORITY, Site
 
 URL = "http://target.example/"
@@ -336,7 +336,37 @@ async def _sleep(receiver: Receiver) -> list[Any]:
     return list(receiver.told)
 
 
+async def the_head_of_an_answer_decides(act: Callable[[int], Act] = then_cut, status: int = 200) -> None:
+    """Its body may hang, for longer than the whole request may take, or be cut."""
+    async with Receiver() as receiver:
+        receiver.acts = [act(status)]
+        outbound = Outbound(TargetGuard(allow_private=True, clock=JumpingClock()))
+        try:
+            answer = await outbound.post(receiver.url(), [], b"{}", 0.3)
+        except OutboundFailed as error:
+            raise AssertionError(f"the receiver has answered, and this counts as {error.code}") from error
+        finally:
+            await outbound.close()
+        assert answer == (status, "7")
+
+
 class TestTrying:
+    @pytest.mark.parametrize("status", [200, 204, 410, 503])
+    @pytest.mark.parametrize("act", [then_cut, then_hanging])
+    async def test_the_head_of_an_answer_decides(self, act: Callable[[int], Act], status: int) -> None:
+        await the_head_of_an_answer_decides(act, status)
+
+    async def test_an_answer_with_half_a_body_is_delivered(
+        self, server: Api, system: System, receiver: Receiver
+    ) -> None:
+        webhook = await made(server, receiver.url())
+        receiver.acts = [then_cut(200), then_hanging(200)]
+        async with telling(system):
+            await tell(system, number=1)
+            await tell(system, number=2)
+            found = await settled(server, webhook["id"], 2)
+        assert [(each["status"], each["attempts"]) for each in found] == [("delivered", 1)] * 2
+
     async def test_it_is_tried_again_under_the_same_id_and_logged(
         self, server: Api, system: System, clock: JumpingClock, receiver: Receiver
     ) -> None:
