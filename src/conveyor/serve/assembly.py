@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from conveyor.serve.results import stream_body
 from conveyor.serve.sorting import SortedStream, sort_some
 from conveyor.serve.walk import Batch, RunStream, Stream, merged
 
+T = TypeVar("T")
+
 # The row is written at least so often, so that it shows how far it is.
 _SHOWN_SECONDS = 2.0
 
@@ -42,6 +44,30 @@ class Overtaken(Exception):
 
 class Paused(Exception):
     """It was asked to stop, and what it did is kept."""
+
+
+class Turn:
+    """How long a process works at an export before others come first. Getting back to where the last turn stopped is
+    no part of it, so that each turn gets on, however long that takes."""
+
+    def __init__(self, clock: Clock, seconds: float, interrupted: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._interrupted = interrupted
+        self.begin()
+
+    def begin(self) -> None:
+        """From here on the time counts."""
+        self._until = self._clock.monotonic() + self._seconds
+
+    @property
+    def is_over(self) -> bool:
+        return self._interrupted() or self._clock.monotonic() >= self._until
+
+    def check_interrupted(self) -> None:
+        """For steps that change nothing. Raises Paused."""
+        if self._interrupted():
+            raise Paused
 
 
 class Assembly:
@@ -58,16 +84,16 @@ class Assembly:
         export: Export,
         *,
         piece_bytes: int,
-        stop: Callable[[], bool],
+        turn: Turn,
         digest: Digest | None = None,
     ) -> None:
-        """`stop` is asked between steps. `digest` is that of the file so far, where this process has it still."""
+        """`turn` is looked at between steps. `digest` is that of the file so far, where this process has it still."""
         self._records = records
         self._tasks = tasks
         self._blobs = blobs
         self._clock = clock
         self._job = job
-        self._stop = stop
+        self._turn = turn
         self._piece_bytes = piece_bytes
         self._prefix = export_prefix(job.tenant, job.job_id, row.id)
         self.row = row
@@ -90,6 +116,7 @@ class Assembly:
         """Go on to the end. Raises Paused and Overtaken."""
         try:
             await self._draft.open()
+            self._turn.begin()
             await self._sort()
             if self._step is not None:
                 await self._end_part()
@@ -162,7 +189,7 @@ class Assembly:
             return ZipPart(datetime.fromtimestamp(export.created_at, UTC), level, limit, kept)
         compression = Compression(export.compression.value)
         if export.format is ExportFormat.PARQUET:
-            made: Part = load_parquet().ParquetPart(compression, limit, export.bodies is ExportBodies.BINARY)
+            made: Part = load_parquet().ParquetPart(compression, limit, export.bodies is ExportBodies.BINARY, kept)
             return made
         if export.format is ExportFormat.CSV:
             return LinesPart(lambda task, _: csv_row(task), compression, limit, csv_header(), kept)
@@ -212,13 +239,16 @@ class Assembly:
         skip = part.large.entry.size
         async for piece in stream_body(self._blobs, ref):
             fresh = piece[skip:]
+            if skip:
+                self._turn.check_interrupted()
+                self._turn.begin()
             skip -= len(piece) - len(fresh)
             if fresh:
                 await asyncio.to_thread(self._add, part.feed_large, fresh)
                 await self._keep_if_due()
         self._draft.add(part.end_large())
 
-    def _add(self, make: Callable[[bytes], bytes], given: bytes) -> None:
+    def _add(self, make: Callable[[T], bytes], given: T) -> None:
         self._draft.add(make(given))
 
     async def _end_part(self) -> None:
@@ -227,17 +257,16 @@ class Assembly:
             await self._keep()
             await self._saved()
             self._step = 0
-        for number, (beside, make) in enumerate(self._part.end(self._draft.beside)):
+        for number, (needed, make) in enumerate(self._part.end(self._draft.beside)):
             if number < self._step:
                 continue
-            given = b"" if beside is None else await self._draft.beside_at(beside)
+            given = await self._draft.beside_at(needed)
             await asyncio.to_thread(self._add, make, given)
             self._step = number + 1
             if self._due:
                 await self._draft.put(self._draft.cut())
-                if self._part.lasting:
-                    await self._write_row()
-                    await self._pause_if_asked()
+                await self._write_row()
+                await self._pause_if_asked()
         await self._draft.put(self._draft.cut())
         await self._close_part()
 
@@ -274,13 +303,10 @@ class Assembly:
     # What is durable
 
     async def _keep_if_due(self) -> None:
-        if not self._due and not self._stop():
+        if not self._due and not self._turn.is_over:
             return
-        if self._part.lasting:
-            await self._keep()
-            await self._pause_if_asked()
-        else:
-            await self._check_row()
+        await self._keep()
+        await self._pause_if_asked()
 
     @property
     def _due(self) -> bool:
@@ -289,8 +315,6 @@ class Assembly:
 
     async def _keep(self) -> None:
         """Have all that was done made durable, while the work goes on. What was to be so before, is then."""
-        if not self._part.lasting:
-            return
         flushed = await asyncio.to_thread(self._part.flush)
         if flushed.data:
             await asyncio.to_thread(self._draft.add, flushed.data)
@@ -331,15 +355,6 @@ class Assembly:
             raise Overtaken
         self.row = written
 
-    async def _check_row(self) -> None:
-        """Of a file that can not be put down nothing is kept; whether it is still wanted is asked all the same."""
-        row = await self._records.row(self.row.kind, self.row.tenant, self.row.id)
-        gone = await self._records.job(self._job.tenant, self._job.job_id) is None
-        if gone or row is None or row.version != self.row.version:
-            raise Overtaken
-        await self._pause_if_asked()
-        self._kept_at = self._clock.monotonic()
-
     def _as_kept(self) -> Export:
         """The export with all that this process knows of it. It got on, and so nothing failed lately."""
         making = Making(
@@ -356,7 +371,7 @@ class Assembly:
         return msgspec.structs.replace(self.export, making=making, counts=self._counts, tries=0, lost=0)
 
     async def _pause_if_asked(self) -> None:
-        if self._stop():
+        if self._turn.is_over:
             await self._saved()
             raise Paused
 

@@ -17,6 +17,9 @@ from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 from conveyor.serve.exports import Making, PartFile, Piece
 
+# Objects that are asked for at once.
+_AT_ONCE = 16
+
 
 class Digest(Protocol):
     """A hash that is being made."""
@@ -88,8 +91,14 @@ class Draft:
         await asyncio.gather(*(self._blobs.put(key, data) for key, data in puts))
         crashpoint("exports.piece.after")
 
-    async def beside_at(self, number: int) -> bytes:
-        """One of the things beside it."""
+    async def beside_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Some of the things beside it."""
+        found: list[bytes] = []
+        for start in range(0, len(numbers), _AT_ONCE):
+            found += await asyncio.gather(*map(self._beside, numbers[start : start + _AT_ONCE]))
+        return found
+
+    async def _beside(self, number: int) -> bytes:
         key = self._beside_key(number)
         data = await self._blobs.get(key)
         if data is None:

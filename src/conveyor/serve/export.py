@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,9 +138,10 @@ class _Beside:
         self._places.append((self._file.tell(), len(data)))
         self._file.write(data)
 
-    def get(self, number: int | None) -> bytes:
-        if number is None:
-            return b""
+    def get(self, numbers: Sequence[int]) -> list[bytes]:
+        return [self._at(number) for number in numbers]
+
+    def _at(self, number: int) -> bytes:
         start, length = self._places[number]
         self._file.seek(start)
         return self._file.read(length)
@@ -173,8 +174,8 @@ class _Export:
 
     async def end(self) -> AsyncGenerator[bytes, None]:
         self._beside.add(self._part.flush().beside)
-        for number, make in self._part.end(len(self._beside)):
-            if data := make(await asyncio.to_thread(self._beside.get, number)):
+        for needed, make in self._part.end(len(self._beside)):
+            if data := make(await asyncio.to_thread(self._beside.get, needed)):
                 yield data
                 self._advance(size=len(data))
 

@@ -17,7 +17,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.errors import BadInput, ConveyorError
 from conveyor.faults import crashpoint
 from conveyor.model import EXPORT, Job, TaskError
-from conveyor.serve.assembly import Assembly, Overtaken, Paused, export_notice
+from conveyor.serve.assembly import Assembly, Overtaken, Paused, Turn, export_notice
 from conveyor.serve.drafts import Digest
 from conveyor.serve.exports import Export, ExportState, export_of
 from conveyor.telemetry.redact import redacted
@@ -106,10 +106,10 @@ class Exporter:
         if export.lost > _MOST_LOST:
             error = ConveyorError(f"{export.lost} processes in a row died while they made it.")
             return await self._failed(job, row, export, error, lasting=True)
-        until = self._clock.monotonic() + _TURN_SECONDS
         async with self._renewing(lease) as lost:
+            turn = Turn(self._clock, _TURN_SECONDS, lambda: self.stopping or lost.is_set())
             try:
-                assembly = self._assembly(job, row, export, lambda: self._turn_over(until) or lost.is_set())
+                assembly = self._assembly(job, row, export, turn)
             except BadInput as error:
                 return await self._failed(job, row, export, error, lasting=True)
             try:
@@ -126,7 +126,7 @@ class Exporter:
         log.info("export ready", job=job.job_id, export=row.id, parts=len(assembly.export.parts))
         return True
 
-    def _assembly(self, job: Job, row: Row, export: Export, stop: Callable[[], bool]) -> Assembly:
+    def _assembly(self, job: Job, row: Row, export: Export, turn: Turn) -> Assembly:
         known = self._digest
         digest = known[2] if known is not None and known[:2] == (row.id, row.version - 1) else None
         self._digest = None
@@ -139,7 +139,7 @@ class Exporter:
             row,
             export,
             piece_bytes=self._piece_bytes,
-            stop=stop,
+            turn=turn,
             digest=digest,
         )
 
@@ -190,9 +190,6 @@ class Exporter:
         written = await self._records.replace_row(_with(row, given_up, row.expires_at), notice)
         crashpoint("exports.fail.after")
         return written is not None
-
-    def _turn_over(self, until: float) -> bool:
-        return self.stopping or self._clock.monotonic() >= until
 
     @asynccontextmanager
     async def _renewing(self, lease: Lease) -> AsyncIterator[asyncio.Event]:

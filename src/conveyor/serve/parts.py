@@ -51,8 +51,8 @@ class Flushed(NamedTuple):
     beside: bytes
 
 
-# One step at the end of a file: which of the things kept beside it is needed, and what is emitted then.
-Step = tuple[int | None, Callable[[bytes], bytes]]
+# One step at the end of a file: which of the things kept beside it are needed, and what is emitted then.
+Step = tuple[Sequence[int], Callable[[Sequence[bytes]], bytes]]
 
 
 class Part(Protocol):
@@ -60,8 +60,6 @@ class Part(Protocol):
 
     # Tasks in it.
     tasks: int
-    # Whether it can be put down before its end.
-    lasting: bool
 
     @property
     def held(self) -> int:
@@ -105,8 +103,6 @@ class _ZipKept(msgspec.Struct, frozen=True, omit_defaults=True):
 class ZipPart:
     """Bodies as files of their own, then manifest.jsonl. Kept beside it are the central directory and the lines of the
     manifest, deflated."""
-
-    lasting = True
 
     def __init__(self, modified: datetime, level: int, limit: int | None, kept: msgspec.Raw | None = None) -> None:
         state = msgspec.json.decode(kept, type=_ZipKept) if kept else _ZipKept(ZipState())
@@ -182,13 +178,13 @@ class ZipPart:
         # Made here, and not in the steps: who begins in the middle needs it too.
         header = self._archive.add_deflated(MANIFEST, self._crc, self._packed + len(archive.LAST_BLOCK), self._size)
         last = self._archive.drain() + self._archive.end()
-        yield None, lambda _: header
+        yield (), lambda _: header
         for number in range(beside):
-            yield number, _lines_of
-        yield None, lambda _: archive.LAST_BLOCK
+            yield [number], _lines_of
+        yield (), lambda _: archive.LAST_BLOCK
         for number in range(beside):
-            yield number, _directory_of
-        yield None, lambda _: last
+            yield [number], _directory_of
+        yield (), lambda _: last
 
     def close(self) -> None:
         """Nothing is."""
@@ -232,8 +228,6 @@ class _LinesKept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class LinesPart:
     """A line for each task, plain or compressed. Nothing is kept beside it."""
-
-    lasting = True
 
     def __init__(
         self,
@@ -282,7 +276,7 @@ class LinesPart:
         trailer = b""
         if self._gzip:
             trailer = archive.LAST_BLOCK + _GZIP_TRAILER.pack(self._crc, self._size & 0xFFFFFFFF)
-        yield None, lambda _: trailer
+        yield (), lambda _: trailer
 
     def close(self) -> None:
         """Nothing is."""
@@ -357,11 +351,13 @@ _PACKERS: dict[Compression, Callable[[], _Plain | _Zstd | Deflate]] = {
 }
 
 
-def _directory_of(beside: bytes) -> bytes:
+def _directory_of(kept: Sequence[bytes]) -> bytes:
+    (beside,) = kept
     (length,) = _DIRECTORY_LENGTH.unpack_from(beside)
     return beside[_DIRECTORY_LENGTH.size : _DIRECTORY_LENGTH.size + length]
 
 
-def _lines_of(beside: bytes) -> bytes:
+def _lines_of(kept: Sequence[bytes]) -> bytes:
+    (beside,) = kept
     (length,) = _DIRECTORY_LENGTH.unpack_from(beside)
     return beside[_DIRECTORY_LENGTH.size + length :]

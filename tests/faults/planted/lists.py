@@ -7,8 +7,11 @@ import pytest
 from conveyor import lists
 from conveyor.errors import ListUnreadable
 from conveyor.outbound import Outbound, Pairs
+from conveyor.serve.assembly import Assembly, Turn
+from conveyor.serve.parquet import ParquetPart
 from conveyor.targets import parse_url
 from tests.faults.planted import Planted
+from tests.flow.test_export_turns import a_turn_is_not_spent_on_getting_back, every_turn_gets_on
 from tests.flow.test_webhooks import the_head_of_an_answer_decides
 from tests.unit.test_lists import (
     others_run_between_two_batches,
@@ -42,6 +45,30 @@ def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbound, "post", post)
 
 
+def parquet_parts_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Parquet part nothing is durable before its end."""
+    keep = Assembly._keep_if_due
+
+    async def keep_if_due(self: Assembly) -> None:
+        if isinstance(self._part, ParquetPart):
+            await self._pause_if_asked()
+        else:
+            await keep(self)
+
+    monkeypatch.setattr(Assembly, "_keep_if_due", keep_if_due)
+
+
+def turns_begin_before_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is spent on reading again what the last one has read."""
+    begin = Turn.begin
+
+    def begin_once(self: Turn) -> None:
+        if not hasattr(self, "_until"):
+            begin(self)
+
+    monkeypatch.setattr(Turn, "begin", begin_once)
+
+
 PLANTED = [
     Planted(
         "zeros behind a gzip list are refused",
@@ -54,4 +81,6 @@ PLANTED = [
     ),
     Planted("a list is inflated in one turn of the loop", readers_keep_the_loop, others_run_between_two_pieces),
     Planted("an answer whose body is cut counts as none", bodies_of_answers_count, the_head_of_an_answer_decides),
+    Planted("a Parquet part starts over at every turn", parquet_parts_start_over, every_turn_gets_on),
+    Planted("a turn is spent on getting back", turns_begin_before_the_way_back, a_turn_is_not_spent_on_getting_back),
 ]
