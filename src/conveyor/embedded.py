@@ -10,9 +10,10 @@ import msgspec
 
 from conveyor.accept.intake import Intake
 from conveyor.accept.scheduler import Scheduler
-from conveyor.accept.spec import decode_spec
+from conveyor.accept.spec import decode_spec, spec_of
 from conveyor.accept.submit import Submit
 from conveyor.engines.queue import CONTROL, QueueName
+from conveyor.errors import NotFound
 from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
 from conveyor.ingest.pipeline import Ingest
@@ -57,8 +58,9 @@ class Embedded:
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
-    async def running(self, only: Collection[str] | None = None) -> AsyncIterator[None]:
-        """Every role works while the block runs, or those of some commands; at its end each gives back what it has."""
+    async def running(self, only: Collection[str] | None = None, purges: bool = True) -> AsyncIterator[None]:
+        """Every role works while the block runs, or those of some commands; at its end each gives back what it has.
+        Without `purges` nothing that expired is removed."""
         works = only is None or "work" in only
         executors = self._executors() if self._given is None and works else self._given or {}
         for executor in executors.values():
@@ -66,7 +68,11 @@ class Embedded:
                 executor.open()
                 self._ready = executor.until_ready
         chosen = [
-            role for name, roles in self._roles(executors).items() if only is None or name in only for role in roles
+            role
+            for name, roles in self._roles(executors).items()
+            if only is None or name in only
+            for role in roles
+            if purges or not isinstance(role, Retention)
         ]
         services = [Service(role, self.system.clock) for role in chosen]
         tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
@@ -109,15 +115,19 @@ class Embedded:
         spec: dict[str, object],
         tenant: TenantId,
         progress: Callable[[int], None] = lambda _: None,
+        *,
+        like: Job | None = None,
+        job_id: JobId | None = None,
     ) -> Job:
-        """Stage the lists as one and make a job of them; `progress` gets the bytes staged so far."""
-        given = decode_spec(msgspec.json.encode(spec))
+        """Stage the lists as one and make a job of them; `progress` gets the bytes staged so far. A job `like` another
+        has the options of that one."""
+        given = decode_spec(msgspec.json.encode(spec)) if like is None else spec_of(like)
         key = f"lists/{tenant}/{self.system.clock.new_id('list')}"
         digest = sha256()
         pieces = _hashed(pieces_of(paths, self.system.settings.max_list_bytes), digest.update, progress)
         size = await self.system.blobs.put_stream(key, pieces)
         source = Source(key, size, digest.hexdigest(), list_format(paths))
-        return await self.submit.submit_source(tenant, given, source)
+        return await self.submit.submit_source(tenant, given, source, job_id)
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
         """The newest job of this tenant that has not ended."""
@@ -126,7 +136,8 @@ class Embedded:
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job:
         job = await self.system.records.job(tenant, job_id)
-        assert job is not None
+        if job is None:
+            raise NotFound("The job was deleted, or has expired.")
         return job
 
     def _executors(self) -> Mapping[JobKind, Executor]:

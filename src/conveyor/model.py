@@ -324,6 +324,8 @@ class Range(msgspec.Struct, frozen=True):
     done: bool = False
 
 
+MAX_RETENTION_DAYS = 365
+
 # What the reason of a run says first if its list was at fault, or could not be ingested in several tries.
 INGEST_FAILED = "ingest failed: "
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from conveyor.accept.spec import JobSpec
 from conveyor.errors import InvalidField
 from conveyor.inputs import gateway_problem, headers_problem
-from conveyor.model import Backoff, Export, FailureThreshold, Gateway, JobKind, Outage
+from conveyor.model import MAX_RETENTION_DAYS, Backoff, Export, FailureThreshold, Gateway, JobKind, Outage
 from conveyor.templates import export_problem
 
 GIB = 1024**3
@@ -28,7 +28,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_body_bytes": (0, GIB),
     "max_redirects": (0, 20),
     "priority": (-1000, 1000),
-    "retention_days": (0, 365),
+    "retention_days": (0, MAX_RETENTION_DAYS),
     "chunk_size": (1, 1000),
     "idle_timeout": (1, 30 * 86_400),
     "task_deadline": (1, 365 * 86_400),

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
-from conveyor.model import LONG_KINDS, Compression, JobKind, ListFormat, Mode, Options, ResultLayout
+from conveyor.model import LONG_KINDS, Compression, Job, JobKind, ListFormat, Mode, Options, ResultLayout
 from conveyor.notices import Notify
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -60,6 +60,12 @@ S = TypeVar("S")
 def decode_spec(body: bytes | bytearray) -> JobSpec:
     """The job in a request body, or what is wrong with it."""
     return decode_body(body, JobSpec)
+
+
+def spec_of(job: Job) -> JobSpec:
+    """A job like this one, of tasks yet to be named."""
+    options = {field: getattr(job.options, field) for field in Options.__struct_fields__}
+    return JobSpec(kind=job.kind, name=job.name, result_layout=job.result_layout, **options)
 
 
 def decode_body(body: bytes | bytearray, shape: type[S]) -> S:

@@ -95,10 +95,10 @@ class Submit:
             await self._admission.admit(tenant, jobs=1, staged=source.size)
             return await self._ingested(tenant, spec, ticket, source)
 
-    async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source) -> Job:
+    async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source, job_id: JobId | None = None) -> Job:
         """Make a job of a list that was staged in this process."""
         check_limits(spec)
-        job = self._job(tenant, spec, self._system.clock.new_id("job"), None, source)
+        job = self._job(tenant, spec, job_id or self._system.clock.new_id("job"), None, source)
         await self._write_ingested(job, None, [_ingest_message(job)], _rows(self._system, job, spec))
         traces.accepted(job, self._system.clock.now())
         return job

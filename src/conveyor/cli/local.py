@@ -2,6 +2,9 @@
 
 Gets a plan, opens the embedded system under the plan's data directory, accepts the list or goes on with the one that
 was accepted before, waits until the job ended or the user stops it, and writes the archive.
+
+The data directory is removed when the archive is whole, or when nothing was ever run. Whatever else happens, it stays,
+with its mark: what was fetched is in there, and --resume goes on with it.
 """
 
 import asyncio
@@ -20,9 +23,10 @@ from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import Report
 from conveyor.cli.view import View, of_bytes, of_job
-from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks
+from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
 from conveyor.model import INGEST_FAILED, Job, JobId, OnInvalid, TenantId, resumable
 from conveyor.settings import Settings
+from conveyor.states import ENDED, RunState
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
@@ -36,6 +40,8 @@ _TENANT = TenantId(LOCAL_TENANT)
 _LOOK_SECONDS = 0.1
 # Lines of a list that is refused.
 _LINES_SHOWN = 10
+# Expired jobs that are looked through for this run's.
+_HIDDEN = 1000
 # At the end of a reason that is not the list's fault.
 _TRIED = re.compile(r"\(tried \d+ times\)$")
 
@@ -54,37 +60,75 @@ class Plan:
     title: str
 
 
+class Refused(Exception):
+    """The list was not accepted: nothing was run, and nothing is left behind."""
+
+    def __init__(self, error: BadInput) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass
+class Hold:
+    """What this process has of the data directory."""
+
+    # It was not there before, or is left from this very run.
+    own: bool
+    # Its mark is this run's: there is something to come back for.
+    marked: bool = False
+
+
 def run_here(plan: Plan, as_json: bool) -> int:
     """Run the plan with a bar and a summary; the exit code."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
     from conveyor.cli.logs import configure_log
     from conveyor.cli.loop import Stop, leave, run_async
-    from conveyor.cli.output import print_json, printable
+    from conveyor.cli.output import print_json
     from conveyor.cli.summary import print_summary
 
     configure_log(plan.settings.log_level, quiet=True, form=plan.settings.log_format)
-    new = not plan.settings.data.exists()
+    hold = Hold(own=plan.resume or not plan.settings.data.exists())
     mark = _mark(plan)
     stop = Stop(lambda: complain("Stopping: giving back what is held. Ctrl-C again leaves at once."))
     try:
         with progress_bar(plan.title) as show:
-            report = run_async(_carry_out(plan, mark, show, stop))
+            report = run_async(_carry_out(plan, mark, hold, show, stop))
     except Stopped:
         complain(f"Stopped. Everything that ended is kept in {plan.settings.data}; run again with --resume to go on.")
         leave(stop.exit_code)
-    except BadInput as error:
-        # The list was not accepted: leave nothing behind.
-        _forget(plan, new)
-        for line in error.details.get("lines", []):
-            print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
+    except Refused as refused:
+        _forget(plan, hold)
+        _print_lines(refused.error)
+        raise refused.error from None
+    except Exception:
+        if hold.marked:
+            complain(_kept(plan))
         raise
-    _tidy(plan)
+    if report.fault is None:
+        _tidy(plan, hold)
     if as_json:
         print_json(report.as_json())
     else:
         print_summary(report)
+    if report.fault is not None:
+        _print_lines(report.fault)
+        if not isinstance(report.fault, NotFound):
+            complain(f"{plan.out} is incomplete. {_kept(plan, report.fault)}")
+        raise report.fault
     return Snapshot.of(report.job).exit_code
+
+
+def _kept(plan: Plan, fault: ConveyorError | None = None) -> str:
+    mended = " and the whole list" if isinstance(fault, ListUnreadable) else ""
+    return f"What was fetched is kept in {plan.settings.data}; run the same command with --resume{mended} to go on."
+
+
+def _print_lines(error: ConveyorError) -> None:
+    from conveyor.cli.output import printable
+
+    for line in error.details.get("lines", []):
+        print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
 
 
 def _mark(plan: Plan) -> place.Mark:
@@ -92,7 +136,9 @@ def _mark(plan: Plan) -> place.Mark:
     data = plan.settings.data
     found = place.read_mark(data)
     if plan.resume:
-        return _found_again(plan, found)
+        if found is None:
+            raise BadInput(f"There is nothing to resume in {data}. Run without --resume.")
+        return found
     if found is not None:
         raise BadInput(
             f"{data} holds an unfinished run of {', '.join(found.lists)}. Add --resume to go on with it, or remove "
@@ -101,53 +147,127 @@ def _mark(plan: Plan) -> place.Mark:
     return place.Mark(list(plan.lists), place.fingerprint(plan.lists), str(plan.out))
 
 
-def _found_again(plan: Plan, found: place.Mark | None) -> place.Mark:
-    if found is None:
-        raise BadInput(f"There is nothing to resume in {plan.settings.data}. Run without --resume.")
-    given = place.fingerprint(plan.lists)
-    if given is not None and found.sha256 is not None and given != found.sha256:
-        raise BadInput(
-            f"The unfinished run in {plan.settings.data} is of another list ({', '.join(found.lists)}, or its "
-            "content then)."
-        )
-    return found
-
-
-def _tidy(plan: Plan) -> None:
-    if plan.temporary:
+def _tidy(plan: Plan, hold: Hold) -> None:
+    if plan.temporary and hold.own:
         place.remove_data(plan.settings.data)
     else:
         place.remove_mark(plan.settings.data)
 
 
-def _forget(plan: Plan, new: bool) -> None:
+def _forget(plan: Plan, hold: Hold) -> None:
     place.remove_mark(plan.settings.data)
-    if new and plan.settings.data.exists():
+    if hold.own and (plan.temporary or not plan.resume) and plan.settings.data.exists():
         place.remove_data(plan.settings.data)
 
 
-async def _carry_out(plan: Plan, mark: place.Mark, show: Show, stop: "Stop") -> Report:
+async def _carry_out(plan: Plan, mark: place.Mark, hold: Hold, show: Show, stop: "Stop") -> Report:
     from conveyor.cli.loop import keep_for_good
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
     stop.listen()
     async with open_system(plan.settings) as system:
-        # Now that the directory is ours, and before anything is accepted: whatever happens then, --resume finds it.
-        place.write_mark(plan.settings.data, mark)
         embedded = Embedded(system)
         started = system.clock.monotonic()
-        async with embedded.running():
+        mark = await _for_these_lists(system, plan, mark)
+        # Now that the directory is ours, and before anything is accepted: whatever happens then, --resume finds it.
+        place.write_mark(plan.settings.data, mark)
+        hold.marked = True
+        mark = await _unless(stop.event, _taken_over(embedded, plan, mark, show))
+        if (expired := await _expired(system, mark)) is not None:
+            seen = await _look(system, expired)
+            fault = _too_late(plan, expired)
+            return await _report(system, expired, plan, seen, Snapshot.of(seen), started, show, stop, fault)
+        # Retention has no business here: what it would remove is what the user comes back for.
+        async with embedded.running(purges=False):
             keep_for_good()
             job = await _unless(stop.event, _job(embedded, plan, mark, show))
             before = Snapshot.of(await _look(system, job))
             ended = await _follow(system, embedded, job, show, stop.event)
-            job = await embedded.job(_TENANT, job.job_id)
-        seconds = system.clock.monotonic() - started
-        await _check_list(system, job, Snapshot.of(ended))
-        size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
-        left_out = await _write_invalid(system, job, plan.out) if Snapshot.of(ended).invalid else None
-        return Report(ended, plan.out, size, seconds, Snapshot.of(ended).done - before.done, left_out)
+        job = await embedded.job(_TENANT, job.job_id)
+        bad_list = await _list_fault(system, job, Snapshot.of(ended))
+        if bad_list is not None:
+            # Of what was under way some has ended since.
+            ended = await _look(system, job)
+            if Snapshot.of(ended).is_untouched:
+                raise Refused(bad_list) if isinstance(bad_list, BadInput) and not mark.before else bad_list
+        return await _report(system, job, plan, ended, before, started, show, stop, bad_list)
+
+
+async def _report(
+    system: "System",
+    job: Job,
+    plan: Plan,
+    ended: dict[str, Any],
+    before: Snapshot,
+    started: float,
+    show: Show,
+    stop: "Stop",
+    fault: ConveyorError | None,
+) -> Report:
+    """Write what there is, and say what it came to."""
+    now = Snapshot.of(ended)
+    seconds = system.clock.monotonic() - started
+    size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
+    left_out = await _write_invalid(system, job, plan.out) if now.invalid else None
+    return Report(ended, plan.out, size, seconds, now.done - before.done, left_out, fault)
+
+
+async def _for_these_lists(system: "System", plan: Plan, mark: place.Mark) -> place.Mark:
+    """The mark for the lists that were given: those of the run, or others in place of a list that could not be read to
+    its end. Raises BadInput for any others."""
+    if mark.job_id is None:
+        # Nothing was accepted yet.
+        if plan.resume and _differ(place.fingerprint(plan.lists), mark.sha256):
+            raise _of_others(plan, mark)
+        return mark
+    given = place.fingerprint(plan.lists)
+    job = await system.records.job(_TENANT, JobId(mark.job_id))
+    if job is None and mark.taken_over:
+        # It has expired: no list can change that.
+        return mark
+    at_fault = job is not None and _is_list_at_fault(job)
+    if given == mark.sha256 if given is not None and mark.sha256 is not None else not at_fault:
+        return mark
+    if job is not None and not at_fault:
+        raise _of_others(plan, mark)
+    # From here on it is a run of the new list, that has to take over what is there.
+    return msgspec.structs.replace(
+        mark,
+        lists=list(plan.lists),
+        sha256=given,
+        job_id=system.clock.new_id("job"),
+        before=[*mark.before, *([mark.job_id] if job is not None else [])],
+        taken_over=False,
+    )
+
+
+def _differ(given: str | None, found: str | None) -> bool:
+    return given is not None and found is not None and given != found
+
+
+def _of_others(plan: Plan, mark: place.Mark) -> BadInput:
+    return BadInput(
+        f"The unfinished run in {plan.settings.data} is of another list ({', '.join(mark.lists)}, or its content then)."
+    )
+
+
+async def _taken_over(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -> place.Mark:
+    """Have the job of a mended list begin with the results of those before it."""
+    from conveyor.cli.takeover import take_over
+
+    if mark.taken_over or mark.job_id is None:
+        return mark
+    system, ids = embedded.system, [*mark.before, mark.job_id]
+    *before, job = [await system.records.job(_TENANT, JobId(job_id)) for job_id in ids]
+    olds = [old for old in before if old is not None]
+    if job is None and olds:
+        job = await _submit(embedded, plan, show, olds[-1], JobId(mark.job_id))
+    if job is not None:
+        await take_over(system, olds, job)
+    taken = msgspec.structs.replace(mark, taken_over=True)
+    place.write_mark(plan.settings.data, taken)
+    return taken
 
 
 async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -> Job:
@@ -156,13 +276,24 @@ async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -
         return await _again(embedded, await embedded.job(_TENANT, JobId(mark.job_id)))
     job = await embedded.unfinished(_TENANT) if plan.resume else None
     if job is None:
-        total = place.size_of(plan.lists)
-        show(of_bytes("staging", 0, total))
-        job = await embedded.submit_list(
-            plan.lists, plan.spec, _TENANT, lambda size: show(of_bytes("staging", size, total))
-        )
+        try:
+            job = await _submit(embedded, plan, show)
+        except BadInput as error:
+            raise Refused(error) from None
     place.write_mark(plan.settings.data, msgspec.structs.replace(mark, job_id=job.job_id))
     return job
+
+
+async def _submit(
+    embedded: "Embedded", plan: Plan, show: Show, like: Job | None = None, job_id: JobId | None = None
+) -> Job:
+    total = place.size_of(plan.lists)
+
+    def progress(size: int) -> None:
+        show(of_bytes("staging", size, total))
+
+    progress(0)
+    return await embedded.submit_list(plan.lists, plan.spec, _TENANT, progress, like=like, job_id=job_id)
 
 
 async def _again(embedded: "Embedded", job: Job) -> Job:
@@ -175,22 +306,49 @@ async def _again(embedded: "Embedded", job: Job) -> Job:
     return await embedded.job(_TENANT, job.job_id)
 
 
-async def _check_list(system: "System", job: Job, now: Snapshot) -> None:
-    """Raise what is wrong with the list, if that is what the job failed for."""
+async def _expired(system: "System", mark: place.Mark) -> Job | None:
+    """The job of the mark, if nobody can go on with it any more. Raises NotFound if nothing is left of it."""
+    if mark.job_id is None or await system.records.job(_TENANT, JobId(mark.job_id)) is not None:
+        return None
+    for job in await system.records.hidden_jobs(system.clock.now(), _HIDDEN):
+        if job.job_id == mark.job_id:
+            return job
+    raise NotFound(f"The job of this run has expired, and was purged. Remove {system.settings.data} to start over.")
+
+
+def _too_late(plan: Plan, job: Job) -> NotFound | None:
+    """None if it had ended, and only its archive was missing."""
+    if job.state in ENDED and not resumable(job):
+        return None
+    return NotFound(
+        f"The job of this run has expired: {plan.out} has what was fetched, and nothing can be added to it. Remove "
+        f"{plan.settings.data} to start over."
+    )
+
+
+def _is_list_at_fault(job: Job) -> bool:
+    """Whether another list may take its place: it could not be read to its end, or had nothing in it."""
+    if job.state is not RunState.FAILED or _TRIED.search(job.reason or "") is not None:
+        return False
+    return resumable(job) or job.run.total == 0
+
+
+async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorError | None:
+    """What is wrong with the list, if that is what the job failed for."""
     from conveyor.serve.invalid import invalid_page
 
     if now.bad_list is None or now.reason is None:
-        return
+        return None
     if _TRIED.search(now.bad_list):
-        raise ConveyorError(f"The list could not be ingested: {now.bad_list}. Run again with --resume to go on.")
+        return ConveyorError(f"The list could not be ingested: {now.bad_list}.")
     lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
     if not now.reason.startswith(INGEST_FAILED):
-        raise NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
+        return NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
     if lines and job.options.on_invalid is OnInvalid.REJECT:
         # The rest of the reason names some of the lines.
         head = now.bad_list.partition(":")[0]
-        raise ListRejected(f"{head}. Add --on-invalid skip to run the others.", lines=lines)
-    raise ListUnreadable(now.bad_list)
+        return ListRejected(f"{head}. Add --on-invalid skip to run the others.", lines=lines)
+    return ListUnreadable(now.bad_list)
 
 
 async def _write_invalid(system: "System", job: Job, out: Path) -> Path:

@@ -4,6 +4,7 @@ Without --data and CONVEYOR_DATA, a run keeps its data in `<OUT>.conveyor` besid
 archive is written. `run.json` in there marks a run that is not finished.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from hashlib import sha256
@@ -26,6 +27,9 @@ class Mark(msgspec.Struct, frozen=True):
     sha256: str | None
     out: str
     job_id: str | None = None
+    # Jobs of lists that could not be read to their end, the newest last; and whether their results are in this one.
+    before: list[str] = []
+    taken_over: bool = True
 
 
 def check_out(out: Path) -> None:
@@ -35,6 +39,8 @@ def check_out(out: Path) -> None:
     parent = out.absolute().parent
     if not parent.is_dir():
         raise BadInput(f"There is no directory {parent} for the archive.")
+    if not os.access(parent, os.W_OK):
+        raise BadInput(f"The directory {parent} can not be written to.")
 
 
 def check_data(data: Path) -> None:

@@ -23,7 +23,7 @@ from conveyor.cli.options import (
     WhenInvalid,
     job_spec,
 )
-from conveyor.model import OnInvalid
+from conveyor.model import MAX_RETENTION_DAYS, OnInvalid
 from conveyor.settings import Settings
 
 
@@ -62,6 +62,8 @@ def run(
 
     Ctrl-C stops cleanly; the same command with --resume goes on where it stopped.
 
+    A list that can not be read to its end: the archive has what was fetched, and --resume goes on with the list mended.
+
     Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
     """
     from conveyor.cli.local import Plan, run_here
@@ -83,6 +85,8 @@ def run(
         # Nobody has to come back for what was left out: it is said before anything is run.
         on_invalid=on_invalid or OnInvalid.REJECT,
     )
+    # An unfinished run waits for its user, for as long as any job may.
+    spec["retention_days"] = MAX_RETENTION_DAYS
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
     settings = Settings.load(data=data, **flags)
     temporary = data is None and is_default(settings)

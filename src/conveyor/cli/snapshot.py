@@ -84,6 +84,11 @@ class Snapshot:
         return self.reason if self.ingest.tasks == 0 else None
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether its list has given no task yet: then nothing can have been run."""
+        return self.done == 0 and (self.ingest is None or self.ingest.tasks == 0)
+
+    @property
     def exit_code(self) -> int:
         """0 when every task succeeded."""
         if self.bad_list is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from conveyor.cli import text
 from conveyor.cli.output import number_of_lines
 from conveyor.cli.snapshot import Snapshot
+from conveyor.errors import ConveyorError
 
 # What a first run stumbles over, and is mended by another flag.
 _HINTS = {"target_refused": ": on a private network, see --allow-private-targets"}
@@ -24,6 +25,8 @@ class Report:
     ended_here: int
     # The lines that were no task, if there were any.
     left_out: Path | None = None
+    # Why the archive is not of the whole list, if it is not.
+    fault: ConveyorError | None = None
 
     @property
     def rate(self) -> float:
@@ -35,6 +38,7 @@ class Report:
             "job": {name: value for name, value in self.job.items() if name != "options"},
             "archive": str(self.archive),
             "archive_bytes": self.archive_bytes,
+            "complete": self.fault is None,
             "invalid_list": str(self.left_out) if self.left_out else None,
             "seconds": round(self.seconds, 3),
             "tasks_per_second": round(self.rate, 1),
@@ -59,10 +63,13 @@ def print_summary(report: Report) -> None:
             table.add_row("", f"{text.count(number):>{len(text.count(now.failed))}}  {code}{_HINTS.get(code, '')}")
     if now.cancelled:
         table.add_row("Cancelled", text.count(now.cancelled))
+    if now.total > now.done:
+        table.add_row("Not run", f"[yellow]{text.count(now.total - now.done)}")
     if now.invalid:
         table.add_row("Left out", f"[yellow]{number_of_lines(now.invalid)} no task, see {report.left_out}")
     table.add_row("Time", f"{text.duration(report.seconds)}, {text.rate(report.rate)}")
-    table.add_row("Results", f"{report.archive} ({text.size(report.archive_bytes)})")
+    incomplete = ", [yellow]incomplete" if report.fault else ""
+    table.add_row("Results", f"{report.archive} ({text.size(report.archive_bytes)}){incomplete}")
     console = Console(highlight=False)
     console.print()
     console.print(table)

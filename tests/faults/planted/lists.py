@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from conveyor import lists
+from conveyor.cli import run
+from conveyor.cli.snapshot import Snapshot
+from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
 from conveyor.outbound import Outbound, Pairs
 from conveyor.serve.assembly import Assembly, Turn
@@ -12,6 +15,7 @@ from conveyor.serve.parquet import ParquetPart
 from conveyor.targets import parse_url
 from tests.faults.planted import Planted
 from tests.flow.test_export_turns import a_turn_is_not_spent_on_getting_back, every_turn_gets_on
+from tests.flow.test_run_kept import an_unfinished_run_is_not_purged, what_was_fetched_is_kept
 from tests.flow.test_webhooks import the_head_of_an_answer_decides
 from tests.unit.test_lists import (
     others_run_between_two_batches,
@@ -69,6 +73,18 @@ def turns_begin_before_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Turn, "begin", begin_once)
 
 
+def unreadable_lists_were_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that can not be read to its end is taken for one that was refused, and all data is removed."""
+    monkeypatch.setattr(Snapshot, "is_untouched", True)
+
+
+def runs_purge_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run expires as a job of a server does, and what has expired is removed when it is resumed."""
+    running = Embedded.running
+    monkeypatch.setattr(Embedded, "running", lambda self, only=None, purges=True: running(self, only))
+    monkeypatch.setattr(run, "MAX_RETENTION_DAYS", 14)
+
+
 PLANTED = [
     Planted(
         "zeros behind a gzip list are refused",
@@ -83,4 +99,6 @@ PLANTED = [
     Planted("an answer whose body is cut counts as none", bodies_of_answers_count, the_head_of_an_answer_decides),
     Planted("a Parquet part starts over at every turn", parquet_parts_start_over, every_turn_gets_on),
     Planted("a turn is spent on getting back", turns_begin_before_the_way_back, a_turn_is_not_spent_on_getting_back),
+    Planted("a list that is cut off takes all data along", unreadable_lists_were_never_run, what_was_fetched_is_kept),
+    Planted("an unfinished run purges itself", runs_purge_themselves, an_unfinished_run_is_not_purged),
 ]
