@@ -430,7 +430,7 @@ class TestMishaps:
     ) -> None:
         """The checkpoint is one byte behind the end of the list."""
         job = await whole.stage_bytes(pack(b'"one"\n"two"\n"three"'), ListFormat.JSONL)
-        armed("ingest.checkpoint.after", 2)
+        armed("ingest.checkpoint.after", 1)
         with pytest.raises(Crash):
             await drive(whole.ingester("first"))
         faults.arm(None)
