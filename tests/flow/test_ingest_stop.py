@@ -59,8 +59,8 @@ async def test_it_stops_between_two_batches_and_another_goes_on_there(system: Sy
     job = await submitted(embedded, tmp_path, "skip")
     first = Service(ingester(system, embedded, "first"), system.clock)
     task = asyncio.create_task(first.run())
-    while not await some_tasks(system, job):
-        # A point read does not give way to others by itself.
+    # A point read does not give way to others by itself.
+    while not await some_tasks(system, job):  # noqa: ASYNC110  (seen from outside)
         await asyncio.sleep(0)
     first.stop()
     await task
