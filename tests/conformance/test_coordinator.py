@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -245,6 +246,29 @@ class TestRates:
     async def test_buckets_do_not_mix(self, coordinator: Coordinator) -> None:
         await coordinator.reserve("one", 5, 1.0, 1)
         assert await coordinator.reserve("two", 1, 1.0, 1) == 0.0
+
+    async def test_what_is_too_far_ahead_is_not_reserved(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        waits = [await coordinator.reserve("host", 1, 2.0, 1, 0.5) for _ in range(4)]
+        assert waits == pytest.approx([0.0, 0.5, 1.0, 1.0])
+        assert [wait > 0.5 for wait in waits] == [False, False, True, True]
+        clock.advance(0.5)
+        assert await coordinator.reserve("host", 3, 2.0, 3, 0.5) == pytest.approx(0.5)
+        assert await coordinator.reserve("host", 1, 2.0, 1, 0.5) == pytest.approx(2.0)
+        assert await coordinator.reserve("host", 1, 2.0, 1) == pytest.approx(2.0)
+
+    @several
+    @given(rate=st.floats(0.3, 1000), within=st.floats(0, 2), pauses=st.lists(st.floats(0, 1), min_size=1, max_size=40))
+    async def test_a_wait_says_whether_it_was_reserved(
+        self, coordinator: Coordinator, clock: ManualClock, rate: float, within: float, pauses: list[float]
+    ) -> None:
+        name = clock.new_id("bucket")
+        passes: list[float] = []
+        for pause in pauses:
+            wait = await coordinator.reserve(name, 1, rate, 1, within)
+            if wait <= within:
+                passes.append(clock.now() + wait)
+            clock.advance(pause)
+        assert all(after - before >= 1 / rate - 1e-3 for before, after in pairwise(passes))
 
     @several
     @given(

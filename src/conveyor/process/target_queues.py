@@ -1,9 +1,10 @@
 """TargetQueues: the references of one lane whose targets have limits, in a queue for each target.
 
 A reference stays in its queue until it starts, so that none is in hand while the coordinator is asked. One task asks,
-for whole targets: for passes a moment ahead, and for no more slots than the lane can use. A slot that is left goes to
-the next reference of its target without a call. A target that refuses is asked again after a pause that grows, and a
-worker that has had slots of a target for a while gives one back when another worker waits for it.
+for whole targets: for passes a moment ahead, and for few more slots than the lane can use. A slot that is left goes to
+the next reference of its target without a call, unless targets wait that were not asked yet: these are next. A target
+that refuses is asked again after a pause that grows, and a worker that has had slots of a target for a while gives one
+back when another worker waits for it.
 """
 
 import asyncio
@@ -29,8 +30,12 @@ _LONGEST_PAUSE = 1.0
 # leaves the one that it gives back: the other asks within this time.
 _LOOK_SECONDS = 5.0
 _YIELD_SECONDS = 2 * _LONGEST_PAUSE
+# Slots that a lane has beyond those that it can use at once: of targets that are next.
+_IDLE_SLOTS = 2
 # Targets that are asked for at once.
 _ASKED_AT_ONCE = 64
+# Seconds of a target's passes that a lane reserves at a time: part of what all workers may, so that each gets some.
+_IN_HAND = AHEAD / 2
 # Times that are so close are the same.
 _TICK = 1e-6
 
@@ -57,6 +62,8 @@ class _Target(Generic[T]):
         self.slots = 0
         self.running = 0
         self.told = 0
+        # As many as it was last counted with of the slots that are not in use.
+        self.idle = 0
         # Before these times it is not asked for more passes, or slots, nor told of slots that are free again; and how
         # long it then rests if it refuses.
         self.passes_at = 0.0
@@ -97,6 +104,7 @@ class TargetQueues(Generic[T]):
         self._start = start
         self._targets: dict[str | None, _Target[T]] = {}
         self._count = 0
+        self._idle = 0
         # Targets of which a reference can start, and those of which one soon might; those that are to be asked once the
         # lane has room; and those that the coordinator is told something of in any case.
         self._ready: deque[_Target[T]] = deque()
@@ -159,6 +167,8 @@ class TargetQueues(Generic[T]):
             target.yields = False
             target.slots = max(target.running, target.slots - 1)
             target.slots_at = self._now() + _YIELD_SECONDS
+        elif self._asks and target not in self._asks and self._spare() <= 0:
+            target.slots = max(target.running, target.slots - 1)
         self._place(target)
         self.ask()
 
@@ -254,7 +264,7 @@ class TargetQueues(Generic[T]):
         if limits.slots is not None:
             count = max(0, min(count, limits.slots - target.running))
         if limits.rate is not None:
-            count = min(count, max(1, int(limits.rate * AHEAD / 2), self._startable(target, count)))
+            count = min(count, max(1, int(limits.rate * _IN_HAND), self._startable(target, count)))
         return count
 
     def _place(self, target: _Target[T]) -> None:
@@ -262,6 +272,8 @@ class TargetQueues(Generic[T]):
         if self._closed:
             return
         now = self._now()
+        idle = max(0, target.free)
+        self._idle, target.idle = self._idle + idle - target.idle, idle
         if not target.queue:
             target.passes.clear()
         if not target.queue or target.slots == 0:
@@ -300,7 +312,7 @@ class TargetQueues(Generic[T]):
     def _lacks_slots(self, target: _Target[T]) -> bool:
         """Whether more slots would help. Those in use come back by themselves."""
         slots = self._limits.slots
-        if slots is None or target.name is None:
+        if slots is None or target.name is None or (self._limits.rate is not None and not target.passes):
             return False
         return bool(target.queue) and target.free <= 0 and target.slots < slots
 
@@ -309,10 +321,14 @@ class TargetQueues(Generic[T]):
         rate, passes = self._limits.rate, len(target.passes)
         if rate is None or target.name is None:
             return False
-        usable = min(len(target.queue), max(1, self._room()))
+        return passes < self._usable(target) and passes <= rate * _IN_HAND / 2
+
+    def _usable(self, target: _Target[T]) -> int:
+        """How many passes the target's references could use soon: its part of what the lane could start."""
+        usable = max(1, self._room() // max(1, len(self._hopeful)))
         if self._limits.slots is not None:
-            usable = min(usable, target.free)
-        return passes < usable and passes <= rate * AHEAD / 2
+            usable = min(usable, max(1, target.free))
+        return min(usable, len(target.queue))
 
     def _look_again(self, target: _Target[T], at: float) -> None:
         if at == target.wake_at:
@@ -345,9 +361,9 @@ class TargetQueues(Generic[T]):
         self._wake()
 
     def _spare(self) -> int:
-        """How many more the lane could start than there are ready."""
-        room = self._room()
-        return room - self.ready(room) if room > 0 else 0
+        """For how many more references targets may be asked. Passes that wait for the lane hold up nobody; slots do."""
+        room = max(0, self._room())
+        return max(1, room) if self._limits.slots is None else room + _IDLE_SLOTS - self._idle
 
     async def _ask_all(self) -> None:
         try:
@@ -361,16 +377,19 @@ class TargetQueues(Generic[T]):
         """The targets to ask next, each with how many references of it the lane could start."""
         asked = [(target, 0) for target in _pop(self._chores, _ASKED_AT_ONCE) if not target.is_asking]
         spare = self._spare()
-        targets = _pop(self._asks, min(spare, _ASKED_AT_ONCE - len(asked)))
+        most = spare if self._limits.slots is not None else _ASKED_AT_ONCE
+        targets = _pop(self._asks, min(most, _ASKED_AT_ONCE - len(asked)))
         busy = {target for target, _ in asked}
-        return asked + [(target, max(1, spare // len(targets))) for target in targets if target not in busy]
+        share = max(1, min(spare, self._room()) // max(1, len(targets)))
+        return asked + [(target, share) for target in targets if target not in busy]
 
     async def _ask(self, target: _Target[T], share: int) -> None:
         target.is_asking = True
         try:
-            await self._ask_slots(target, share)
             if share and self._lacks_passes(target) and target.passes_at <= self._now():
-                await self._ask_passes(target, share)
+                await self._ask_passes(target)
+            if not share or (self._lacks_slots(target) and target.slots_at <= self._now()):
+                await self._ask_slots(target, share)
             if target.look_at <= self._now():
                 await self._look_for_waiters(target)
             self._failing = False
@@ -391,8 +410,6 @@ class TargetQueues(Generic[T]):
         if limit is not None:
             useful = min(queued, max(share, min(target.free, self._room())))
             want += max(0, min(useful, limit - target.running))
-        if share and want <= target.slots:
-            return
         # What goes back is not handed out any more while the answer is on its way.
         target.slots = min(target.slots, want)
         target.told = max(target.told, want)
@@ -408,23 +425,24 @@ class TargetQueues(Generic[T]):
             target.waits_until = self._clock.monotonic() + WAITER_SECONDS
             await self._limits.join_waiters(name)
 
-    async def _ask_passes(self, target: _Target[T], share: int) -> None:
+    async def _ask_passes(self, target: _Target[T]) -> None:
         rate, name = self._limits.rate, target.name
         assert rate is not None
         assert name is not None
-        most = min(share, len(target.queue) - len(target.passes))
-        most = most if self._limits.slots is None else min(most, target.free)
-        count = max(1, min(most, int(rate * AHEAD)))
+        count = max(1, min(self._usable(target) - len(target.passes), int(rate * _IN_HAND)))
         wait = await self._limits.reserve(name, count)
         if self._limits.rate != rate:
             return
-        now = self._clock.monotonic()
+        now, chance = self._clock.monotonic(), self._clock.jitter()
         if wait > AHEAD:
-            # Before it is due: whoever asks late uses less than the rate allows.
-            target.passes_at = now + wait - AHEAD / 2
-        else:
-            target.passes_at = 0.0
-            target.passes.extend(now + wait + number / rate for number in range(count))
+            # Before it is due: whoever asks late uses less than the rate allows. Not all workers in one moment.
+            target.passes_at = now + wait - AHEAD * (1 + 2 * chance) / 4
+            return
+        own = max(0.0, target.passes[-1] - now) if target.passes else 0.0
+        target.passes.extend(now + wait + number / rate for number in range(count))
+        # If others had the passes before these, they have their chance at those after them.
+        is_shared = wait > own + 1 / rate + _TICK
+        target.passes_at = now + wait + chance * min(1 / rate, _IN_HAND) if is_shared else 0.0
 
     async def _look_for_waiters(self, target: _Target[T]) -> None:
         """See whether another worker waits for what this one has all the time."""

@@ -63,6 +63,7 @@ def passes_are_reserved_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all that the lane could start, however long it takes until they may."""
     monkeypatch.setattr(limits, "AHEAD", 1e9)
     monkeypatch.setattr(target_queues, "AHEAD", 1e9)
+    monkeypatch.setattr(target_queues, "_IN_HAND", 1e9)
 
 
 def nothing_is_fed_to_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
