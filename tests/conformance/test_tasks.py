@@ -1,6 +1,7 @@
 """The Tasks seam, over every engine behind it."""
 
 import asyncio
+import copy
 import json
 from collections import Counter
 
@@ -554,6 +555,36 @@ class TestDelete:
         await tasks.put(run, seeds(3))
         assert await tasks.unfinished(run, range(5)) == frozenset(range(3))
         assert await tasks.counts(run) == Counts()
+
+    async def test_a_late_writer_of_a_deleted_run_changes_no_later_one(self, tasks: Tasks, clock: ManualClock) -> None:
+        await late_writer_of_a_deleted_run(tasks, clock)
+
+
+async def late_writer_of_a_deleted_run(tasks: Tasks, clock: ManualClock) -> None:
+    """What a writer knew of a run before it was deleted leads to none that came after."""
+    run = await filled(tasks, clock, 5)
+    await tasks.counts(run)
+    late = as_it_stands(tasks)
+    while await tasks.delete(run, 100):
+        pass
+    new = await filled(tasks, clock, 5)
+    assert (await late.finish(run, [end(0), end(1, FAILED, code="late")])).moved == frozenset()
+    assert await late.cancel_pending(run, 10, 1.0) == 0
+    await late.note(run, [TaskEvent(2, 1.0, "late", "{}")])
+    assert await late.at(run, range(5)) == []
+    assert await tasks.unfinished(new, range(5)) == frozenset(range(5))
+    assert (await tasks.counts(new), await tasks.recount(new)) == (Counts(), Counts())
+    assert await tasks.error_codes(new, 10) == []
+    assert (await tasks.events(new, None, None, 10)).items == []
+
+
+def as_it_stands(tasks: Tasks) -> Tasks:
+    """The same engine with what it remembers now, as another process has it whatever becomes of it here."""
+    late = copy.copy(tasks)
+    for name, value in vars(tasks).items():
+        if isinstance(value, dict):
+            setattr(late, name, dict(value))
+    return late
 
 
 class TestTenants:

@@ -26,6 +26,7 @@ from conveyor.model import Ingested, RunId
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.clocks import ManualClock
+from tests.conformance.test_tasks import late_writer_of_a_deleted_run
 from tests.jobs import end, make_run, seeds, some_ranges
 from tests.places import quick_place
 
@@ -301,6 +302,13 @@ def _old_run(db: apsw.Connection) -> None:
         )
 
 
+async def test_a_late_writer_of_a_deleted_run_changes_no_later_one() -> None:
+    clock = ManualClock()
+    with quick_place() as place:
+        async with SqliteEngine.open(place, clock) as engine:
+            await late_writer_of_a_deleted_run(engine.tasks, clock)
+
+
 class TestSchema:
     async def test_a_newer_database_is_refused_and_left_alone(self, place: Path) -> None:
         async with open_database(place) as database:
@@ -320,6 +328,24 @@ class TestSchema:
             assert await database.row("PRAGMA user_version", {}) == (len(MIGRATIONS),)
         async with open_database(place) as database:
             assert await database.rows("SELECT name, sql FROM sqlite_schema ORDER BY name", {}) == before
+
+    async def test_numbers_of_runs_go_on_above_all_that_were_there(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of runs that are gone too, as far as a row tells of them."""
+        monkeypatch.setattr(module, "MIGRATIONS", MIGRATIONS[:1])
+        async with open_database(place) as database:
+            await database.change("INSERT INTO task_runs (run_no, run_id, tenant, failed) VALUES (3, 'r', 't', 7)", {})
+            await database.change("INSERT INTO task_events VALUES (1, 8, 0, 0.0, 'late', '{}')", {})
+        monkeypatch.undo()
+        insert_run = "INSERT INTO task_runs (run_id, tenant) VALUES (:run_id, 't')"
+        async with open_database(place) as database:
+            assert await database.rows("SELECT run_no, run_id, tenant, failed FROM task_runs", {}) == [(3, "r", "t", 7)]
+            for name in ("s", "t"):
+                await database.change(insert_run, {"run_id": name})
+                await database.change("DELETE FROM task_runs WHERE run_id = :run_id", {"run_id": name})
+            await database.change(insert_run, {"run_id": "u"})
+            assert await database.row("SELECT run_no FROM task_runs WHERE run_id = 'u'", {}) == (11,)
 
     async def test_a_migration_that_fails_leaves_the_version_before(
         self, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,11 @@ def named_queries(name: str) -> dict[str, str]:
 
 
 # Each entry brings a database of the version before it up by one; the first makes it from nothing.
-MIGRATIONS: tuple[str, ...] = (sql_file("schema.sql"), sql_file("migrations/0002_ingest_sums.sql"))
+MIGRATIONS: tuple[str, ...] = (
+    sql_file("schema.sql"),
+    sql_file("migrations/0002_ingest_sums.sql"),
+    sql_file("migrations/0003_run_numbers.sql"),
+)
 
 
 class _Write:

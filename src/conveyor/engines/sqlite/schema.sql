@@ -1,4 +1,5 @@
--- SPEC §5 describes every table. A change here is a new step in migrations (database.py) and a change of SPEC §5.
+-- SPEC §5 describes every table. This is the first version: a change is a new file in migrations/, named in
+-- MIGRATIONS (database.py), and a change of SPEC §5.
 
 CREATE TABLE jobs (
     job_id TEXT PRIMARY KEY,

@@ -290,7 +290,9 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finish
 
 
 def _count(db: apsw.Connection, number: int, more: Counts) -> Counts:
-    return Counts(*_row(db, SQL["count"], {"run_no": number, **msgspec.structs.asdict(more)}))
+    row = db.execute(SQL["count"], {"run_no": number, **msgspec.structs.asdict(more)}).fetchone()
+    # A late writer: the run was deleted since its number was looked up, and nothing moved.
+    return Counts(*row) if row else Counts()
 
 
 def _page_query(where: TaskFilter) -> str:

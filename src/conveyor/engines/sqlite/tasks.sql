@@ -117,8 +117,10 @@ WHERE run_no = :run_no AND idx > :after AND idx <= :last
 ORDER BY idx;
 
 -- name: note
+-- Not for a run that was deleted since its number was looked up: nobody would remove them.
 INSERT INTO task_events (run_no, idx, at, event, data)
-SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM jsonb_each(:events);
+SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM jsonb_each(:events)
+WHERE EXISTS (SELECT 1 FROM task_runs WHERE run_no = :run_no);
 
 -- name: events
 SELECT seq, at, event, :run_id, idx, data FROM task_events
