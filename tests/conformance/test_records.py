@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor.engines.ingest_sums import sums_of
-from conveyor.engines.records import IdempotencyRow, Records
+from conveyor.engines.records import IdempotencyRow, Records, Row
 from conveyor.errors import BadCursor
 from conveyor.model import (
     ApiKey,
@@ -255,7 +255,8 @@ class TestClaims:
         await records.claim(row(clock, ttl=5))
         await records.claim(row(clock, key="k2", ttl=50))
         clock.advance(6)
-        await records.sweep_expired(10)
+        await records.purge_expired(10)
+        assert await records.purge_expired(10) == 0
         assert (await records.claim(row(clock))).granted
         assert not (await records.claim(row(clock, key="k2"))).granted
 
@@ -809,15 +810,117 @@ class TestUploads:
         clock.advance(99)
         assert await records.upload("upload_1") is not None
 
-    async def test_expired_ones_are_swept_and_named(self, records: Records, clock: ManualClock) -> None:
+    async def test_an_expired_one_is_found_until_it_is_forgotten(self, records: Records, clock: ManualClock) -> None:
+        """Its object is removed in between: were the row first to go, nobody would know of it after a crash."""
         for number in range(5):
-            await records.create_upload(upload(clock, f"upload_{number}", ttl=60 if number < 3 else 600), None)
-        assert await records.sweep_expired(10) == []
-        clock.advance(61)
-        first, second = await records.sweep_expired(2), await records.sweep_expired(2)
-        assert {one.upload_id for one in [*first, *second]} == {"upload_0", "upload_1", "upload_2"}
-        assert await records.sweep_expired(2) == []
+            await records.create_upload(upload(clock, f"upload_{number}", ttl=60 + number if number < 3 else 600), None)
+        assert await records.expired_uploads(clock.now(), 10) == []
+        assert not await records.forget_upload("upload_0")
+        clock.advance(65)
+        assert await records.expired_uploads(clock.now() - 30, 10) == []
+        for _ in range(2):
+            found = await records.expired_uploads(clock.now(), 2)
+            assert [each.upload_id for each in found] == ["upload_0", "upload_1"]
+        assert [await records.forget_upload(each.upload_id) for each in found] == [True, True]
+        assert [each.upload_id for each in await records.expired_uploads(clock.now(), 2)] == ["upload_2"]
+        assert not await records.forget_upload("upload_0")
+        await records.keep_upload("upload_2", clock.now() + 60)
+        assert not await records.forget_upload("upload_2"), "kept meanwhile"
         assert await records.upload("upload_3") is not None
+
+
+class TestReferences:
+    """An upload is kept while a job or a row refers to it."""
+
+    async def test_a_row_keeps_it_when_the_last_job_goes(self, records: Records, clock: ManualClock) -> None:
+        await row_keeps_an_upload(records, clock)
+
+    async def test_a_job_keeps_it_when_the_last_row_goes(self, records: Records, clock: ManualClock) -> None:
+        one = upload(clock)
+        await records.create_upload(one, None)
+        job = await created(records, clock, source=Source(one.key, one.size, one.sha256))
+        schedule = referring("schedule_1", one.upload_id)
+        await records.create_rows([schedule])
+        assert await records.remove_row(schedule)
+        assert await records.upload(one.upload_id) == one
+        await forgotten(records, job)
+        assert await records.upload(one.upload_id) is None
+
+    async def test_the_last_of_several_rows_lets_go_of_it(self, records: Records, clock: ManualClock) -> None:
+        one = upload(clock)
+        await records.create_upload(one, None)
+        rows = [referring(f"schedule_{number}", one.upload_id) for number in range(3)]
+        await records.create_rows(rows)
+        for each in rows:
+            assert await records.upload(one.upload_id) == one
+            assert await records.remove_row(each)
+            assert not await records.remove_row(each)
+        assert await records.upload(one.upload_id) is None
+
+    async def test_a_row_that_turns_to_another_lets_go_of_the_first(self, records: Records, clock: ManualClock) -> None:
+        first, second = upload(clock), upload(clock, "upload_2")
+        for each in (first, second):
+            await records.create_upload(each, None)
+        standing = referring("schedule_1", first.upload_id)
+        await records.create_rows([standing])
+        again = await records.replace_row(msgspec.structs.replace(standing, body=b"other times"))
+        assert again is not None
+        assert await records.upload(first.upload_id) == first, "it still refers to it"
+        stale = msgspec.structs.replace(standing, upload_id=second.upload_id)
+        assert await records.replace_row(stale) is None
+        assert await records.upload(first.upload_id) == first, "nothing was written"
+        other = await records.replace_row(msgspec.structs.replace(again, upload_id=second.upload_id))
+        assert other is not None
+        assert await records.row("schedule", ACME, "schedule_1") == other
+        assert await records.upload(first.upload_id) is None
+        clock.advance(600)
+        assert await records.upload(second.upload_id) == second
+        none = await records.replace_row(msgspec.structs.replace(other, upload_id=None))
+        assert none is not None
+        assert await records.upload(second.upload_id) is None
+
+    async def test_time_does_not_take_one_that_is_referred_to(self, records: Records, clock: ManualClock) -> None:
+        """A scheduler may be away for as long as it likes, and a run may take as long."""
+        for name in ("upload_1", "upload_2", "upload_3"):
+            await records.create_upload(upload(clock, name), None)
+        schedule = referring("schedule_1", "upload_1")
+        await records.create_rows([schedule])
+        second = upload(clock, "upload_2")
+        job = await created(records, clock, source=Source(second.key, second.size, second.sha256), expires_in=90 * DAY)
+        clock.advance(60 * DAY)
+        for _ in range(2):
+            assert [each.upload_id for each in await records.expired_uploads(clock.now(), 10)] == ["upload_3"]
+        for name in ("upload_1", "upload_2"):
+            assert not await records.forget_upload(name)
+            assert await records.upload(name) is not None
+        assert await records.remove_row(schedule)
+        await forgotten(records, job)
+        found = await records.expired_uploads(clock.now(), 10)
+        assert {each.upload_id for each in found} == {"upload_1", "upload_2", "upload_3"}
+
+
+def referring(id: str, upload_id: str) -> Row:
+    """A row that refers to an upload, as that of a schedule does."""
+    return Row("schedule", ACME, id, b"every day", upload_id=upload_id)
+
+
+async def forgotten(records: Records, job: Job) -> None:
+    assert await records.hide_job(job.tenant, job.job_id)
+    await records.forget_job(job.job_id)
+
+
+async def row_keeps_an_upload(records: Records, clock: ManualClock) -> None:
+    one = upload(clock)
+    await records.create_upload(one, None)
+    schedule = referring("schedule_1", one.upload_id)
+    await records.create_rows([schedule])
+    assert await records.row("schedule", ACME, "schedule_1") == schedule
+    await forgotten(records, await created(records, clock, source=Source(one.key, one.size, one.sha256)))
+    assert await records.upload(one.upload_id) == one
+    assert await records.expired_uploads(clock.now(), 10) == []
+    assert await records.remove_row(schedule)
+    assert await records.upload(one.upload_id) is None
+    assert [each.upload_id for each in await records.expired_uploads(clock.now(), 10)] == [one.upload_id]
 
 
 class TestDeleting:
@@ -872,7 +975,7 @@ class TestDeleting:
             await records.hide_job(ACME, job.job_id)
             await records.forget_job(job.job_id)
         assert await records.upload(one.upload_id) is None
-        assert [each.upload_id for each in await records.sweep_expired(10)] == [one.upload_id]
+        assert [each.upload_id for each in await records.expired_uploads(clock.now(), 10)] == [one.upload_id]
         assert await records.upload(unused.upload_id) is not None
 
 

@@ -121,6 +121,9 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "retention.export.before": ("exported", "exported_sorted"),
     "retention.forget.before": ("removed",),
     "retention.remove.before": ("removed",),
+    "retention.upload.before": ("removed",),
+    "retention.upload.between": ("removed",),
+    "retention.upload.after": ("removed",),
     "sqlite.commit.before": ("inline", "staged", "open", "upload"),
     "sqlite.commit.after": ("inline", "staged", "open", "upload"),
     "tasks.put.before": ("steps", "staged"),
@@ -401,7 +404,18 @@ def check_answers(place: Path) -> None:
 
 async def check_removed(place: Path, system: System) -> None:
     database = system.records._database  # type: ignore[attr-defined]
-    for table in ("jobs", "runs", "ranges", "tasks", "task_runs", "task_events", "task_errors", "messages", "leases"):
+    for table in (
+        "jobs",
+        "runs",
+        "ranges",
+        "tasks",
+        "task_runs",
+        "task_events",
+        "task_errors",
+        "messages",
+        "leases",
+        "uploads",
+    ):
         assert await database.rows(f"SELECT count(*) FROM {table}", {}) == [(0,)], table
     assert [path for path in (place / "data" / "blobs").rglob("*") if path.is_file()] == []
 

@@ -381,13 +381,34 @@ async def mark_stored(engine: PostgresEngine, clock: ManualClock) -> tuple[Opera
 
 
 @case
-async def sweep_expired(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def forget_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
     for number in range(3):
         upload = Upload(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 1)
         await engine.records.create_upload(upload, None)
     clock.advance(2)
-    return lambda: engine.records.sweep_expired(2), lambda: engine.records.sweep_expired(2)
+    return lambda: engine.records.forget_upload("upload_1"), lambda: engine.records.expired_uploads(now + 2, 5)
+
+
+@case
+async def replace_referring_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+    now = clock.now()
+    for number in range(2):
+        upload = Upload(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 600)
+        await engine.records.create_upload(upload, None)
+    made = Row("schedule", ACME, "one", b"", upload_id="upload_0")
+    await engine.records.create_rows([made])
+    other = msgspec.structs.replace(made, upload_id="upload_1")
+    return lambda: engine.records.replace_row(other), lambda: engine.records.expired_uploads(now, 5)
+
+
+@case
+async def remove_referring_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+    now = clock.now()
+    await engine.records.create_upload(Upload(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
+    made = Row("schedule", ACME, "one", b"", upload_id="upload_1")
+    await engine.records.create_rows([made])
+    return lambda: engine.records.remove_row(made), lambda: engine.records.expired_uploads(now, 5)
 
 
 @case

@@ -288,7 +288,7 @@ class TestCalls:
         assert (row.due_at, callback_of(row).token) == (None, "")
         # The row goes by itself.
         clock.advance(self.roles.system.settings.callback_log_seconds + 1)
-        await self.roles.system.records.sweep_expired(10)
+        await self.roles.system.records.purge_expired(10)
         assert await self.roles.rows() == []
 
     async def test_heartbeats_that_are_refused_come_again_soon(self, clock: JumpingClock, between: Between) -> None:

@@ -33,6 +33,7 @@ from conveyor.engines.records import Row
 from conveyor.errors import InvalidField
 from conveyor.model import Job, Upload
 from conveyor.outbound import Outbound
+from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from conveyor.targets import TargetGuard
@@ -56,6 +57,10 @@ async def clock() -> ManualClock:  # type: ignore[override]
 def scheduler_of(system: System, name: str = "scheduler") -> Scheduler:
     guard = TargetGuard(allow_private=system.settings.allow_private_targets, clock=system.clock)
     return Scheduler(system, Outbound(guard), name)
+
+
+def retention(system: System) -> Retention:
+    return Retention(system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock)
 
 
 @pytest.fixture
@@ -484,10 +489,7 @@ class TestSources:
         for day in range(40):
             clock.advance(DAY)
             await run(scheduler)
-            for job in await system.records.hidden_jobs(clock.now(), 10):
-                await system.records.forget_job(job.job_id)
-            for upload in await system.records.sweep_expired(10):
-                await system.blobs.delete([upload.key])
+            await retention(system).run_once()
             found = await shown(server, schedule["id"])
             assert found["fires"][-1]["error"] is None, day
         assert found["fired"] == 40
@@ -497,10 +499,98 @@ class TestSources:
             clock.advance(5 * DAY)
             await run(scheduler)
         assert await system.records.upload(upload_id) is not None
-        # Once it is gone, the list goes in its time.
+        # Once it is gone, so is the list.
         await server.request("DELETE", f"/v1/schedules/{schedule['id']}")
-        clock.advance(KEEP_UPLOAD_SECONDS + DAY)
         assert await system.records.upload(upload_id) is None
+
+    async def test_an_upload_outlives_a_job_that_was_deleted(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        upload_id = await server.upload(f"{URL}\n".encode())
+        job = (await server.submit({"source": {"upload_id": upload_id}})).json
+        schedule = await made(server, job={"source": {"upload_id": upload_id}})
+        assert (await server.request("DELETE", f"/v1/jobs/{job['id']}")).status == 204
+        await self.settle(system, clock)
+        assert (await server.get(f"/v1/uploads/{upload_id}")).json["stored"]
+        clock.advance(HOUR)
+        await run(scheduler)
+        assert (await shown(server, schedule["id"]))["fires"][-1]["error"] is None
+        assert (await server.request("DELETE", f"/v1/schedules/{schedule['id']}")).status == 204
+        assert (await server.get(f"/v1/uploads/{upload_id}")).status == 404
+        await self.settle(system, clock)
+        assert await system.blobs.size(f"uploads/{ACME}/{upload_id}") is None
+        assert await self.lists(system) == [f"{URL}\n".encode()], "the job has a copy of its own"
+
+    async def test_another_upload_takes_the_place_of_the_first(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        first, second = await server.upload(f"{URL}1\n".encode()), await server.upload(f"{URL}2\n".encode())
+        schedule = await made(server, job={"source": {"upload_id": first}})
+        clock.advance(HOUR)
+        await run(scheduler)
+        changed = {"job": {"kind": "fetch", "source": {"upload_id": second}}}
+        patched = await server.request("PATCH", f"/v1/schedules/{schedule['id']}", body=json.dumps(changed).encode())
+        assert patched.status == 200, patched.body
+        # Its own time is over, too.
+        clock.advance(2 * DAY)
+        await self.settle(system, clock)
+        assert await system.blobs.size(f"uploads/{ACME}/{first}") is None
+        assert (await server.get(f"/v1/uploads/{second}")).json["stored"]
+        await run(scheduler)
+        assert await self.lists(system) == [f"{URL}1\n".encode(), f"{URL}2\n".encode()]
+
+    async def test_a_fire_that_is_in_flight_when_its_schedule_is_removed_has_its_list(
+        self,
+        server: Api,
+        system: System,
+        clock: ManualClock,
+        scheduler: Scheduler,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        upload_id = await server.upload(f"{URL}\n".encode())
+        schedule = await made(server, job={"source": {"upload_id": upload_id}})
+        staged, go = asyncio.Event(), asyncio.Event()
+        stage = scheduler._sources.stage
+
+        async def halting(*given: Any) -> Any:
+            source = await stage(*given)
+            staged.set()
+            await go.wait()
+            return source
+
+        monkeypatch.setattr(scheduler._sources, "stage", halting)
+        clock.advance(HOUR)
+        await scheduler.tick()
+        await staged.wait()
+        assert (await server.request("DELETE", f"/v1/schedules/{schedule['id']}")).status == 204
+        await self.settle(system, clock)
+        assert await system.blobs.size(f"uploads/{ACME}/{upload_id}") is None
+        go.set()
+        await run(scheduler)
+        assert await self.lists(system) == [f"{URL}\n".encode()]
+
+    async def test_a_schedule_of_an_older_version_comes_to_refer_to_its_upload(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        """DynamoDB has such rows: they are never written anew all at once."""
+        upload_id = await server.upload(f"{URL}\n".encode())
+        schedule = await made(server, cron="0 0 1 1 *", job={"source": {"upload_id": upload_id}})
+        row = await system.records.row(SCHEDULE, ACME, schedule["id"])
+        assert row is not None
+        await system.records.replace_row(msgspec.structs.replace(row, upload_id=None))
+        await system.records.keep_upload(upload_id, clock.now() + KEEP_UPLOAD_SECONDS)
+        clock.advance(KEEP_UPLOAD_SECONDS / 2)
+        await run(scheduler)
+        found = await system.records.row(SCHEDULE, ACME, schedule["id"])
+        assert found is not None
+        assert found.upload_id == upload_id
+
+    async def settle(self, system: System, clock: ManualClock) -> None:
+        """Let retention remove what it may: jobs, and then uploads that nothing refers to any more."""
+        for _ in range(2):
+            clock.advance(SETTLE_SECONDS / 2 + 1)
+            while await retention(system).run_once() != Removed():
+                pass
 
     @pytest.mark.parametrize(
         ("path", "error"),

@@ -29,6 +29,7 @@ from conveyor.accept.schedules import (
     fire_job_id,
     schedule_of,
     template_of,
+    upload_of,
     with_schedule,
 )
 from conveyor.accept.sources import Sources, SourceUnavailable
@@ -140,8 +141,9 @@ class Scheduler:
         """See to a schedule that is due: fire it, keep its upload, or both."""
         schedule = schedule_of(row)
         if schedule.keep_at is not None and schedule.keep_at <= self._clock.now():
-            keep_at = await self._schedules.keep_upload(template_of(bytes(schedule.job)))
-            schedule = msgspec.structs.replace(schedule, keep_at=keep_at)
+            template = template_of(bytes(schedule.job))
+            row = msgspec.structs.replace(row, upload_id=upload_of(template))
+            schedule = msgspec.structs.replace(schedule, keep_at=await self._schedules.keep_upload(template))
         plan = self._plan(schedule)
         if plan.at is None:
             await self._records.replace_row(with_schedule(row, self._past(schedule, self._clock.now())))

@@ -32,7 +32,8 @@ MAX_TEMPLATE = 256 * 1024
 NEXT_FIRES = 5
 # Fires that a schedule shows.
 SHOWN_FIRES = 20
-# An upload that a schedule reads is kept for so long at a time, and kept on at half of it.
+# The row of a schedule refers to its upload, which is kept for that. Rows that an older Conveyor wrote do not say so:
+# their uploads are kept for so long at a time, and at half of it the row is written anew.
 KEEP_UPLOAD_SECONDS = 14 * 86_400.0
 
 _ID = re.compile(r"schedule_[0-9a-z]{26}")
@@ -160,6 +161,11 @@ def template_of(raw: bytes) -> Template:
     return Template(spec, source)
 
 
+def upload_of(template: Template) -> str | None:
+    """The upload that each fire reads."""
+    return None if template.source is None else template.source.upload_id
+
+
 class Schedules:
     """Makes, shows, changes and removes schedules."""
 
@@ -192,7 +198,7 @@ class Schedules:
                 next_fire=_first(spec.cron, spec.timezone, now),
                 keep_at=await self.keep_upload(template),
             )
-            made = with_schedule(Row(SCHEDULE, tenant, ticket.subject, b""), schedule)
+            made = with_schedule(Row(SCHEDULE, tenant, ticket.subject, b"", upload_id=upload_of(template)), schedule)
             body = msgspec.json.encode(schedule_json(made, now))
             row = ticket.answer(CREATED, body, self._requests.keep_until)
             crashpoint("schedule.create.before")
@@ -221,12 +227,14 @@ class Schedules:
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
         _check_name(given.get("name"))
         keep: dict[str, Any] = {}
+        reads: dict[str, Any] = {}
         if "job" in given:
             await self.find(tenant, schedule_id)
             template = await self._checked(tenant, bytes(given["job"]))
             keep = {"keep_at": await self.keep_upload(template)}
+            reads = {"upload_id": upload_of(template)}
         for _ in range(_TRIES):
-            row = await self.find(tenant, schedule_id)
+            row = msgspec.structs.replace(await self.find(tenant, schedule_id), **reads)
             changed = msgspec.structs.replace(schedule_of(row), **given, **keep)
             check_cron(changed.cron, changed.timezone)
             if not {"cron", "timezone", "paused"}.isdisjoint(given):
@@ -242,7 +250,7 @@ class Schedules:
         raise _contended()
 
     async def remove(self, tenant: TenantId, schedule_id: str) -> None:
-        """Remove a schedule. The jobs that it made stay."""
+        """Remove a schedule. The jobs that it made stay; its upload goes, unless something else refers to it."""
         for _ in range(_TRIES):
             row = await self.find(tenant, schedule_id)
             crashpoint("schedule.remove.before")
@@ -252,12 +260,12 @@ class Schedules:
         raise _contended()
 
     async def keep_upload(self, template: Template) -> float | None:
-        """Keep the upload that it reads; returns when that is to be done again. It expires by itself once nobody keeps
-        it."""
-        if template.source is None or template.source.upload_id is None:
+        """Keep the upload that it reads until the row refers to it; returns when that is to be done again."""
+        upload_id = upload_of(template)
+        if upload_id is None:
             return None
         now = self._clock.now()
-        await self._records.keep_upload(template.source.upload_id, now + KEEP_UPLOAD_SECONDS)
+        await self._records.keep_upload(upload_id, now + KEEP_UPLOAD_SECONDS)
         return now + KEEP_UPLOAD_SECONDS / 2
 
     async def _checked(self, tenant: TenantId, raw: bytes) -> Template:

@@ -7,6 +7,7 @@ import msgspec
 
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.model import (
+    UPLOADS,
     ApiKey,
     Event,
     Ingested,
@@ -65,6 +66,15 @@ class Row(msgspec.Struct, frozen=True):
     expires_at: float | None = None
     # The job that it goes with.
     job_id: JobId | None = None
+    # The upload that it refers to, which is kept while the row is there.
+    upload_id: str | None = None
+
+
+def upload_of(source_key: str | None) -> str | None:
+    """The upload that a job with this source was made of."""
+    if source_key is None or not source_key.startswith(UPLOADS):
+        return None
+    return source_key.rpartition("/")[2] or None
 
 
 class JobRecords(Protocol):
@@ -143,8 +153,8 @@ class JobRecords(Protocol):
         """Jobs that were deleted or expired by then and whose rows are still there."""
 
     async def forget_job(self, job_id: JobId) -> None:
-        """Remove a hidden job, its runs, ranges, notices and all rows of it. The upload it was made of expires with
-        it, unless another job was made of it too."""
+        """Remove a hidden job, its runs, ranges, notices and all rows of it. The upload that it was made of expires at
+        once unless another job or a row refers to it."""
 
 
 class IngestRecords(Protocol):
@@ -199,7 +209,7 @@ class AccessRecords(Protocol):
         """Keep an upload that is promised, and the answer to the claimed request, as create_job does."""
 
     async def upload(self, upload_id: str) -> Upload | None:
-        """An upload that has not expired."""
+        """An upload that has not expired, or that a job or a row refers to."""
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
         """Let an upload expire no sooner than `until`."""
@@ -207,9 +217,16 @@ class AccessRecords(Protocol):
     async def mark_stored(self, upload_id: str) -> bool:
         """Say that the list is there. True once: an upload is filled one time."""
 
-    async def sweep_expired(self, limit: int) -> list[Upload]:
-        """Remove expired idempotency rows and expired rows that are not due any more, and up to `limit` expired
-        uploads, which are returned for their blobs."""
+    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+        """Uploads that expired by then and that no job and no row refers to. Each is found until it is forgotten: its
+        object is removed first."""
+
+    async def forget_upload(self, upload_id: str) -> bool:
+        """Forget an upload that `expired_uploads` found. False if it was kept longer, or is referred to, by now."""
+
+    async def purge_expired(self, limit: int) -> int:
+        """Remove up to `limit` expired idempotency rows, and as many expired rows that are not due any more; returns
+        how many. There may be more until it is 0."""
 
     async def create_key(self, key: ApiKey) -> None:
         """Keep a new API key."""
@@ -239,10 +256,11 @@ class RowRecords(Protocol):
 
     async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
         """Write a row over the one whose version it carries, and the notice with it; returns it with its new version.
-        None, and nothing written, if that version no longer stands or has expired."""
+        None, and nothing written, if that version no longer stands or has expired. An upload that it no longer refers
+        to expires as by forget_job."""
 
     async def remove_row(self, row: Row) -> bool:
-        """Remove a row if its version still stands."""
+        """Remove a row if its version still stands. The upload that it refers to expires as by forget_job."""
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None

@@ -1,7 +1,7 @@
 """Retention: removes what has expired or was deleted, a bounded step at a time, and can be interrupted anywhere.
 
 Readers compare expiry themselves and see none of it any more; this only gives the space back. The job's own row goes
-last: while it is there, the rest is found again.
+last: while it is there, the rest is found again. So it is everywhere: an object goes before the row that names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.isolation import Isolation, in_turn
 from conveyor.letters import read_letter
-from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, export_prefix
+from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, Upload, export_prefix
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -33,6 +33,8 @@ _ROWS = 5000
 _BLOBS = 1000
 _LETTERS = 1000
 _EXPORTS = 1000
+_UPLOADS = 1000
+_EXPIRED = 1000
 
 
 class Removed(msgspec.Struct):
@@ -44,6 +46,8 @@ class Removed(msgspec.Struct):
     letters: int = 0
     uploads: int = 0
     exports: int = 0
+    # Idempotency rows, and rows of all kinds.
+    expired: int = 0
 
 
 class Retention:
@@ -64,6 +68,7 @@ class Retention:
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
+        """Each step is bounded, and the next follows at once while there is more: what arrives is removed as fast."""
         removed = await self.run_once()
         metrics.count(metrics.REMOVED, removed)
         if removed == Removed():
@@ -76,7 +81,7 @@ class Retention:
 
     async def run_once(self) -> Removed:
         removed = Removed()
-        parts = (self._remove_jobs, self._remove_exports, self._remove_expired)
+        parts = (self._remove_jobs, self._remove_exports, self._remove_uploads, self._purge_expired)
         await in_turn(*(partial(part, removed) for part in parts))
         return removed
 
@@ -95,10 +100,8 @@ class Retention:
             with self._isolation.item(job.job_id):
                 await self._forget(job, removed)
 
-    async def _remove_expired(self, removed: Removed) -> None:
-        for upload in await self._records.sweep_expired(_BLOBS):
-            await self._blobs.delete([upload.key])
-            removed.uploads += 1
+    async def _purge_expired(self, removed: Removed) -> None:
+        removed.expired += await self._records.purge_expired(_EXPIRED)
 
     async def _empty(self, job: Job, removed: Removed) -> bool:
         """Remove some of a job; True when nothing was left but its rows in the records."""
@@ -139,6 +142,22 @@ class Retention:
         if not blobs:
             await self._coordinator.forget(export_lease(job_id, row.id))
             removed.exports += await self._records.remove_row(row)
+
+    async def _remove_uploads(self, removed: Removed) -> None:
+        """Uploads that expired and that nothing refers to. Whoever saw one before it expired has had the time to refer
+        to it."""
+        by = self._clock.now() - SETTLE_SECONDS
+        for upload in await self._records.expired_uploads(by, _UPLOADS + self._isolation.failing):
+            if not self._isolation.is_resting(upload.upload_id):
+                with self._isolation.item(upload.upload_id):
+                    await self._remove_upload(upload, removed)
+
+    async def _remove_upload(self, upload: Upload, removed: Removed) -> None:
+        crashpoint("retention.upload.before")
+        await self._blobs.delete([upload.key])
+        crashpoint("retention.upload.between")
+        removed.uploads += await self._records.forget_upload(upload.upload_id)
+        crashpoint("retention.upload.after")
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
         gone = {job.job_id for job in jobs}

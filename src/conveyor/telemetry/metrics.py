@@ -113,7 +113,7 @@ CALLBACKS = Counter(
 REMOVED = Counter(
     "conveyor_removed_total",
     "What retention removed.",
-    what=("jobs", "tasks", "blobs", "letters", "uploads", "exports"),
+    what=("jobs", "tasks", "blobs", "letters", "uploads", "exports", "expired"),
 )
 BREAKER_CHANGES = Counter(
     "conveyor_breaker_changes_total", "Breakers that were opened or closed.", to=("open", "closed")

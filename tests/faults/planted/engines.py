@@ -2,8 +2,15 @@
 
 import pytest
 
-from conveyor.engines.sqlite import database
+from conveyor.engines.sqlite import access, database
+from conveyor.faults import crashpoint
+from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from tests.faults.planted import Planted
+from tests.flow.test_retention import (
+    test_a_death_between_an_uploads_object_and_its_row_leaves_neither,
+    test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it,
+    test_expired_rows_are_removed_as_fast_as_they_come,
+)
 from tests.unit.test_database import test_a_late_writer_of_a_deleted_run_changes_no_later_one
 
 
@@ -13,7 +20,55 @@ def reuse_run_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database, "MIGRATIONS", (first, "SELECT 1", *later))
 
 
+def keep_uploads_for_jobs_alone(patch: pytest.MonkeyPatch) -> None:
+    """References of rows are not looked for."""
+    for name, text in access.SQL.items():
+        ignored = text.replace(
+            "EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)", "EXISTS (SELECT 1 WHERE 0)"
+        )
+        patch.setitem(access.SQL, name, ignored)
+
+
+def remove_the_row_of_an_upload_first(patch: pytest.MonkeyPatch) -> None:
+    async def remove(self: Retention, removed: Removed) -> None:
+        for upload in await self._records.expired_uploads(self._clock.now() - SETTLE_SECONDS, 1000):
+            crashpoint("retention.upload.before")
+            removed.uploads += await self._records.forget_upload(upload.upload_id)
+            crashpoint("retention.upload.between")
+            await self._blobs.delete([upload.key])
+            crashpoint("retention.upload.after")
+
+    patch.setattr(Retention, "_remove_uploads", remove)
+
+
+def rest_while_there_is_more(patch: pytest.MonkeyPatch) -> None:
+    """Expired rows that were removed do not count, so that the next step is made seconds later."""
+    once = Retention.run_once
+
+    async def uncounted(self: Retention) -> Removed:
+        removed = await once(self)
+        removed.expired = 0
+        return removed
+
+    patch.setattr(Retention, "run_once", uncounted)
+
+
 PLANTED = [
+    Planted(
+        "an upload goes with its last job",
+        keep_uploads_for_jobs_alone,
+        test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it,
+    ),
+    Planted(
+        "the row of an upload goes before its object",
+        remove_the_row_of_an_upload_first,
+        test_a_death_between_an_uploads_object_and_its_row_leaves_neither,
+    ),
+    Planted(
+        "retention rests while there are expired rows",
+        rest_while_there_is_more,
+        test_expired_rows_are_removed_as_fast_as_they_come,
+    ),
     Planted(
         "the number of a deleted run is reused",
         reuse_run_numbers,

@@ -21,11 +21,13 @@ from conveyor.engines.dynamodb.items import (
 from conveyor.engines.dynamodb.schema import EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import Found, Key, Plan, Table
-from conveyor.engines.dynamodb.wire import Refused
 from conveyor.engines.records import Claimed, IdempotencyRow
 from conveyor.model import ApiKey, TenantId, Upload
 
 replace = msgspec.structs.replace
+
+# An upload that has expired and is referred to is looked at again after this.
+_KEPT_SECONDS = 86_400.0
 
 
 class Requested(msgspec.Struct, frozen=True):
@@ -94,8 +96,11 @@ class DynamoAccess:
 
     async def upload(self, upload_id: str) -> Upload | None:
         item = await self._table.get(upload_key(upload_id))
-        upload = None if item is None else upload_of(item)
-        return upload if upload is not None and upload.expires_at > self._clock.now() else None
+        if item is None:
+            return None
+        upload = upload_of(item)
+        live = upload.expires_at > self._clock.now() or await _is_used(self._table, upload_id)
+        return upload if live else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
         async def plan() -> Plan[None]:
@@ -117,17 +122,31 @@ class DynamoAccess:
 
         return await self._table.change(plan)
 
-    async def sweep_expired(self, limit: int) -> list[Upload]:
-        by = RangeKey("es").lte(self._clock.now())
-        swept: list[Upload] = []
-        for item in await spread(self._table, "ep", "Uploads", by, index=EXPIRING, limit=limit):
-            try:
-                await self._table.write([self._table.drop(Found(Key(item["pk"], item["sk"]), item))])
-            except Refused:
-                # Kept longer meanwhile, or swept by another.
-                continue
-            swept.append(upload_of(item))
-        return swept
+    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+        within = RangeKey("es").lte(by)
+        found = await spread(self._table, "ep", "Uploads", within, index=EXPIRING, limit=limit)
+        uploads = [upload_of(item) for item in found]
+        used = [await _is_used(self._table, upload.upload_id) for upload in uploads]
+        for upload, kept in zip(uploads, used, strict=True):
+            if kept:
+                # Out of the way of those behind it.
+                await self.keep_upload(upload.upload_id, self._clock.now() + _KEPT_SECONDS)
+        return [upload for upload, kept in zip(uploads, used, strict=True) if not kept]
+
+    async def forget_upload(self, upload_id: str) -> bool:
+        async def plan() -> Plan[bool]:
+            (found,) = await self._table.read(upload_key(upload_id))
+            if found.item is None or upload_of(found.item).expires_at > self._clock.now():
+                return Plan(False)
+            if await _is_used(self._table, upload_id):
+                return Plan(False)
+            return Plan(True, [self._table.drop(found)])
+
+        return await self._table.change(plan)
+
+    async def purge_expired(self, limit: int) -> int:
+        """Left to TTL."""
+        return 0
 
     async def create_key(self, key: ApiKey) -> None:
         await self._table.write([self._table.save(Found(api_key_key(key.key_id), None), api_key_item(key))])
@@ -150,6 +169,25 @@ class DynamoAccess:
             return Plan(True, [] if "revoked_at" in found.item else [self._table.save(found, {"revoked_at": at})])
 
         return await self._table.change(plan)
+
+
+async def release_upload(table: Table, upload_id: str, now: float) -> None:
+    """Something that referred to an upload is gone. It expires unless something else does. Who refers to it at this
+    very moment is not seen, and need not be: readers and retention look for references, too."""
+
+    async def plan() -> Plan[None]:
+        (found,) = await table.read(upload_key(upload_id))
+        if found.item is None or found.item["expires_at"] <= now or await _is_used(table, upload_id):
+            return Plan(None)
+        return Plan(None, [table.save(found, {"expires_at": now, "es": now})])
+
+    await table.change(plan)
+
+
+async def _is_used(table: Table, upload_id: str) -> bool:
+    """Whether a job or a row refers to it: their items stand before its own."""
+    own = upload_key(upload_id)
+    return bool(await table.query(HashKey("pk", own.pk) & RangeKey("sk").lt(own.sk), most=1))
 
 
 def request_keys(answer: IdempotencyRow | None) -> list[Key]:

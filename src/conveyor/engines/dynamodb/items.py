@@ -101,6 +101,11 @@ def upload_use_key(upload_id: str, job_id: JobId) -> Key:
     return Key(f"Upload#{upload_id}", f"job#{job_id}")
 
 
+def upload_row_key(upload_id: str, row: Row) -> Key:
+    """Says that a row refers to an upload."""
+    return Key(f"Upload#{upload_id}", f"row#{row.kind}#{row.tenant}#{row.id}")
+
+
 def api_key_key(key_id: str) -> Key:
     return Key(f"Key#{key_id}", "key")
 

@@ -9,7 +9,7 @@ from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
 from aiodynamo.operations import Operation
 
 from conveyor.clock import Clock
-from conveyor.engines.dynamodb.access import read_request, request_keys
+from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
 from conveyor.engines.dynamodb.items import (
     JobRow,
     RunRow,
@@ -23,8 +23,6 @@ from conveyor.engines.dynamodb.items import (
     run_item,
     run_key,
     run_row,
-    upload_key,
-    upload_of,
     upload_use_key,
 )
 from conveyor.engines.dynamodb.notices import notice_writes
@@ -32,8 +30,8 @@ from conveyor.engines.dynamodb.rows import row_writes
 from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
-from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.model import UPLOADS, Job, JobId, Notice, Options, Page, Run, RunId, TenantId
+from conveyor.engines.records import IdempotencyRow, Row, upload_of
+from conveyor.model import Job, JobId, Notice, Options, Page, Run, RunId, TenantId
 from conveyor.states import ENDED, RunState
 
 replace = msgspec.structs.replace
@@ -261,20 +259,9 @@ class DynamoJobs:
 
     async def _release_upload(self, job: Job) -> None:
         upload_id = _upload_of(job)
-        if job.source is None or upload_id is None:
-            return
-        key = job.source.key
-        await self._table.delete([upload_use_key(upload_id, job.job_id)])
-
-        async def plan() -> Plan[None]:
-            (found,) = await self._table.read(upload_key(upload_id))
-            used = await self._table.query(HashKey("pk", found.key.pk) & RangeKey("sk").begins_with("job#"), most=1)
-            now = self._clock.now()
-            if found.item is None or used or upload_of(found.item).key != key or found.item["expires_at"] <= now:
-                return Plan(None)
-            return Plan(None, [self._table.save(found, {"expires_at": now, "es": now})])
-
-        await self._table.change(plan)
+        if upload_id is not None:
+            await self._table.delete([upload_use_key(upload_id, job.job_id)])
+            await release_upload(self._table, upload_id, self._clock.now())
 
     def _upload_use(self, job: Job) -> list[Operation]:
         upload_id = _upload_of(job)
@@ -351,6 +338,4 @@ def _may_move(run: Run, sources: Collection[RunState], target: RunState) -> bool
 
 
 def _upload_of(job: Job) -> str | None:
-    if job.source is None or not job.source.key.startswith(UPLOADS):
-        return None
-    return job.source.key.rpartition("/")[2] or None
+    return None if job.source is None else upload_of(job.source.key)

@@ -7,8 +7,8 @@ from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
 from aiodynamo.operations import Operation
 
 from conveyor.clock import Clock
-from conveyor.engines.dynamodb.access import read_request, request_keys
-from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_of
+from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
+from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_of, upload_row_key
 from conveyor.engines.dynamodb.notices import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, LISTED
 from conveyor.engines.dynamodb.spread import spread
@@ -57,6 +57,8 @@ class DynamoRows:
     async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
         key = row_key(row.kind, row.tenant, row.id)
         replaced = msgspec.structs.replace(row, version=row.version + 1)
+        # The upload that it referred to until then.
+        left: list[str] = []
 
         async def plan() -> Plan[Row | None]:
             found, *counter = await self._table.read(key, *_counter_keys(notice))
@@ -64,19 +66,42 @@ class DynamoRows:
                 return Plan(None)
             if _expired(found.item, self._clock.now()):
                 return Plan(None)
-            saved = self._table.save(found, row_item(replaced))
-            return Plan(replaced, [saved, *(notice_writes(self._table, counter[0], notice) if counter else ())])
+            before = row_of(found.item)
+            left[:] = [before.upload_id] if before.upload_id and before.upload_id != row.upload_id else []
+            writes = [
+                self._table.save(found, row_item(replaced)),
+                *(self._table.remove(upload_row_key(upload_id, row)) for upload_id in left),
+                *(_refer(self._table, row) if before.upload_id != row.upload_id else ()),
+                *(notice_writes(self._table, counter[0], notice) if counter else ()),
+            ]
+            return Plan(replaced, writes)
 
-        return await self._table.change(plan)
+        written = await self._table.change(plan)
+        if written is not None:
+            await self._release(left)
+        return written
 
     async def remove_row(self, row: Row) -> bool:
+        left: list[str] = []
+
         async def plan() -> Plan[bool]:
             (found,) = await self._table.read(row_key(row.kind, row.tenant, row.id))
             if found.item is None or row_of(found.item).version != row.version:
                 return Plan(False)
-            return Plan(True, [self._table.drop(found)])
+            upload_id = row_of(found.item).upload_id
+            left[:] = [upload_id] if upload_id else []
+            reference = [self._table.remove(upload_row_key(each, row)) for each in left]
+            return Plan(True, [self._table.drop(found), *reference])
 
-        return await self._table.change(plan)
+        removed = await self._table.change(plan)
+        if removed:
+            await self._release(left)
+        return removed
+
+    async def _release(self, uploads: Sequence[str]) -> None:
+        """A step of its own: if it is never made, an upload that nothing refers to expires in its time."""
+        for upload_id in uploads:
+            await release_upload(self._table, upload_id, self._clock.now())
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
@@ -100,11 +125,16 @@ class DynamoRows:
 
 def row_writes(table: Table, found: Sequence[Found], rows: Sequence[Row], now: float) -> list[Operation]:
     """Part of a transaction: rows that are not there yet. One that has expired is as good as gone."""
-    writes: dict[Key, Operation] = {}
+    writes: dict[Key, list[Operation]] = {}
     for there, row in zip(found, rows, strict=True):
         if there.key not in writes and (there.item is None or _expired(there.item, now)):
-            writes[there.key] = table.save(there, row_item(row))
-    return list(writes.values())
+            writes[there.key] = [table.save(there, row_item(row)), *_refer(table, row)]
+    return [write for each in writes.values() for write in each]
+
+
+def _refer(table: Table, row: Row) -> list[Operation]:
+    """Say at an upload that the row refers to it."""
+    return [] if row.upload_id is None else [table.put(upload_row_key(row.upload_id, row), {"kind": row.kind})]
 
 
 def _unexpired(now: float) -> Condition:

@@ -189,6 +189,14 @@ class Table:
                 expression &= F(name).set(value)
         return Update(self.name, found.key._asdict(), expression, _stands(found.item))
 
+    def put(self, key: Key, item: Item) -> Operation:
+        """Write an item that says nothing but that it is there, whether or not it was."""
+        return Put(self.name, {**key._asdict(), **_written(item)})
+
+    def remove(self, key: Key) -> Operation:
+        """Remove an item, whatever it is by now."""
+        return Delete(self.name, key._asdict())
+
     def drop(self, found: Found) -> Operation:
         assert found.item is not None
         return Delete(self.name, found.key._asdict(), _stands(found.item))

@@ -1,7 +1,5 @@
 """Keys, idempotent requests and uploads on Postgres."""
 
-from typing import Any
-
 import msgspec
 
 from conveyor.clock import Clock
@@ -65,23 +63,24 @@ class PostgresAccess:
 
         return await self._database.write(work)
 
-    async def sweep_expired(self, limit: int) -> list[Upload]:
-        values: dict[str, Any] = {"now": self._clock.now(), "limit": limit}
-        gone: dict[str, Upload] = {}
+    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+        rows = await self._database.rows(SQL["expired_uploads"], {"by": by, "limit": limit})
+        return [Upload(*row) for row in rows]
 
-        async def work(db: Session) -> list[Upload]:
-            for query in ("forget_idempotency", "forget_rows"):
-                await db.change(SQL[query], values)
-            # Those of a try whose commit went unanswered are named too, if they went with it.
-            there = [upload_id for (upload_id,) in await db.rows(SQL["uploads_there"], {"upload_ids": list(gone)})]
-            for upload_id in there:
-                del gone[upload_id]
-            if not gone:
-                for row in await db.rows(SQL["forget_uploads"], values):
-                    gone[row["upload_id"]] = Upload(*row)
-            return list(gone.values())
+    async def forget_upload(self, upload_id: str) -> bool:
+        values = {"upload_id": upload_id, "now": self._clock.now()}
+
+        async def work(db: Session) -> bool:
+            if await db.change(SQL["forget_upload"], values):
+                return True
+            return db.again and await db.value(SQL["upload_there"], values) is None
 
         return await self._database.write(work)
+
+    async def purge_expired(self, limit: int) -> int:
+        values = {"now": self._clock.now(), "limit": limit}
+        # Each stands for itself: what a lost try removed is not counted, and there is nothing else to it.
+        return sum([await self._database.change(SQL[query], values) for query in ("forget_idempotency", "forget_rows")])
 
     async def create_key(self, key: ApiKey) -> None:
         values = msgspec.structs.asdict(key)
@@ -101,6 +100,13 @@ class PostgresAccess:
 
     async def revoke_key(self, key_id: str, at: float) -> bool:
         return await self._database.change(SQL["revoke_key"], {"key_id": key_id, "at": at}) > 0
+
+
+async def release_upload(db: Session, upload_id: str | None, now: float) -> None:
+    """Part of a transaction: something that referred to an upload is gone. It expires unless something else does. Who
+    refers to it at this very moment is not seen, and need not be: readers and retention look for references, too."""
+    if upload_id is not None:
+        await db.change(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
 async def answer_claim(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow | None:

@@ -29,7 +29,17 @@ VALUES (:upload_id, :tenant, :key, :size, :sha256, :created_at, :expires_at, :st
 
 -- name: upload
 SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
-WHERE upload_id = :upload_id AND expires_at > :now;
+WHERE upload_id = :upload_id AND (
+    expires_at > :now
+    OR EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
+    OR EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id)
+);
+
+-- name: release_upload
+UPDATE uploads SET expires_at = least(expires_at, :now)
+WHERE upload_id = :upload_id
+    AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id);
 
 -- name: upload_there
 SELECT 1 FROM uploads WHERE upload_id = :upload_id;
@@ -43,14 +53,18 @@ UPDATE uploads SET stored_at = :now WHERE upload_id = :upload_id AND stored_at I
 -- name: stored_at
 SELECT stored_at FROM uploads WHERE upload_id = :upload_id;
 
--- name: uploads_there
-SELECT upload_id FROM uploads WHERE upload_id = ANY(:upload_ids::text[]);
+-- name: expired_uploads
+SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
+WHERE expires_at <= :by
+    AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id)
+ORDER BY expires_at LIMIT :limit;
 
--- name: forget_uploads
-DELETE FROM uploads WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM uploads WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at;
+-- name: forget_upload
+DELETE FROM uploads
+WHERE upload_id = :upload_id AND expires_at <= :now
+    AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id);
 
 -- name: forget_idempotency
 DELETE FROM idempotency WHERE ctid = ANY(ARRAY(

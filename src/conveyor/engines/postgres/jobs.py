@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.access import answer_claim
+from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import Database, Session
 from conveyor.engines.postgres.notices import insert_notice, is_own
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.postgres.rows import insert_rows
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import IdempotencyRow, Row, upload_of
 from conveyor.model import (
     Job,
     JobId,
@@ -196,9 +196,9 @@ class PostgresJobs:
             if row is None:
                 return
             values.update(row)
-            values["upload_id"] = (row["source_key"] or "").rpartition("/")[2]
-            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs", "release_upload"):
+            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs"):
                 await db.change(SQL[query], values)
+            await release_upload(db, upload_of(row["source_key"]), values["now"])
 
         await self._database.write(work)
 

@@ -120,8 +120,3 @@ DELETE FROM rows WHERE job_id = :job_id;
 
 -- name: forget_runs
 DELETE FROM runs WHERE job_id = :job_id;
-
--- name: release_upload
-UPDATE uploads SET expires_at = least(expires_at, :now)
-WHERE upload_id = :upload_id AND key = :source_key
-    AND NOT EXISTS (SELECT FROM jobs WHERE tenant = :tenant AND source_key = :source_key);

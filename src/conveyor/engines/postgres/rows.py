@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.access import answer_claim
+from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import Database, Session
 from conveyor.engines.postgres.notices import insert_notice, is_own
 from conveyor.engines.postgres.queries import named_queries
@@ -56,8 +56,11 @@ class PostgresRows:
         replaced = msgspec.structs.replace(row, version=row.version + 1)
 
         async def work(db: Session) -> bool:
-            if await db.change(SQL["replace_row"], values) == 0:
+            before = await db.row(SQL["replace_row"], values)
+            if before is None:
                 return db.again and await _there(db, row) == replaced
+            if before["left_upload"] != row.upload_id:
+                await release_upload(db, before["left_upload"], values["now"])
             if notice is not None:
                 await insert_notice(db, notice)
             return True
@@ -65,10 +68,14 @@ class PostgresRows:
         return replaced if await self._database.write(work) else None
 
     async def remove_row(self, row: Row) -> bool:
+        values, now = msgspec.structs.asdict(row), self._clock.now()
+
         async def work(db: Session) -> bool:
-            if await db.change(SQL["remove_row"], msgspec.structs.asdict(row)):
-                return True
-            return db.again and await _there(db, row) is None
+            gone = await db.row(SQL["remove_row"], values)
+            if gone is None:
+                return db.again and await _there(db, row) is None
+            await release_upload(db, gone["upload_id"], now)
+            return True
 
         return await self._database.write(work)
 

@@ -1,40 +1,47 @@
 -- name: insert_row
 -- One that has expired is as good as gone.
-INSERT INTO rows (kind, tenant, id, body, version, due_at, expires_at, job_id)
-VALUES (:kind, :tenant, :id, :body, :version, :due_at, :expires_at, :job_id)
+INSERT INTO rows (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)
+VALUES (:kind, :tenant, :id, :body, :version, :due_at, :expires_at, :job_id, :upload_id)
 ON CONFLICT (kind, tenant, id) DO UPDATE SET
     body = excluded.body, version = excluded.version, due_at = excluded.due_at, expires_at = excluded.expires_at,
-    job_id = excluded.job_id
+    job_id = excluded.job_id, upload_id = excluded.upload_id
 WHERE rows.expires_at <= :now;
 
 -- name: row
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id FROM rows
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
 WHERE kind = :kind AND tenant = :tenant AND id = :id AND (expires_at IS NULL OR expires_at > :now);
 
 -- name: replace_row
+-- With the upload that it referred to before.
 UPDATE rows
-SET body = :body, version = version + 1, due_at = :due_at, expires_at = :expires_at, job_id = :job_id
-WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version
-    AND (expires_at IS NULL OR expires_at > :now);
+SET body = :body, version = rows.version + 1, due_at = :due_at, expires_at = :expires_at, job_id = :job_id,
+    upload_id = :upload_id
+FROM (
+    SELECT upload_id AS left_upload FROM rows
+    WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version FOR NO KEY UPDATE
+) AS before
+WHERE rows.kind = :kind AND rows.tenant = :tenant AND rows.id = :id AND rows.version = :version
+    AND (rows.expires_at IS NULL OR rows.expires_at > :now)
+RETURNING before.left_upload;
 
 -- name: remove_row
-DELETE FROM rows WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version;
+DELETE FROM rows WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version RETURNING upload_id;
 
 -- name: row_there
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id FROM rows
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
 WHERE kind = :kind AND tenant = :tenant AND id = :id;
 
 -- name: rows
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id FROM rows
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
 WHERE kind = :kind AND tenant = :tenant AND id > :after AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY id LIMIT :limit;
 
 -- name: rows_of_job
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id FROM rows
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
 WHERE job_id = :job_id AND kind = :kind AND tenant = :tenant AND id > :after
     AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY id LIMIT :limit;
 
 -- name: due_rows
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id FROM rows
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
 WHERE kind = :kind AND due_at <= :by ORDER BY due_at LIMIT :limit;

@@ -55,18 +55,27 @@ class SqliteAccess:
         values = {"upload_id": upload_id, "now": self._clock.now()}
         return await self._database.change(SQL["mark_stored"], values) > 0
 
-    async def sweep_expired(self, limit: int) -> list[Upload]:
+    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+        rows = await self._database.rows(SQL["expired_uploads"], {"by": by, "limit": limit})
+        return [Upload(*row) for row in rows]
+
+    async def forget_upload(self, upload_id: str) -> bool:
+        values = {"upload_id": upload_id, "now": self._clock.now()}
+        return await self._database.change(SQL["forget_upload"], values) > 0
+
+    async def purge_expired(self, limit: int) -> int:
         values = {"now": self._clock.now(), "limit": limit}
 
-        def work(db: apsw.Connection) -> list[Any]:
-            db.execute(SQL["forget_idempotency"], values)
-            db.execute(SQL["forget_rows"], values)
-            rows: list[Any] = db.execute(SQL["expired_uploads"], values).fetchall()
-            for row in rows:
-                db.execute(SQL["forget_upload"], {"upload_id": row[1]})
-            return rows
+        def work(db: apsw.Connection) -> int:
+            gone = 0
+            for query in ("forget_idempotency", "forget_rows"):
+                db.execute(SQL[query], values)
+                gone += db.changes()
+            return gone
 
-        return [Upload(*row) for row in await self._database.write(work)]
+        # The writer is for everyone: it is left alone where there is nothing to remove.
+        found = await self._database.row(SQL["any_expired"], values)
+        return await self._database.write(work) if found else 0
 
     async def create_key(self, key: ApiKey) -> None:
         await self._database.change(SQL["insert_key"], msgspec.structs.asdict(key))
@@ -85,6 +94,12 @@ class SqliteAccess:
             return known
 
         return await self._database.write(work)
+
+
+def release_upload(db: apsw.Connection, upload_id: str | None, now: float) -> None:
+    """Part of a transaction: something that referred to an upload is gone. It expires unless something else does."""
+    if upload_id is not None:
+        db.execute(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
 def answer_claim(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyRow | None:

@@ -30,17 +30,39 @@ VALUES (:upload_id, :tenant, :key, :size, :sha256, :created_at, :expires_at, :st
 
 -- name: upload
 SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
-WHERE upload_id = :upload_id AND expires_at > :now;
+WHERE upload_id = :upload_id AND (
+    expires_at > :now
+    OR EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
+    OR EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)
+);
+
+-- name: release_upload
+UPDATE uploads SET expires_at = min(expires_at, :now)
+WHERE upload_id = :upload_id
+    AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id);
 
 -- name: mark_stored
 UPDATE uploads SET stored_at = :now WHERE upload_id = :upload_id AND stored_at IS NULL AND expires_at > :now;
 
 -- name: expired_uploads
 SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
-WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit;
+WHERE expires_at <= :by
+    AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)
+ORDER BY expires_at LIMIT :limit;
 
 -- name: forget_upload
-DELETE FROM uploads WHERE upload_id = :upload_id;
+DELETE FROM uploads
+WHERE upload_id = :upload_id AND expires_at <= :now
+    AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
+    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id);
+
+-- name: any_expired
+SELECT 1 FROM (
+    SELECT * FROM (SELECT 1 FROM idempotency WHERE expires_at <= :now LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT 1 FROM rows WHERE expires_at <= :now AND due_at IS NULL LIMIT 1)
+);
 
 -- name: forget_idempotency
 DELETE FROM idempotency WHERE (tenant, route, key) IN (

@@ -63,6 +63,7 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("schema.sql"),
     sql_file("migrations/0002_ingest_sums.sql"),
     sql_file("migrations/0003_run_numbers.sql"),
+    sql_file("migrations/0004_upload_references.sql"),
 )
 
 

@@ -7,8 +7,8 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.records import IdempotencyRow, Row, upload_of
+from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import Database, named_queries
 from conveyor.engines.sqlite.notices import insert_notice
 from conveyor.engines.sqlite.rows import insert_rows
@@ -182,10 +182,10 @@ class SqliteJobs:
             row = db.execute(SQL["forget_job"], values).fetchone()
             if row is None:
                 return
-            values["tenant"], values["source"] = row
-            values["upload_id"] = (row[1] or "").rpartition("/")[2]
-            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs", "release_upload"):
+            values["tenant"], source_key = row
+            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs"):
                 db.execute(SQL[query], values)
+            release_upload(db, upload_of(source_key), values["now"])
 
         await self._database.write(work)
 
@@ -217,6 +217,7 @@ def _job_values(job: Job) -> dict[str, Any]:
         "options": _text(job.options),
         "run_id": job.run.run_id,
         "source": job.source and _text(job.source),
+        "source_key": job.source and job.source.key,
     }
 
 

@@ -1,10 +1,10 @@
 -- name: insert_job
 INSERT INTO jobs (
     job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
-    run_id, source, version
+    run_id, source, source_key, version
 ) VALUES (
     :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
-    :expires_at, :run_id, :source, :version
+    :expires_at, :run_id, :source, :source_key, :version
 );
 
 -- name: insert_run
@@ -105,9 +105,4 @@ DELETE FROM rows WHERE job_id = :job_id;
 DELETE FROM runs WHERE job_id = :job_id;
 
 -- name: forget_job
-DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source ->> '$.key';
-
--- name: release_upload
-UPDATE uploads SET expires_at = min(expires_at, :now)
-WHERE upload_id = :upload_id AND key = :source
-    AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND source ->> '$.key' = :source);
+DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source_key;

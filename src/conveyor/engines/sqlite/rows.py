@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.engines.sqlite.access import answer_claim
+from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import Database, named_queries
 from conveyor.engines.sqlite.notices import insert_notice
 from conveyor.model import JobId, Notice, Page, TenantId
@@ -53,9 +53,12 @@ class SqliteRows:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
+            left = db.execute(SQL["upload_of_row"], values).fetchone()
             db.execute(SQL["replace_row"], values)
             if db.changes() == 0:
                 return False
+            if left is not None:
+                release_upload(db, left[0], values["now"])
             if notice is not None:
                 insert_notice(db, notice)
             return True
@@ -64,7 +67,16 @@ class SqliteRows:
         return msgspec.structs.replace(row, version=row.version + 1) if replaced else None
 
     async def remove_row(self, row: Row) -> bool:
-        return await self._database.change(SQL["remove_row"], msgspec.structs.asdict(row)) > 0
+        values, now = msgspec.structs.asdict(row), self._clock.now()
+
+        def work(db: apsw.Connection) -> bool:
+            gone = db.execute(SQL["remove_row"], values).fetchone()
+            if gone is None:
+                return False
+            release_upload(db, gone[0], now)
+            return True
+
+        return await self._database.write(work)
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None

@@ -1,0 +1,121 @@
+"""Retention: nothing goes that something refers to, nothing is left behind, and what arrives is removed as fast."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+import msgspec
+import pytest
+
+from conveyor import faults
+from conveyor.accept.schedules import Schedules, ScheduleSpec
+from conveyor.accept.spec import JobSpec, SourceSpec
+from conveyor.accept.submit import Submit
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import JobId, JobKind
+from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
+from conveyor.stage.uploads import Uploads, UploadSpec
+from tests.flow.belt import Belt, open_belt
+from tests.jobs import ACME
+
+LIST = b"http://target.example/\n"
+# More than five steps of retention.
+EXPIRED = 5500
+
+
+def retention(belt: Belt) -> Retention:
+    system = belt.system
+    return Retention(system.records, system.tasks, system.queue, system.coordinator, system.blobs, belt.clock)
+
+
+async def remove_all(belt: Belt) -> None:
+    """All that has been due for long enough."""
+    belt.clock.advance(SETTLE_SECONDS + 1)
+    while await retention(belt).run_once() != Removed():
+        pass
+
+
+async def uploaded(belt: Belt) -> str:
+    uploads = Uploads(belt.system)
+    spec = UploadSpec(len(LIST), sha256(LIST).hexdigest())
+    promised = await uploads.promise(ACME, spec, "{}/{}".format)
+    _, _, signature = msgspec.json.decode(promised.body)["url"].partition("/")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield LIST
+
+    await uploads.fill(promised.subject, signature, None, None, pieces())
+    return promised.subject
+
+
+async def stored(belt: Belt, upload_id: str) -> bool:
+    return await belt.blobs.size(f"uploads/{ACME}/{upload_id}") is not None
+
+
+async def scheduled(belt: Belt, upload_id: str) -> str:
+    job = msgspec.json.encode({"kind": "fetch", "source": {"upload_id": upload_id}})
+    return (await Schedules(belt.system).create(ACME, ScheduleSpec("0 0 * * *", msgspec.Raw(job)))).subject
+
+
+async def test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it() -> None:
+    async with open_belt() as belt:
+        upload_id = await uploaded(belt)
+        spec = JobSpec(kind=JobKind.FETCH, source=SourceSpec(upload_id))
+        jobs = [JobId((await Submit(belt.system).submit(ACME, spec)).subject) for _ in range(2)]
+        schedule = await scheduled(belt, upload_id)
+        for job_id in jobs:
+            await belt.system.records.hide_job(ACME, job_id)
+            await remove_all(belt)
+            await remove_all(belt)
+            assert await stored(belt, upload_id)
+            assert await belt.system.records.upload(upload_id) is not None
+        await Schedules(belt.system).remove(ACME, schedule)
+        await remove_all(belt)
+        assert not await stored(belt, upload_id)
+        assert await belt.system.records.upload(upload_id) is None
+
+
+class Died(Exception):
+    """In the place of a process that dies at a crash point."""
+
+
+@asynccontextmanager
+async def dying_at(point: str) -> AsyncIterator[None]:
+    def die(name: str) -> None:
+        if name == point:
+            raise Died
+
+    faults.arm(die)
+    try:
+        with pytest.raises(Died):
+            yield
+    finally:
+        faults.arm(None)
+
+
+async def test_a_death_between_an_uploads_object_and_its_row_leaves_neither() -> None:
+    for moment in ("before", "between", "after"):
+        async with open_belt() as belt:
+            upload_id = await uploaded(belt)
+            belt.clock.advance(belt.system.settings.upload_seconds + SETTLE_SECONDS + 1)
+            async with dying_at(f"retention.upload.{moment}"):
+                await retention(belt).run_once()
+            await remove_all(belt)
+            assert not await stored(belt, upload_id), moment
+            assert await belt.system.records.expired_uploads(belt.clock.now(), 10) == []
+
+
+async def test_expired_rows_are_removed_as_fast_as_they_come() -> None:
+    async with open_belt() as belt:
+        records, now = belt.system.records, belt.clock.now()
+        claims = [
+            IdempotencyRow(ACME, "POST /v1/jobs", f"key {number}", "", "", now, now + 60) for number in range(EXPIRED)
+        ]
+        await asyncio.gather(*map(records.claim, claims))
+        rows = [Row("delivery", ACME, f"{number}", b"", expires_at=now + 60) for number in range(EXPIRED)]
+        await asyncio.gather(*(records.create_rows(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
+        belt.clock.advance(60)
+        belt.start(retention(belt))
+        await belt.quiet()
+        assert await records.purge_expired(1) == 0, "without that a second has passed"
