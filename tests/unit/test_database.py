@@ -347,6 +347,28 @@ class TestSchema:
             await database.change(insert_run, {"run_id": "u"})
             assert await database.row("SELECT run_no FROM task_runs WHERE run_id = 'u'", {}) == (11,)
 
+    async def test_jobs_and_schedules_that_are_there_refer_to_their_uploads(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        insert_job = (
+            "INSERT INTO jobs (job_id, tenant, kind, mode, options, result_layout, state, created_at, expires_at,"
+            " run_id, source) VALUES (:job_id, 't', 'fetch', 'closed', '{}', 'packed', 'running', 0, 0, 'r', :source)"
+        )
+        insert_row = "INSERT INTO rows (kind, tenant, id, body, version) VALUES (:kind, 't', :id, :body, 1)"
+        monkeypatch.setattr(module, "MIGRATIONS", MIGRATIONS[:2])
+        async with open_database(place) as database:
+            await database.change(insert_job, {"job_id": "one", "source": '{"key":"uploads/t/upload_1","size":1}'})
+            await database.change(insert_job, {"job_id": "two", "source": None})
+            for name, body in (("one", b'{"job": {"source": {"upload_id": "upload_1"}}}'), ("two", b'{"job": {}}')):
+                await database.change(insert_row, {"kind": "schedule", "id": name, "body": body})
+            await database.change(insert_row, {"kind": "progress", "id": "three", "body": b"no JSON"})
+        monkeypatch.undo()
+        async with open_database(place) as database:
+            jobs = await database.rows("SELECT job_id, source_key FROM jobs ORDER BY job_id", {})
+            assert jobs == [("one", "uploads/t/upload_1"), ("two", None)]
+            rows = await database.rows("SELECT id, upload_id FROM rows WHERE upload_id IS NOT NULL", {})
+            assert rows == [("one", "upload_1")]
+
     async def test_a_migration_that_fails_leaves_the_version_before(
         self, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,6 +1,7 @@
 """The Postgres engine's own parts: its URL, its queries, its migrations, and how it removes a large run."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,31 @@ class TestMigrations:
         assert await migrate(url_of(place)) == []
         async with PostgresEngine.open(url_of(place), clock):
             pass
+
+    async def test_schedules_that_are_there_refer_to_their_uploads(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        upload_id = "upload_" + "0" * 26
+        bodies = {
+            "one": {"job": {"name": "a \0", "source": {"format": "text", "upload_id": upload_id}}},
+            "two": {"job": {"tasks": ["http://target.example"]}},
+        }
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+            await migrate(url_of(place))
+            connection = await connect(parse_url(url_of(place)))
+            for name, body in bodies.items():
+                await connection.execute(
+                    "INSERT INTO rows (kind, tenant, id, body, version) VALUES ('schedule', $1, $2, $3, 1)",
+                    ACME,
+                    name,
+                    json.dumps(body).encode(),
+                )
+            await connection.close()
+        await migrate(url_of(place))
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            found = (await engine.records.rows("schedule", ACME, None, 10)).items
+            assert {row.id: row.upload_id for row in found} == {"one": upload_id, "two": None}
 
 
 class TestChecks:

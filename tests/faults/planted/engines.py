@@ -1,8 +1,11 @@
 """Fixed bugs of the engines and of retention."""
 
+from typing import Any
+
 import pytest
 
 from conveyor.engines.sqlite import access, database
+from conveyor.engines.sqlite.expiring import Expiring
 from conveyor.faults import crashpoint
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from tests.faults.planted import Planted
@@ -12,6 +15,7 @@ from tests.flow.test_retention import (
     test_expired_rows_are_removed_as_fast_as_they_come,
 )
 from tests.unit.test_database import test_a_late_writer_of_a_deleted_run_changes_no_later_one
+from tests.unit.test_expiring import test_a_call_costs_the_same_however_many_are_live
 
 
 def reuse_run_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -53,6 +57,18 @@ def rest_while_there_is_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retention, "run_once", uncounted)
 
 
+def look_through_all_that_expire(patch: pytest.MonkeyPatch) -> None:
+    """Past so many, every write makes the table anew."""
+    put = Expiring.put
+
+    def rebuild(self: Expiring[Any], key: str, value: Any, until: float, now: float) -> None:
+        put(self, key, value, until, now)
+        if len(self) > 4990:
+            self._values = {name: entry for name, entry in self._values.items() if entry[1] > now}
+
+    patch.setattr(Expiring, "put", rebuild)
+
+
 PLANTED = [
     Planted(
         "an upload goes with its last job",
@@ -68,6 +84,11 @@ PLANTED = [
         "retention rests while there are expired rows",
         rest_while_there_is_more,
         test_expired_rows_are_removed_as_fast_as_they_come,
+    ),
+    Planted(
+        "the coordinator looks through all that is live",
+        look_through_all_that_expire,
+        test_a_call_costs_the_same_however_many_are_live,
     ),
     Planted(
         "the number of a deleted run is reused",

@@ -10,12 +10,11 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Lease
 from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.expiring import Expiring
 from conveyor.faults import crashpoint
 
 SQL = named_queries("coordinator.sql")
 
-# Past this, buckets that have long been idle and values that lapsed are thrown out.
-_MOST_ENTRIES = 50_000
 # Sorts after every name that goes on from a prefix.
 _LAST = "\U0010ffff"
 
@@ -25,7 +24,6 @@ class _Tally(msgspec.Struct):
 
     counters: dict[str, int]
     once: dict[str, float]
-    until: float
 
 
 class SqliteCoordinator:
@@ -36,9 +34,9 @@ class SqliteCoordinator:
         self._clock = clock
         self._holders: dict[str, dict[str, tuple[int, float]]] = {}
         # The time at which each bucket's next pass is due (GCRA's theoretical arrival time).
-        self._buckets: dict[str, float] = {}
-        self._tallies: dict[str, _Tally] = {}
-        self._cache: dict[str, tuple[bytes, float]] = {}
+        self._buckets: Expiring[float] = Expiring()
+        self._tallies: Expiring[_Tally] = Expiring()
+        self._cache: Expiring[bytes] = Expiring()
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         now = self._clock.now()
@@ -84,32 +82,27 @@ class SqliteCoordinator:
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
         now = self._clock.monotonic()
         step = 1 / rate
-        due = max(self._buckets.get(bucket, 0.0), now)
+        due = self._buckets.get(bucket, now) or now
         wait = max(0.0, due - now - (burst - count) * step)
         if wait > within:
             return wait
-        self._buckets[bucket] = due + count * step
-        if len(self._buckets) > _MOST_ENTRIES:
-            self._buckets = {name: due for name, due in self._buckets.items() if due > now}
+        following = due + count * step
+        # One that is due is as good as new.
+        self._buckets.put(bucket, following, following, now)
         return wait
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
         now = self._clock.monotonic()
-        if len(self._tallies) > _MOST_ENTRIES:
-            self._tallies = {name: tally for name, tally in self._tallies.items() if tally.until > now}
-        tally = self._tallies.get(name)
-        if tally is None or tally.until <= now:
-            tally = _Tally({}, {}, now)
+        tally = self._tallies.get(name, now) or _Tally({}, {})
         lapsed = list(itertools.takewhile(lambda added: added[1] <= now, tally.once.items()))
         for each, _ in lapsed:
             del tally.once[each]
         if amounts and (once is None or tally.once.get(once, now) <= now):
             for counter, amount in amounts.items():
                 tally.counters[counter] = tally.counters.get(counter, 0) + amount
-            tally.until = now + ttl
             if once is not None:
                 tally.once[once] = now + ttl
-            self._tallies[name] = tally
+            self._tallies.put(name, tally, now + ttl, now)
         return dict(tally.counters)
 
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
@@ -120,13 +113,10 @@ class SqliteCoordinator:
 
     async def cache(self, key: str, value: bytes, ttl: float) -> None:
         now = self._clock.monotonic()
-        if len(self._cache) > _MOST_ENTRIES:
-            self._cache = {name: entry for name, entry in self._cache.items() if entry[1] > now}
-        self._cache[key] = (value, now + ttl)
+        self._cache.put(key, value, now + ttl, now)
 
     async def cached(self, key: str) -> bytes | None:
-        value, until = self._cache.get(key, (None, 0.0))
-        return value if until > self._clock.monotonic() else None
+        return self._cache.get(key, self._clock.monotonic())
 
     def _live(self, semaphore: str, now: float) -> dict[str, tuple[int, float]]:
         holders = self._holders.get(semaphore, {})
