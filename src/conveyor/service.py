@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from conveyor.callers import enter_role
 from conveyor.clock import Clock
 from conveyor.telemetry import metrics
 
@@ -53,6 +54,7 @@ class Service:
         pause = _FIRST_PAUSE
         # A task of its own runs this: the name is on every line that the role logs.
         structlog.contextvars.bind_contextvars(role=self.role.name)
+        enter_role()
         try:
             while not self._stopping:
                 self._wake.clear()

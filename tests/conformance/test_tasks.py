@@ -10,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conveyor.engines.dynamodb.tasks import DynamoTasks
+from conveyor.engines.postgres import tasks as postgres_tasks
+from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
 from conveyor.errors import BadCursor
 from conveyor.model import (
@@ -27,6 +30,7 @@ from conveyor.model import (
     shard_of,
     task_id,
 )
+from conveyor.serve.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
 from tests.clocks import ManualClock
 from tests.jobs import OTHER, end, make_run, seeds
@@ -558,6 +562,78 @@ class TestDelete:
 
     async def test_a_late_writer_of_a_deleted_run_changes_no_later_one(self, tasks: Tasks, clock: ManualClock) -> None:
         await late_writer_of_a_deleted_run(tasks, clock)
+
+
+@pytest.fixture
+def scanned(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The rows that a scan looks at, of the engines that have such a bound."""
+    for module in (sqlite_tasks, postgres_tasks):
+        monkeypatch.setattr(module, "MOST_SCANNED", 20)
+    return 20
+
+
+class TestScan:
+    FILTERS = (
+        EVERYTHING,
+        TaskFilter(status=FAILED),
+        TaskFilter(status=SUCCEEDED),
+        TaskFilter(status=PENDING),
+        TaskFilter(error_code="rare"),
+        TaskFilter(status=FAILED, error_code="rare"),
+        TaskFilter(http_status=599),
+        TaskFilter(tag="no such tag"),
+    )
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_scans_one_after_another_are_the_page(
+        self, tasks: Tasks, clock: ManualClock, scanned: int, shards: int
+    ) -> None:
+        run = await self.mixed(tasks, clock, shards)
+        for where in self.FILTERS:
+            for shard in range(shards):
+                whole = await tasks.page(run, shard, None, 1000, where)
+                assert whole == [
+                    task for task in await tasks.page(run, shard, None, 1000, EVERYTHING) if matches(task, where)
+                ]
+                for limit in (7, 1000):
+                    assert await self.by_scans(tasks, run, shard, limit, where) == whole
+
+    async def test_one_looks_at_so_many_rows(self, tasks: Tasks, clock: ManualClock, scanned: int) -> None:
+        await a_scan_is_bounded(tasks, await self.mixed(tasks, clock), scanned)
+
+    async def mixed(self, tasks: Tasks, clock: ManualClock, shards: int = 1) -> RunKey:
+        run = await filled(tasks, clock, 150, shards)
+        ends = [end(index, FAILED, code="rare" if index == 77 else "x") for index in range(0, 120, 2)]
+        await tasks.finish(run, [*ends, *(end(index) for index in range(1, 60, 2))])
+        return run
+
+    async def by_scans(self, tasks: Tasks, run: RunKey, shard: int, limit: int, where: TaskFilter) -> list[Task]:
+        found: list[Task] = []
+        after: TaskId | None = None
+        while True:
+            one = await tasks.scan(run, shard, after, limit, where)
+            assert len(one.tasks) <= limit
+            found += one.tasks
+            if one.last is None:
+                return found
+            assert after is None or one.last > after
+            assert not one.tasks or one.last >= one.tasks[-1].task_id
+            after = one.last
+
+
+async def a_scan_is_bounded(tasks: Tasks, run: RunKey, rows: int) -> None:
+    """Where nothing matches, it ends at the last row that it may look at, of each of the two tables that a run may
+    have; DynamoDB looks at all of them."""
+    ids = [task.task_id for task in await tasks.page(run, 0, None, 10_000, EVERYTHING)]
+    nothing = await tasks.scan(run, 0, None, 10, TaskFilter(tag="no such tag"))
+    assert nothing.tasks == []
+    if isinstance(tasks, DynamoTasks):
+        assert nothing.last is None
+    else:
+        assert nothing.last is not None
+        assert rows <= ids.index(nothing.last) + 1 <= 2 * rows
+    at_the_end = await tasks.scan(run, 0, ids[-5], 10, TaskFilter(tag="no such tag"))
+    assert (at_the_end.tasks, at_the_end.last) == ([], None)
 
 
 async def late_writer_of_a_deleted_run(tasks: Tasks, clock: ManualClock) -> None:

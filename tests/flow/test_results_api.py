@@ -4,12 +4,15 @@ import asyncio
 import json
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 
 from conveyor.api import shapes
+from conveyor.client import AsyncClient
 from conveyor.engines.blobs import Presigned
+from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
 from conveyor.serve import listing, union
@@ -174,7 +177,8 @@ class TestLines:
             await server.post(f"/v1/jobs/{job_id}/rerun")
             await ended(server, job_id)
         tasks = server.system.tasks
-        page, left = tasks.page, 3
+        reading = "scan" if which == "1" else "page"
+        page, left = getattr(tasks, reading), 3
 
         async def failing(*given: Any) -> Any:
             nonlocal left
@@ -183,13 +187,13 @@ class TestLines:
                 raise error
             return await page(*given)
 
-        monkeypatch.setattr(tasks, "page", failing)
+        monkeypatch.setattr(tasks, reading, failing)
         *found, last = await lines(server, job_id, f"?run={which}")
         assert 0 < len(found) <= 30
         told = last["stream_error"]
         assert told["code"] == ("engine_failed" if isinstance(error, EngineFailed) else "internal_error")
         assert "secret" not in str(last)
-        monkeypatch.setattr(tasks, "page", page)
+        monkeypatch.setattr(tasks, reading, page)
         rest = await lines(server, job_id, f"?run={which}&cursor={told['next_cursor']}")
         assert sorted(item["index"] for item in found + rest) == list(range(100))
         assert "stream_error" not in rest[-1]
@@ -200,7 +204,7 @@ class TestLines:
         async def failing(*_: Any) -> Any:
             raise EngineFailed("The store is away.")
 
-        monkeypatch.setattr(server.system.tasks, "page", failing)
+        monkeypatch.setattr(server.system.tasks, "scan", failing)
         answer = await server.get(f"/v1/jobs/{job_id}/results", headers=LINES)
         assert (answer.status, answer.json["code"]) == (503, "engine_failed")
 
@@ -216,15 +220,15 @@ class TestLines:
                 echo.gate.clear()
                 await until(lambda: job_of(server, job_id), lambda job: job.run.last_batch)
                 await server.post(f"/v1/jobs/{job_id}/cancel")
-        page, read = server.system.tasks.page, 0
+        scan, read = server.system.tasks.scan, 0
 
         async def counted(*given: Any) -> Any:
             nonlocal read
-            found = await page(*given)
-            read += len(found)
+            found = await scan(*given)
+            read += len(found.tasks)
             return found
 
-        monkeypatch.setattr(server.system.tasks, "page", counted)
+        monkeypatch.setattr(server.system.tasks, "scan", counted)
         reader, writer = await asyncio.open_connection(*server.address)
         head = f"GET /v1/jobs/{job_id}/results HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {server.key}\r\n"
         writer.write(f"{head}accept: application/x-ndjson\r\n\r\n".encode())
@@ -235,6 +239,47 @@ class TestLines:
             await asyncio.sleep(0.3)
         assert read < 1500, "30 MB would be all of them"
         writer.close()
+
+
+class TestBounds:
+    """Only so many rows are looked at for one page."""
+
+    @pytest.mark.parametrize("query", ["tag=é1", "http_status=404&tag=é0", "status=failed&tag=é1", "status=succeeded"])
+    async def test_short_pages_lead_to_all_of_them(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch, query: str
+    ) -> None:
+        job_id = await ran(server, 100)
+        path = f"/v1/jobs/{job_id}/results?{quote(query, safe='=&')}"
+        expected = [item["index"] for item in await all_items(server, path)]
+        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        found = await all_items(server, path)
+        assert [item["index"] for item in found] == expected
+        assert len(expected) < 100
+        assert sorted(item["index"] for item in await lines(server, job_id, f"?{quote(query, safe='=&')}")) == sorted(
+            expected
+        )
+
+    async def test_a_page_of_nothing_goes_on(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        job_id = await ran(server, 100)
+        path, pages = f"/v1/jobs/{job_id}/results?tag=none", 0
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await server.get(path + (f"&cursor={cursor}" if cursor else ""))).json
+            assert page["items"] == []
+            cursor, pages = page["next_cursor"], pages + 1
+        assert pages > 2
+        async with AsyncClient(server.url, server.key) as client:
+            assert [each async for each in (await client.job(job_id)).results(tag="none")] == []
+
+    async def test_a_search_is_bounded_too(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        job_id = await ran(server, 100)
+        path = f"/v1/jobs/{job_id}/search?text=example&http_status=404"
+        first = (await server.get(path)).json
+        assert len(first["items"]) <= 4 * 7
+        assert first["next_cursor"] is not None
+        assert [item["index"] % 4 for item in await all_items(server, path)] == [0] * 25
 
 
 class TestBodies:

@@ -15,22 +15,25 @@ import pytest
 import structlog
 
 from conveyor import faults
+from conveyor.callers import enter_role
 from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqlite import database as module
 from conveyor.engines.sqlite.database import MIGRATIONS, Database, named_queries, open_database
-from conveyor.engines.tasks import TaskFilter
+from conveyor.engines.tasks import MOST_SCANNED, TaskFilter
 from conveyor.errors import DataDirectoryInUse, EngineFailed
 from conveyor.model import Ingested, RunId
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.clocks import ManualClock
-from tests.conformance.test_tasks import late_writer_of_a_deleted_run
+from tests.conformance.test_tasks import a_scan_is_bounded, late_writer_of_a_deleted_run
 from tests.jobs import end, make_run, seeds, some_ranges
 from tests.places import quick_place
 
 MIB = 1024 * 1024
+# Seconds of a listing that waits for a role.
+PATIENCE = 10.0
 
 
 @pytest.fixture
@@ -307,6 +310,38 @@ async def test_a_late_writer_of_a_deleted_run_changes_no_later_one() -> None:
     with quick_place() as place:
         async with SqliteEngine.open(place, clock) as engine:
             await late_writer_of_a_deleted_run(engine.tasks, clock)
+
+
+async def test_a_filter_that_matches_nothing_reads_so_many_rows_at_once() -> None:
+    clock = ManualClock()
+    with quick_place() as place:
+        async with SqliteEngine.open(place, clock) as engine:
+            run = make_run(clock)
+            await engine.tasks.put(run, seeds(MOST_SCANNED + 50))
+            await a_scan_is_bounded(engine.tasks, run, MOST_SCANNED)
+
+
+async def test_a_role_reads_while_requests_hold_their_readers() -> None:
+    with quick_place() as place:
+        async with SqliteEngine.open(place, ManualClock()) as engine:
+            read, held = threading.Event(), threading.Semaphore(0)
+
+            def long(_: apsw.Connection) -> bool:
+                held.release()
+                return read.wait(PATIENCE)
+
+            database = engine.records._database
+            listings = [asyncio.create_task(database.read(long)) for _ in range(2)]
+            for _ in listings:
+                await asyncio.to_thread(held.acquire)
+
+            async def role() -> None:
+                enter_role()
+                await engine.records.active_jobs()
+                read.set()
+
+            await asyncio.create_task(role())
+            assert await asyncio.gather(*listings) == [True, True], "the role waited for them"
 
 
 class TestSchema:

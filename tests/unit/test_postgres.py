@@ -9,13 +9,15 @@ import asyncpg
 import msgspec
 import pytest
 
+from conveyor.callers import enter_role
 from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.postgres import PostgresEngine, migrate, schema
+from conveyor.engines.postgres import tasks as postgres_tasks
 from conveyor.engines.postgres.database import connect
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import parse_url
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.tasks import TaskEvent, TaskFilter, WalksByIndex
+from conveyor.engines.tasks import MOST_SCANNED, TaskEvent, TaskFilter, WalksByIndex
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
@@ -193,6 +195,22 @@ class TestMigrations:
             assert {row.id: row.upload_id for row in found} == {"one": upload_id, "two": None}
 
 
+async def test_a_role_has_a_connection_while_requests_hold_theirs(place: Path, clock: ManualClock) -> None:
+    await migrate(url_of(place))
+    async with PostgresEngine.open(url_of(place) + "&connections=4", clock) as engine:
+        database = engine.records._database
+        async with database._connection(), database._connection(), database._connection():
+            request = asyncio.create_task(engine.records.active_jobs())
+
+            async def role() -> None:
+                enter_role()
+                assert await engine.records.active_jobs() == []
+
+            await asyncio.create_task(role())
+            assert not request.done(), "one is left to roles"
+        assert await request == []
+
+
 class TestChecks:
     async def test_a_sound_one_has_nothing_to_mend(self, place: Path) -> None:
         async with open_engine(place, JumpingClock()) as engine:
@@ -276,7 +294,11 @@ class TestLargeRuns:
         assert written[1] < 2 * written[0]
 
     @pytest.mark.parametrize("shards", [1, 4])
-    async def test_they_read_as_any_other(self, place: Path, clock: ManualClock, shards: int) -> None:
+    @pytest.mark.parametrize("rows", [MOST_SCANNED, 30])
+    async def test_they_read_as_any_other(
+        self, place: Path, clock: ManualClock, shards: int, rows: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_tasks, "MOST_SCANNED", rows)
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock, OWN_FROM) as engine:
             run = await large(engine, clock, 350, shards)

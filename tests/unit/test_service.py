@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from conveyor.callers import in_role
 from conveyor.service import Service, run_until
 from tests.clocks import ManualClock
 
@@ -162,6 +163,27 @@ async def test_a_cancelled_service_closes_its_role() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert role.closed == 1
+
+
+async def test_what_a_role_starts_calls_for_it() -> None:
+    """Engines keep readers apart for roles."""
+    seen: list[bool] = []
+
+    class Starting(Scripted):
+        async def tick(self) -> float:
+            async def part() -> None:
+                seen.append(in_role())
+
+            await asyncio.create_task(part())
+            return 1.0
+
+    service = Service(Starting(), ManualClock())
+    running = asyncio.create_task(service.run())
+    await turns()
+    service.stop()
+    await running
+    assert seen == [True]
+    assert not in_role(), "who started it does not"
 
 
 async def test_run_until_stops_them_all() -> None:

@@ -8,6 +8,9 @@ import msgspec
 from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
 from conveyor.states import TaskStatus
 
+# Rows that one scan looks at, at most.
+MOST_SCANNED = 5000
+
 
 class TaskFilter(msgspec.Struct, frozen=True):
     """Which tasks a listing returns; every given field must match."""
@@ -44,7 +47,22 @@ class Walked(msgspec.Struct, frozen=True):
     last: int | None
 
 
-class Tasks(Protocol):
+class Scanned(msgspec.Struct, frozen=True):
+    """Tasks of a shard that match, and the task_id up to which all were looked at, None if no row follows."""
+
+    tasks: list[Task]
+    last: TaskId | None
+
+
+class Scans(Protocol):
+    """The part of Tasks that a listing needs."""
+
+    async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
+        """As page, for a request: it looks at no more than MOST_SCANNED rows, and may return fewer than there are, or
+        none. On DynamoDB, it looks at as many as it takes."""
+
+
+class Tasks(Scans, Protocol):
     """Every method takes the RunKey, which names the tenant, the run and its shard count; the shard of a task
     follows from these alone."""
 
@@ -77,8 +95,9 @@ class Tasks(Protocol):
         """Those of these tasks that are there, in order of index."""
 
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
-        """Up to `limit` tasks of one shard that match, in lexicographic order of task_id, following `after`.
-        A run has the shards 0 to shard_count - 1; merging them is the reader's part (serve/)."""
+        """Up to `limit` tasks of one shard that match, in lexicographic order of task_id, following `after`; fewer only
+        at the end. However many rows that takes: for roles, and for readers of everything. A run has the shards 0 to
+        shard_count - 1; merging them is the reader's part (serve/)."""
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         """Append to the audit trail."""
@@ -88,6 +107,20 @@ class Tasks(Protocol):
 
     async def delete(self, run: RunKey, limit: int) -> int:
         """Remove up to `limit` rows of the run and return how many; 0 when nothing is left."""
+
+
+async def page_by_scans(
+    tasks: Scans, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter
+) -> list[Task]:
+    """What page returns, put together by scans: others read in between."""
+    found: list[Task] = []
+    while len(found) < limit:
+        scanned = await tasks.scan(run, shard, after, limit - len(found), where)
+        found += scanned.tasks
+        if scanned.last is None:
+            break
+        after = scanned.last
+    return found
 
 
 @runtime_checkable

@@ -68,9 +68,12 @@ async def _of_run(
     """Shard by shard: who takes all of them needs no common order."""
     now = list(positions)
     for shard in range(max(run.shard_count, 1)):
-        while page := await tasks.page(run, shard, now[shard], _ROWS, where):
-            now[shard] = page[-1].task_id
-            yield page, list(now)
+        more = True
+        while more:
+            scanned = await tasks.scan(run, shard, now[shard], _ROWS, where)
+            more = scanned.last is not None
+            now[shard] = scanned.last or (scanned.tasks[-1].task_id if scanned.tasks else now[shard])
+            yield scanned.tasks, list(now)
 
 
 def _line(value: Any) -> bytes:

@@ -48,12 +48,13 @@ class _Stream:
         return not self.rows and not self.ended
 
     async def read(self, count: int) -> None:
-        page = await self._tasks.page(self._run, self._shard, self._read_to, count, self._where)
-        self.rows.extend(page)
-        self.rows_read += len(page)
-        self.ended = len(page) < count
-        if page:
-            self._read_to = page[-1].task_id
+        scanned = await self._tasks.scan(self._run, self._shard, self._read_to, count, self._where)
+        self.rows.extend(scanned.tasks)
+        self.rows_read += len(scanned.tasks)
+        self.ended = scanned.last is None
+        self._read_to = scanned.last or (scanned.tasks[-1].task_id if scanned.tasks else self._read_to)
+        if not self.rows:
+            self.position = self._read_to
 
     def take(self) -> Task:
         task = self.rows.popleft()
@@ -64,7 +65,8 @@ class _Stream:
 async def merged_page(
     tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, positions: Sequence[Position]
 ) -> Merged:
-    """The next `limit` tasks after `positions`, in lexicographic order of task_id over all shards."""
+    """The next `limit` tasks after `positions`, in lexicographic order of task_id over all shards. Fewer, or none,
+    where a scan of a shard shows no head and not its end either: what comes next is not known then."""
     streams = [_Stream(tasks, run, shard, position, where) for shard, position in enumerate(positions)]
     share = limit / len(streams)
     more = max(1, round(share * _MORE))
@@ -72,16 +74,19 @@ async def merged_page(
     heads = [(stream.rows[0].task_id, shard) for shard, stream in enumerate(streams) if stream.rows]
     heapq.heapify(heads)
     items: list[Task] = []
-    while heads and len(items) < limit:
+    # A shard that was looked through as far as one scan goes, and may have more.
+    unknown = any(stream.dry for stream in streams)
+    while heads and len(items) < limit and not unknown:
         _, shard = heads[0]
         stream = streams[shard]
         items.append(stream.take())
         # Before the next one is chosen, every shard that may have more must show its head.
         if stream.dry:
             await stream.read(more)
+            unknown = stream.dry
         if stream.rows:
             heapq.heapreplace(heads, (stream.rows[0].task_id, shard))
         else:
             heapq.heappop(heads)
-    left = [stream.position for stream in streams] if heads else None
+    left = [stream.position for stream in streams] if heads or unknown else None
     return Merged(items, left, sum(stream.rows_read for stream in streams))

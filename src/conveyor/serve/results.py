@@ -24,18 +24,19 @@ BODY_SECONDS = 86_400.0
 
 
 async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
-    """Up to `limit` tasks that match, in order of task_id. Raises BadCursor."""
+    """Up to `limit` tasks that match, in order of task_id. Only so many rows are looked at: where few match, a page may
+    have fewer, or none, and still not be the last. Raises BadCursor."""
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
         merged = await merged_page(tasks, run, where, limit, positions)
         _count(merged.rows_read, len(merged.items))
         return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
     # One more than asked for tells whether there is a next page, without a page that turns out empty.
-    found = await tasks.page(run, 0, positions[0], limit + 1, where)
-    items = found[:limit]
-    _count(len(found), len(items))
-    more = len(found) > limit
-    return Page(items, cursors.encode([items[-1].task_id]) if more else None)
+    scanned = await tasks.scan(run, 0, positions[0], limit + 1, where)
+    items = scanned.tasks[:limit]
+    _count(len(scanned.tasks), len(items))
+    last = items[-1].task_id if len(scanned.tasks) > limit else scanned.last
+    return Page(items, None if last is None else cursors.encode([last]))
 
 
 def _count(read: int, returned: int) -> None:

@@ -36,16 +36,19 @@ async def search_page(
     read = 0
     while len(items) < limit and read < _MOST_ROWS:
         room = limit - len(items)
-        page = await listing_page(tasks, runs, where, _ROWS, cursor)
+        asked = _ROWS
+        page = await listing_page(tasks, runs, where, asked, cursor)
         found = _with(text, page.items, known)
         if len(found) > room:
             # A cursor stands behind the rows that were read: so no more of them than there is room for.
-            page = await listing_page(tasks, runs, where, room, cursor)
+            asked = room
+            page = await listing_page(tasks, runs, where, asked, cursor)
             found = _with(text, page.items, known)
         items += found
         read += len(page.items)
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or len(page.items) < asked:
+            # The end, or as many rows as a page may look at.
             break
     return Found(Page(items, cursor), read)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from conveyor.engines.sqlite import access, database
+from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.engines.sqlite.expiring import Expiring
 from conveyor.faults import crashpoint
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
@@ -14,7 +15,7 @@ from tests.flow.test_retention import (
     test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it,
     test_expired_rows_are_removed_as_fast_as_they_come,
 )
-from tests.unit.test_database import test_a_late_writer_of_a_deleted_run_changes_no_later_one
+from tests.unit import test_database
 from tests.unit.test_expiring import test_a_call_costs_the_same_however_many_are_live
 
 
@@ -69,7 +70,26 @@ def look_through_all_that_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Expiring, "put", rebuild)
 
 
+def read_for_everyone_on_the_same_threads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(database, "in_role", lambda: False)
+    patch.setattr(test_database, "PATIENCE", 0.5)
+
+
+def read_until_the_page_is_full(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sqlite_tasks, "MOST_SCANNED", 1 << 40)
+
+
 PLANTED = [
+    Planted(
+        "listings hold up roles",
+        read_for_everyone_on_the_same_threads,
+        test_database.test_a_role_reads_while_requests_hold_their_readers,
+    ),
+    Planted(
+        "a filter that matches nothing reads a whole run",
+        read_until_the_page_is_full,
+        test_database.test_a_filter_that_matches_nothing_reads_so_many_rows_at_once,
+    ),
     Planted(
         "an upload goes with its last job",
         keep_uploads_for_jobs_alone,
@@ -93,6 +113,6 @@ PLANTED = [
     Planted(
         "the number of a deleted run is reused",
         reuse_run_numbers,
-        test_a_late_writer_of_a_deleted_run_changes_no_later_one,
+        test_database.test_a_late_writer_of_a_deleted_run_changes_no_later_one,
     ),
 ]

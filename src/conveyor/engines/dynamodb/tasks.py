@@ -43,7 +43,7 @@ from conveyor.engines.dynamodb.statements import End, Ender, Insertion, insert, 
 from conveyor.engines.dynamodb.table import Key, Table, query_payload
 from conveyor.engines.dynamodb.trail import Trail
 from conveyor.engines.dynamodb.wire import Refused
-from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter
+from conveyor.engines.tasks import Finished, Scanned, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
 from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, shard_of
 from conveyor.states import TaskStatus
@@ -139,6 +139,10 @@ class DynamoTasks:
         if shard in shards(run):
             await self._walk(run, shard, after or "", _matching(where), found.extend, lambda: limit - len(found))
         return [task_of(item) for item in found[:limit]]
+
+    async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
+        tasks = await self.page(run, shard, after, limit, where)
+        return Scanned(tasks, tasks[-1].task_id if tasks and len(tasks) == limit else None)
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         await self._trail.note(run, events)

@@ -10,12 +10,13 @@ empty, so the sessions have the other ways to look switched off: a plan that rea
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, NoReturn, TypeVar
 
 import asyncpg
 import structlog
 
+from conveyor.callers import in_role
 from conveyor.clock import Clock
 from conveyor.engines.postgres.queries import Query
 from conveyor.engines.postgres.url import Place
@@ -33,6 +34,8 @@ _LONGEST_PAUSE = 2.0
 # How long a server may be away before callers are told.
 _PATIENCE = 30.0
 _MOST_COLLISIONS = 50
+# One in so many connections.
+_LEFT_TO_ROLES = 4
 
 _SESSION = {
     "application_name": "conveyor",
@@ -110,9 +113,11 @@ Work = Callable[[Session], Awaitable[T]]
 class Database:
     """Made by `open_database`."""
 
-    def __init__(self, pool: Any, clock: Clock) -> None:
+    def __init__(self, pool: Any, clock: Clock, connections: int) -> None:
         self._pool = pool
         self._clock = clock
+        # Requests leave some of them to roles: however much is asked for, those go on.
+        self._for_requests = asyncio.Semaphore(max(1, connections - max(1, connections // _LEFT_TO_ROLES)))
 
     async def write(self, work: Work[T]) -> T:
         """Do `work` in a transaction; returns once it is committed."""
@@ -181,6 +186,11 @@ class Database:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
+        async with nullcontext() if in_role() else self._for_requests, self._acquired() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _acquired(self) -> AsyncIterator[Any]:
         try:
             connection = await self._pool.acquire(timeout=_CONNECT_SECONDS + _COMMAND_SECONDS)
         except Exception as error:
@@ -291,7 +301,7 @@ async def open_database(place: Place, clock: Clock) -> AsyncIterator[Database]:
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
     try:
-        yield Database(pool, clock)
+        yield Database(pool, clock, place.connections)
     finally:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):

@@ -19,7 +19,15 @@ from conveyor.engines.postgres.pages import Stream, merged, united
 from conveyor.engines.postgres.queries import Query, made_for, named_texts
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
-from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter, Walked
+from conveyor.engines.tasks import (
+    MOST_SCANNED,
+    Finished,
+    Scanned,
+    TaskEvent,
+    TaskFilter,
+    Walked,
+    page_by_scans,
+)
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 from conveyor.model import (
@@ -45,6 +53,8 @@ T = TypeVar("T")
 
 _TASK_ID = re.compile(r"[0-9a-f]{64}")
 _MOST_KNOWN = 10_000
+# Higher than any sort key, and any index.
+_BEYOND = 1 << 62
 
 _detail = msgspec.json.Decoder(ResultDetail)
 
@@ -177,20 +187,37 @@ class PostgresTasks:
         return await self._on(run, work, [], wanted)
 
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
-        async def work(one: Numbered) -> list[Task]:
+        return await page_by_scans(self, run, shard, after, limit, where)
+
+    async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
+        async def work(one: Numbered) -> Scanned:
             values = {
                 "run_no": one.number,
                 "shard": shard,
                 "limit": limit,
+                "rows": MOST_SCANNED,
                 "after_key": -1 if after is None else sort_key(after),
                 "after_idx": -1 if after is None else await self._index_of(run, one, shard, after),
                 **msgspec.structs.asdict(where),
             }
-            text = SQL["page_failed" if where.status == TaskStatus.FAILED else "page"]
+            failed = where.status == TaskStatus.FAILED
+            end = None if where == TaskFilter() else await self._scan_end(one, failed, values)
+            values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
+            text = SQL["page_failed" if failed else "page"]
             streams = [Stream(self._database, made_for(text, suffix), values) for suffix in one.suffixes]
-            return [_task(run.run_id, row) for row in await merged(streams, limit)]
+            tasks = [_task(run.run_id, row) for row in await merged(streams, limit)]
+            if len(tasks) == limit:
+                return Scanned(tasks, tasks[-1].task_id)
+            return Scanned(tasks, None if end is None else task_id(run.run_id, end[1]))
 
-        return await self._on(run, work, [])
+        return await self._on(run, work, Scanned([], None))
+
+    async def _scan_end(self, one: Numbered, failed: bool, values: dict[str, Any]) -> tuple[int, int] | None:
+        """Where a scan ends: the last row that it looks at of the table whose rows lie closest; None if it comes to the
+        end of all before."""
+        text = SQL["scan_end_failed" if failed else "scan_end"]
+        ends = [await self._database.row(made_for(text, suffix), values) for suffix in one.suffixes]
+        return min(((row["sort_key"], row["idx"]) for row in ends if row is not None), default=None)
 
     async def _index_of(self, run: RunKey, one: Numbered, shard: int, after: TaskId) -> int:
         """The index behind a cursor, for the rare tasks that share a sort key; a task that is gone counts as last."""

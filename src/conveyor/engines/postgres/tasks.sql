@@ -125,11 +125,21 @@ CROSS JOIN LATERAL (
 LEFT JOIN ends{own} AS e ON e.run_no = :run_no AND e.idx = t.idx
 ORDER BY t.idx;
 
+-- name: scan_end
+SELECT sort_key, idx FROM tasks{own}
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+ORDER BY sort_key, idx OFFSET :rows - 1 LIMIT 1;
+
+-- name: scan_end_failed
+SELECT sort_key, idx FROM ends{own}
+WHERE run_no = :run_no AND shard = :shard AND status = 2 AND (sort_key, idx) > (:after_key, :after_idx)
+ORDER BY sort_key, idx OFFSET :rows - 1 LIMIT 1;
+
 -- name: page
 SELECT t.sort_key, t.idx, t.input, e.status, e.attempts, e.http_status, e.error_code, e.detail, e.finished_at
 FROM tasks{own} AS t LEFT JOIN ends{own} AS e ON e.run_no = t.run_no AND e.idx = t.idx
 WHERE t.run_no = :run_no AND t.shard = :shard
-    AND (t.sort_key, t.idx) > (:after_key, :after_idx)
+    AND (t.sort_key, t.idx) > (:after_key, :after_idx) AND (t.sort_key, t.idx) <= (:last_key, :last_idx)
     AND (:status::smallint IS NULL OR coalesce(e.status, 0) = :status)
     AND (:error_code::text IS NULL OR e.error_code = :error_code)
     AND (:http_status::integer IS NULL OR e.http_status = :http_status)
@@ -140,7 +150,7 @@ ORDER BY t.sort_key, t.idx LIMIT :limit;
 SELECT e.sort_key, e.idx, t.input, e.status, e.attempts, e.http_status, e.error_code, e.detail, e.finished_at
 FROM ends{own} AS e JOIN tasks{own} AS t ON t.run_no = e.run_no AND t.idx = e.idx
 WHERE e.run_no = :run_no AND e.shard = :shard AND e.status = 2
-    AND (e.sort_key, e.idx) > (:after_key, :after_idx)
+    AND (e.sort_key, e.idx) > (:after_key, :after_idx) AND (e.sort_key, e.idx) <= (:last_key, :last_idx)
     AND (:error_code::text IS NULL OR e.error_code = :error_code)
     AND (:http_status::integer IS NULL OR e.http_status = :http_status)
     AND (:tag::text IS NULL OR t.tag = :tag)

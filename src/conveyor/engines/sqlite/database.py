@@ -1,4 +1,4 @@
-"""One SQLite file: one writer thread with group commit, a few short readers, and an owner.
+"""One SQLite file: one writer thread with group commit, a few short readers for requests and for roles, and an owner.
 
 Writes that arrive while a commit is under way share the next one, so that one fsync serves them all; each stands in
 a savepoint of its own and fails alone. Statements take a whole batch as one JSON value: a step per row would hand
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import apsw
 import structlog
 
+from conveyor.callers import in_role
 from conveyor.errors import DataDirectoryInUse, EngineFailed
 from conveyor.faults import crashpoint
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 _MOST_IN_ONE_COMMIT = 256
+# For requests, and as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
 
@@ -89,7 +91,9 @@ class Database:
         self._writer = self._connect(WRITER_PRAGMAS)
         self._thread = threading.Thread(target=self._write_loop, name="sqlite-writer", daemon=True)
         self._local = threading.local()
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
+        # Apart, so that no request, however long it reads, has a role wait.
+        self._request_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
+        self._role_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-role-reader")
         self._closed = False
 
     def _connect(self, pragmas: tuple[str, ...]) -> apsw.Connection:
@@ -115,7 +119,8 @@ class Database:
         """Run `work` on a reader's connection, which sees every write that has returned."""
         if self._closed:
             raise EngineFailed("The database is closed.")
-        return await self._loop.run_in_executor(self._readers, self._read, work)
+        readers = self._role_readers if in_role() else self._request_readers
+        return await self._loop.run_in_executor(readers, self._read, work)
 
     async def rows(self, query: str, values: dict[str, Any]) -> list[Any]:
         """Read all rows of one query."""
@@ -216,7 +221,8 @@ class Database:
         self._closed = True
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self._readers.shutdown)
+        for readers in (self._request_readers, self._role_readers):
+            await asyncio.to_thread(readers.shutdown)
         self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
 

@@ -11,7 +11,15 @@ import msgspec
 from conveyor.engines.sqlite.database import Database, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
-from conveyor.engines.tasks import Finished, TaskEvent, TaskFilter, Walked
+from conveyor.engines.tasks import (
+    MOST_SCANNED,
+    Finished,
+    Scanned,
+    TaskEvent,
+    TaskFilter,
+    Walked,
+    page_by_scans,
+)
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
@@ -34,6 +42,8 @@ SQL = named_queries("tasks.sql")
 
 # 15 hexadecimal digits are the most that a signed 64-bit integer holds whole.
 _SORT_DIGITS = 15
+# Higher than any sort key, and any index.
+_BEYOND = 1 << 62
 _TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 _encode = msgspec.json.encode
@@ -157,22 +167,32 @@ class SqliteTasks:
         return [_task(run.run_id, row) for row in await self._database.rows(SQL["at"], values)]
 
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
+        return await page_by_scans(self, run, shard, after, limit, where)
+
+    async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
         number = await self._number(run)
         if number is None:
-            return []
+            return Scanned([], None)
         values = {
             "run_no": number,
             "shard": shard,
             "limit": limit,
+            "rows": MOST_SCANNED,
             "after_key": -1 if after is None else sort_key(after),
             **msgspec.structs.asdict(where),
         }
 
-        def work(db: apsw.Connection) -> list[Any]:
+        def work(db: apsw.Connection) -> tuple[list[Any], int | None]:
             values["after_idx"] = -1 if after is None else _index_of(db, run, values, after)
-            return db.execute(SQL[_page_query(where)], values).fetchall()
+            end = None if where == TaskFilter() else _scan_end(db, where, values)
+            values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
+            rows: list[Any] = db.execute(SQL[_page_query(where)], values).fetchall()
+            if len(rows) == limit:
+                return rows, rows[-1][0]
+            return rows, None if end is None else end[1]
 
-        return [_task(run.run_id, row) for row in await self._database.read(work)]
+        rows, last = await self._database.read(work)
+        return Scanned([_task(run.run_id, row) for row in rows], None if last is None else task_id(run.run_id, last))
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
         number = await self._number(run)
@@ -299,6 +319,12 @@ def _page_query(where: TaskFilter) -> str:
     if where.status is None:
         return "page"
     return "page_failed" if where.status == TaskStatus.FAILED else "page_by_status"
+
+
+def _scan_end(db: apsw.Connection, where: TaskFilter, values: dict[str, Any]) -> Any:
+    """Where a scan ends: the last row that it looks at, None if it comes to the end of the shard before."""
+    query = "scan_end_failed" if where.status == TaskStatus.FAILED else "scan_end"
+    return db.execute(SQL[query], values).fetchone()
 
 
 def _index_of(db: apsw.Connection, run: RunKey, values: dict[str, Any], after: TaskId) -> int:

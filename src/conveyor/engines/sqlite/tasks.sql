@@ -72,9 +72,19 @@ FROM (SELECT DISTINCT :run_no AS run_no, value AS idx FROM json_each(:indexes)) 
 CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
 ORDER BY t.idx;
 
+-- name: scan_end
+SELECT sort_key, idx FROM tasks INDEXED BY tasks_by_id
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+ORDER BY sort_key, idx LIMIT 1 OFFSET :rows - 1;
+
+-- name: scan_end_failed
+SELECT sort_key, idx FROM tasks INDEXED BY tasks_failed
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND status = 2
+ORDER BY sort_key, idx LIMIT 1 OFFSET :rows - 1;
+
 -- name: page
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND (sort_key, idx) <= (:last_key, :last_idx)
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
     AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
@@ -82,7 +92,7 @@ ORDER BY sort_key, idx LIMIT :limit;
 
 -- name: page_by_status
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND (sort_key, idx) <= (:last_key, :last_idx)
     AND status = :status
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
@@ -91,7 +101,7 @@ ORDER BY sort_key, idx LIMIT :limit;
 
 -- name: page_failed
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
+WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND (sort_key, idx) <= (:last_key, :last_idx)
     AND status = 2
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)

@@ -61,7 +61,7 @@ export function tasksCard(jobId, signal) {
     drawChips();
     try {
       const wanted = text.value.trim();
-      const page = wanted ? await search(wanted, mine) : await get(`/v1/jobs/${jobId}/results`, query(), mine);
+      const page = await look(wanted ? "search" : "results", wanted ? { text: wanted } : {}, mine);
       rows(page.items);
       list.hidden = page.items.length === 0;
       renew(
@@ -82,15 +82,22 @@ export function tasksCard(jobId, signal) {
       if (!mine.aborted && !(problem instanceof Unreachable)) renew(said, words(problem));
     }
   };
-  const search = async (/** @type {string} */ wanted, /** @type {AbortSignal} */ mine) => {
+  /** A page may be empty and not be the last: only so many tasks are looked at for one. */
+  const look = async (
+    /** @type {string} */ where,
+    /** @type {{text?: string}} */ given,
+    /** @type {AbortSignal} */ mine,
+  ) => {
     let cursor = pages.cursor;
     let read = 0;
     for (let turn = 0;; turn += 1) {
-      const page = await get(`/v1/jobs/${jobId}/search`, { ...query(), text: wanted, cursor }, mine);
-      read += page.read;
-      if (page.items.length || page.next_cursor === null || turn === MOST_TURNS) return { ...page, read };
+      const page = await get(`/v1/jobs/${jobId}/${where}`, { ...query(), ...given, cursor }, mine);
+      read += page.read ?? 0;
+      if (page.items.length || page.next_cursor === null || turn === MOST_TURNS) {
+        return page.read === undefined ? page : { ...page, read };
+      }
       cursor = page.next_cursor;
-      renew(said, `Searching… ${count(read)} tasks looked at`);
+      renew(said, page.read === undefined ? "Searching…" : `Searching… ${count(read)} tasks looked at`);
     }
   };
   const drawChips = () =>
