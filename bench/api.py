@@ -51,7 +51,7 @@ def outside(module: str, *arguments: str) -> Any:
 
 
 async def new_key(system: Any, tenant: str) -> str:
-    from conveyor.keys import make_key
+    from conveyor.auth.keys import make_key
 
     text, key = make_key(system.clock, tenant)
     await system.records.create_key(key)

@@ -106,7 +106,7 @@ def bare(count: int, archive: str, place: str) -> dict[str, Any]:
 
 
 def bare_writer(count: int, archive: str, place: str) -> dict[str, Any]:
-    from conveyor.serve.archive import LEVEL, ZipWriter
+    from conveyor.export.zip_writer import LEVEL, ZipWriter
 
     entries, crcs = _entries(archive)
     deflated = sum(method == zipfile.ZIP_DEFLATED for _, method, _ in entries) > 1
@@ -191,8 +191,8 @@ def _rows(reads: Path) -> int:
 async def _export(data: str, compression: str) -> AsyncIterator[tuple[Any, str, Any]]:
     """The store, an export that is asked for, and a role to make it."""
     from bench.belt import TENANT, store
-    from conveyor.serve.exports import Exports
-    from conveyor.serve.forms import ExportSpec
+    from conveyor.export.exports import Exports
+    from conveyor.export.request import ExportSpec
 
     async with store(data) as system:
         job = (await system.records.jobs(TENANT, None, 1)).items[0]
@@ -202,7 +202,7 @@ async def _export(data: str, compression: str) -> AsyncIterator[tuple[Any, str, 
 
 
 def _role(system: Any) -> Any:
-    from conveyor.serve.exporter import Exporter
+    from conveyor.export.exporter import Exporter
 
     piece = system.settings.export_piece_bytes
     engines = (system.records, system.tasks, system.blobs, system.coordinator)
@@ -211,7 +211,7 @@ def _role(system: Any) -> Any:
 
 async def _ready(system: Any, export_id: str, role: Any) -> None:
     from bench.belt import TENANT
-    from conveyor.serve.exports import Exports, ExportState
+    from conveyor.export.exports import Exports, ExportState
 
     while (export := (await Exports(system).find(TENANT, export_id)).export).state is not ExportState.READY:
         if export.state is ExportState.FAILED:
@@ -223,7 +223,7 @@ async def _ready(system: Any, export_id: str, role: Any) -> None:
 async def _copy(system: Any, export_id: str, archive: Path) -> None:
     """The archive to a file of its own, and the export away."""
     from bench.belt import TENANT
-    from conveyor.serve.exports import Exports, part_range
+    from conveyor.export.exports import Exports, part_range
 
     row, export = await Exports(system).find(TENANT, export_id)
     with archive.open("wb") as file:

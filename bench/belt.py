@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.child import MeasurementFailed
-from conveyor.cli.logs import configure_log
 from conveyor.cli.loop import keep_for_good, share_one_heap
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queue
@@ -15,6 +14,7 @@ from conveyor.model import Job, JobId, TenantId
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
+from conveyor.telemetry.logs import configure_log
 
 TENANT = TenantId("bench")
 

@@ -94,7 +94,7 @@ async def ours(url: str, servers: list[int], count: int, place: str) -> dict[str
 async def _check_rows(system: Any, job: Any, url: str, count: int) -> None:
     """Every row has its status, its body's place and the page's sha256; of some bodies, the bytes are read too."""
     from conveyor.engines.tasks import TaskFilter
-    from conveyor.serve.results import read_body
+    from conveyor.read.results import read_body
 
     sample = set(random.Random(count).sample(range(count), min(_SAMPLE, count)))
     seen: set[int] = set()

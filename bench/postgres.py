@@ -152,8 +152,8 @@ async def put_and_send(count: int, url: str, pid: int, place: str) -> dict[str, 
     from conveyor.clock import SystemClock
     from conveyor.engines.postgres import PostgresEngine
     from conveyor.engines.queue import run_queue
+    from conveyor.jobs.chunks import messages, send_all
     from conveyor.model import InputJson, JobId, RunId, RunKey, TaskSeed, TenantId
-    from conveyor.references import messages, send_all
 
     clock = SystemClock()
     run = RunKey(TenantId("bench"), JobId("job"), RunId(clock.new_id("run")))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.child import ROOT, run_async
+from conveyor.auth.keys import make_key
 from conveyor.clock import SystemClock
-from conveyor.keys import make_key
 from conveyor.model import JobId, TenantId
 from conveyor.settings import Settings
 from conveyor.states import ENDED

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pyreqwest.client import Client, ClientBuilder
 
-from conveyor.keys import make_key
+from conveyor.auth.keys import make_key
 from conveyor.system import System
 
 

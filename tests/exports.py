@@ -9,6 +9,9 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import Tasks
+from conveyor.export.exporter import Exporter
+from conveyor.export.exports import Export, Exports, ExportState, part_range
+from conveyor.export.request import ExportSpec
 from conveyor.model import (
     BodyRef,
     InputJson,
@@ -27,9 +30,6 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
 )
-from conveyor.serve.exporter import Exporter
-from conveyor.serve.exports import Export, Exports, ExportState, part_range
-from conveyor.serve.forms import ExportSpec
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
 

@@ -5,8 +5,8 @@ import asyncio
 import itertools
 
 from conveyor.model import Job, Outcome, TaskRef
-from conveyor.process.fetcher import Fetcher
-from conveyor.process.launch import Launched
+from conveyor.process.executors.fetch.child import Fetcher
+from conveyor.process.executors.fetch.launch import Launched
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 

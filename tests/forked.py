@@ -61,6 +61,7 @@ class Commands:
 def _serve() -> None:
     # What most commands import at some time.
     import conveyor.cli.app
+
     import conveyor.client
     import conveyor.embedded  # noqa: F401
 

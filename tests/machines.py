@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from aiohttp import ClientSession, web
 from botocore.config import Config
 
-from conveyor.accept.intake import Intake
-from conveyor.callbacks import CALLBACK, Callback, callback_of
+from conveyor.engines.aws_session import aws_session
 from conveyor.engines.records import Row
-from conveyor.engines.session import aws_session
+from conveyor.jobs.callbacks import CALLBACK, Callback, callback_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, TaskEnd
-from conveyor.recover.callbacks import Callbacks
-from conveyor.serve.notify import Notifier
-from conveyor.serve.step_functions import StepAnswers
+from conveyor.notify.callback_monitor import Callbacks
+from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.intake import Intake
+from conveyor.notify.step_functions import StepAnswers
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.belt import until

@@ -10,7 +10,7 @@ def fetchers_of(process: int) -> list[int]:
         for task in Path(f"/proc/{process}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
-    return sorted(child for child in children if "conveyor.process.fetcher" in _command(child))
+    return sorted(child for child in children if "conveyor.process.executors.fetch.child" in _command(child))
 
 
 def _command(process: int) -> str:

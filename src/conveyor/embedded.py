@@ -8,41 +8,41 @@ from hashlib import sha256
 
 import msgspec
 
-from conveyor.accept.intake import Intake
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.spec import decode_spec, spec_of
 from conveyor.accept.submit import Submit
+from conveyor.egress.outbound import Outbound
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.queue import CONTROL, QueueName
 from conveyor.errors import NotFound
+from conveyor.export.exporter import Exporter
 from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
+from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import Ingest
-from conveyor.ingest.worker import Ingester
 from conveyor.lifecycle import Lifecycle
+from conveyor.lists.list_files import list_format, pieces_of
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
-from conveyor.outbound import Outbound
-from conveyor.process.bodies import Bodies
+from conveyor.notify.callback_monitor import Callbacks
+from conveyor.notify.deliverer import Deliverer
+from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.intake import Intake
+from conveyor.notify.progress_notifier import Herald
+from conveyor.notify.step_functions import StepAnswers
+from conveyor.process.body_store import Bodies
 from conveyor.process.executors import Executor
-from conveyor.process.executors.download import DownloadExecutor
-from conveyor.process.executors.export_download import ExportDownloadExecutor
-from conveyor.process.executors.fetch import FetchExecutor
-from conveyor.process.executors.python import PythonExecutor
-from conveyor.process.fetchers import Fetchers
+from conveyor.process.executors.download.download_executor import DownloadExecutor
+from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
+from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
+from conveyor.process.executors.fetch.fetchers import Fetchers
+from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.process.worker import Worker
-from conveyor.recover.callbacks import Callbacks
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
+from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
-from conveyor.serve.deliverer import Deliverer
-from conveyor.serve.exporter import Exporter
-from conveyor.serve.herald import Herald
-from conveyor.serve.notify import Notifier
-from conveyor.serve.step_functions import StepAnswers
 from conveyor.service import Role, Service
-from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
-from conveyor.targets import TargetGuard
-from conveyor.telemetry.sampler import Sampler
 
 
 class Embedded:

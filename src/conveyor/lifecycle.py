@@ -13,7 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.milestones import Milestones
+from conveyor.jobs.progress_events import Milestones
 from conveyor.model import Counts, FailureThreshold, Job, Notice, Run
 from conveyor.states import ENDED, RunState, sources_of
 from conveyor.telemetry import traces

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from conveyor import faults
-from conveyor.callbacks import StepFunctions
+from conveyor.auth.signing import signing_key
 from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AcceptsWhole, Records
+from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
-from conveyor.signing import signing_key
 from conveyor.telemetry.seams import metered
 from conveyor.telemetry.traces import listening
 
@@ -132,7 +132,7 @@ async def _step_functions(settings: Settings, key: bytes, stack: AsyncExitStack)
     if settings.step_functions is None:
         return None
     try:
-        from conveyor.engines.step_functions import StepFunctionsClient
+        from conveyor.engines.step_functions_client import StepFunctionsClient
     except ImportError as error:
         raise _extra_missing("STEP_FUNCTIONS", "aws", error) from None
     if settings.records is not None and settings.signing_key is None:
@@ -208,7 +208,7 @@ async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, s
 async def step_functions_findings(url: str) -> list[tuple[str, str | None]]:
     """The same of Step Functions."""
     try:
-        from conveyor.engines.step_functions import StepFunctionsClient
+        from conveyor.engines.step_functions_client import StepFunctionsClient
     except ImportError as error:
         return [("step functions: opens", _extra_missing("STEP_FUNCTIONS", "aws", error).message)]
     try:
@@ -235,7 +235,7 @@ def _opener(
 
 @asynccontextmanager
 async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
-    from conveyor.engines.local import LocalBlobs
+    from conveyor.engines.local_blobs import LocalBlobs
     from conveyor.engines.sqlite import SqliteEngine
 
     blobs = LocalBlobs(settings.data / "blobs")
@@ -281,7 +281,7 @@ def _redis(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractA
 
 
 def _objects(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
-    from conveyor.engines.objects import ObjectEngine
+    from conveyor.engines.object_blobs import ObjectEngine
 
     return ObjectEngine.open(url, clock)
 

@@ -17,7 +17,7 @@ import pytest
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.local import LocalBlobs
+from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.engines.queue import Queue
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import SqliteEngine

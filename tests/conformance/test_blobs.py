@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.engines.blobs import BlobInfo, Blobs
-from conveyor.engines.local import LocalBlobs
+from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import EngineFailed, NotFound
 from tests.clocks import ManualClock
 from tests.conformance.conftest import ENGINES, behind

@@ -30,7 +30,7 @@ from conveyor.model import (
     shard_of,
     task_id,
 )
-from conveyor.serve.walk import matches
+from conveyor.read.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
 from tests.clocks import ManualClock
 from tests.jobs import OTHER, end, make_run, seeds

@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.engines.tasks import TaskFilter, Tasks, Walked, WalksByIndex
 from conveyor.model import InputJson, RunId, RunKey, Task, TaskEnd, TaskSeed, TenantId
-from conveyor.serve.walk import matches
+from conveyor.read.walk import matches
 from conveyor.states import TaskStatus
 from tests.clocks import ManualClock
 

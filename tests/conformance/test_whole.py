@@ -9,8 +9,8 @@ import pytest
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
 from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.engines.tasks import TaskFilter
+from conveyor.jobs.chunks import decode, messages
 from conveyor.model import Job, ListFormat, Source
-from conveyor.references import decode, messages
 from conveyor.states import RunState
 from tests.clocks import ManualClock
 from tests.jobs import ACME, make_job, make_notice, seeds

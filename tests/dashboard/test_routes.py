@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.coordination.breaker import Open, breaker_key
 from conveyor.coordination.durations import count_durations
 from conveyor.coordination.history import MOST, Moment, history, remember
 from conveyor.engines.queue import Outgoing, run_queue
 from conveyor.engines.records import Row
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, LongTask, RunId, TaskEnd, task_id
-from conveyor.serve.herald import Herald
+from conveyor.notify.progress_notifier import Herald
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Api

@@ -4,9 +4,9 @@ send. And what the browser is told to hold to."""
 import re
 
 from conveyor import faults
-from conveyor.cli.dashboard import sign_in_path
-from conveyor.dashboard.sessions import LINK, OWNER, SESSION, Sessions
-from conveyor.keys import parse
+from conveyor.auth.keys import parse
+from conveyor.auth.sessions import LINK, OWNER, SESSION, Sessions
+from conveyor.cli.dashboard_command import sign_in_path
 from tests.api import Answer, Api, new_key
 from tests.clocks import JumpingClock
 
@@ -189,7 +189,7 @@ async def test_the_files_carry_what_a_browser_is_to_hold_to(server: Api) -> None
 
 
 async def test_nothing_in_the_files_is_inline_or_elsewhere(server: Api) -> None:
-    from conveyor.dashboard.files import Files
+    from conveyor.dashboard.static_files import Files
 
     for path, file in Files(server.system.blobs)._files.items():
         text = file.body.decode()

@@ -2,16 +2,22 @@
 
 from typing import NamedTuple
 
-from conveyor import inputs, notices, targets
-from conveyor.accept import limits, schedules
-from conveyor.api import parts, protocol
-from conveyor.cli.text import size as exact_size
+from conveyor.accept import option_limits as limits
+from conveyor.accept import schedules
+from conveyor.api import dependencies as parts
+from conveyor.api import protocol
+from conveyor.cli.formatting import size as exact_size
+from conveyor.egress import target_guard as targets
 from conveyor.engines import s3
 from conveyor.engines.sqs import polls, queues
+from conveyor.export import exports
+from conveyor.jobs import event_names as notices
+from conveyor.lists import inputs
 from conveyor.model import Options
 from conveyor.process import retry
-from conveyor.process.executors import export_download, transfer
-from conveyor.serve import exports, progress
+from conveyor.process.executors.download import export_api_executor as export_download
+from conveyor.process.executors.download import transfer
+from conveyor.read import status as progress
 from conveyor.settings import PREFIX, Settings
 
 _DAY = 86_400

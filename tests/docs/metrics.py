@@ -1,6 +1,6 @@
 """The table of metrics, made from the catalogue."""
 
-from conveyor.telemetry.cells import Metric, Values
+from conveyor.telemetry.instruments import Metric, Values
 from conveyor.telemetry.metrics import CATALOGUE
 
 # More values than these are not listed.

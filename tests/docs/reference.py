@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from conveyor.accept.limits import RANGES
-from conveyor.inputs import METHODS, DownloadInput, FetchInput
-from conveyor.lists import _COLUMNS
+from conveyor.accept.option_limits import RANGES
+from conveyor.jobs.event_names import EVENTS
+from conveyor.lists.inputs import METHODS, DownloadInput, FetchInput
+from conveyor.lists.reader import _COLUMNS
 from conveyor.model import JobKind, Options
-from conveyor.notices import EVENTS
 from conveyor.process.retry import FINAL_ERRORS, RETRYABLE_ERRORS
 from conveyor.states import TaskStatus
 
@@ -213,7 +213,7 @@ def _number(value: float) -> str:
 def cli_part() -> str:
     import typer.main
 
-    from conveyor.cli.app import app
+    from conveyor.cli.command_list import app
 
     return "\n\n".join(_commands("conveyor", typer.main.get_command(app)))
 
@@ -263,7 +263,7 @@ def _shown_default(param: Any) -> str:
 
 def described() -> dict[str, Any]:
     """What /v1/openapi.json says."""
-    from conveyor.api.app import create_app
+    from conveyor.api.application import create_app
     from conveyor.settings import Settings
     from conveyor.system import open_system
 

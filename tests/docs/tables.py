@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import conveyor.handlers
 import conveyor.targets
+
+import conveyor.handlers
 from conveyor.errors import ConveyorError
 from conveyor.settings import PREFIX, Settings
 from tests.docs import limits, reference

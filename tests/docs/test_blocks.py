@@ -13,13 +13,13 @@ import pytest
 import typer.main
 
 from conveyor.accept.cron import check_cron
-from conveyor.accept.limits import check_limits
+from conveyor.accept.option_limits import check_limits
 from conveyor.accept.schedules import ScheduleSpec, template_of
-from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import JobSpec, decode_body, decode_spec
-from conveyor.cli.app import app
+from conveyor.accept.task_seeds import seeds_of
+from conveyor.cli.command_list import app
 from conveyor.errors import ConveyorError
-from conveyor.serve.lines import ManifestLine
+from conveyor.export.lines import ManifestLine
 from conveyor.settings import PREFIX, Settings
 from conveyor.telemetry.metrics import CATALOGUE
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, all_blocks, blocks, commands, prose

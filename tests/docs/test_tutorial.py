@@ -49,7 +49,7 @@ def test_the_signature_is_verified_as_the_page_says() -> None:
 
     from conveyor.clock import SystemClock
     from conveyor.model import TenantId
-    from conveyor.serve.signatures import signed_headers, tenant_secret
+    from conveyor.notify.signatures import signed_headers, tenant_secret
 
     secret = tenant_secret(b"x" * 32, TenantId("acme"))
     body = json.dumps({"type": "run.completed", "data": {}}).encode()

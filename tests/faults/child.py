@@ -22,11 +22,11 @@ import apsw
 import msgspec
 
 # Imported here and not in open_system, so that a fork has them.
-from conveyor import faults, lists
+from conveyor import faults
 from conveyor.accept import submit as accept_submit
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.control import Control
-from conveyor.accept.options import change_options
+from conveyor.accept.option_changes import change_options
 from conveyor.accept.redrive import redrive
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.resume import resume_ingest
@@ -37,9 +37,17 @@ from conveyor.engines.coordinator import ingest_lease
 from conveyor.engines.queue import CONTROL, Outgoing, QueueName
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.errors import EngineFailed, IdempotencyInFlight, NotFound, UploadConflict
-from conveyor.ingest import worker as ingest_worker
+from conveyor.export import exporter, sorting
+from conveyor.export.direct import export_to_file
+from conveyor.export.exports import Exports, ExportState
+from conveyor.export.request import ExportCompression, ExportSpec
+from conveyor.export.writer import Assembly
+from conveyor.ingest import ingester as ingest_worker
+from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import Ingest
-from conveyor.ingest.worker import Ingester
+from conveyor.jobs.idempotency import Accepted, Request
+from conveyor.lists import reader as lists
+from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import (
     Backoff,
     Job,
@@ -56,16 +64,10 @@ from conveyor.model import (
     TenantId,
 )
 from conveyor.process import feeder, worker
+from conveyor.read import walk
 from conveyor.recover import retention, sweeper
 from conveyor.recover.retention import Removed, Retention
-from conveyor.requests import Accepted, Request
-from conveyor.serve import exporter, sorting, walk
-from conveyor.serve.assembly import Assembly
-from conveyor.serve.export import export_to_file
-from conveyor.serve.exports import Exports, ExportState
-from conveyor.serve.forms import ExportCompression, ExportSpec
 from conveyor.settings import Settings
-from conveyor.stage.uploads import Uploads, UploadSpec
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
 from tests.exports import Unordered

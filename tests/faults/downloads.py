@@ -17,7 +17,7 @@ from pathlib import Path
 
 from conveyor.clock import SystemClock
 from conveyor.model import JobId
-from conveyor.serve.results import stream_body
+from conveyor.read.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import open_system

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from conveyor.export.exporter import Exporter
+from conveyor.export.exports import ExportState, export_of
 from conveyor.model import EXPORT
-from conveyor.serve import walk
-from conveyor.serve.exporter import Exporter
-from conveyor.serve.exports import ExportState, export_of
+from conveyor.read import walk
 from conveyor.settings import Settings
 from conveyor.system import open_system
 

@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST_SECONDS = 100
 
 # open_system imports them when it needs them: each child would.
-_LATE = ("conveyor.engines.local", "conveyor.engines.sqlite")
+_LATE = ("conveyor.engines.local_blobs", "conveyor.engines.sqlite")
 
 
 class Forks:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from conveyor.accept.spec import decode_spec
 from conveyor.embedded import Embedded
+from conveyor.jobs.idempotency import Request
 from conveyor.model import JobId, TenantId
 from conveyor.process import feeder, worker
-from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import open_system

@@ -13,22 +13,24 @@ from typing import Any
 import apsw
 import msgspec
 
-from conveyor import lifecycle, references
+from conveyor import lifecycle
 from conveyor.accept import add_tasks, submit
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
-from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, notices, tasks
+from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, tasks
+from conveyor.engines.sqlite import outbox as notices
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.engines.tasks import Finished
 from conveyor.faults import crashpoint
 from conveyor.ingest import pipeline
+from conveyor.jobs import chunks as references
+from conveyor.jobs.idempotency import Requests, Ticket
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Counts, Notice, TaskEnd
-from conveyor.process.bodies import Bodies
+from conveyor.process.body_store import Bodies
 from conveyor.process.recorder import Recorder
 from conveyor.recover import sweeper
 from conveyor.recover.sweeper import Sweeper
-from conveyor.requests import Requests, Ticket
 from conveyor.states import RunState, TaskStatus, sources_of
 
 PLANTS: dict[str, Callable[[Path], None]] = {}

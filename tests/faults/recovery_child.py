@@ -13,14 +13,15 @@ from pathlib import Path
 import msgspec
 
 from conveyor.accept.spec import JobSpec
-from conveyor.deadlines import DEADLINE
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Records
+from conveyor.jobs.deadlines import DEADLINE
+from conveyor.jobs.idempotency import Request
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
 from conveyor.process import feeder, worker
-from conveyor.process.progress import ProgressBook
-from conveyor.recover import deadlines, sweeper
-from conveyor.requests import Request
+from conveyor.process.task_progress import ProgressBook
+from conveyor.recover import overdue_runs as deadlines
+from conveyor.recover import sweeper
 from conveyor.settings import Settings
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System, open_system

@@ -8,14 +8,14 @@ from typing import Any
 
 import botocore.session
 
-from conveyor.accept import intake
-from conveyor.callbacks import CALLBACK, callback_of
 from conveyor.embedded import Embedded
 from conveyor.engines.sqs import inbox
-from conveyor.engines.step_functions import StepFunctionsClient
+from conveyor.engines.step_functions_client import StepFunctionsClient
+from conveyor.jobs.callbacks import CALLBACK, callback_of
 from conveyor.model import JobKind, TenantId
-from conveyor.recover import callbacks
-from conveyor.serve import notify
+from conveyor.notify import callback_monitor as callbacks
+from conveyor.notify import dispatcher as notify
+from conveyor.notify import intake
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.belt import Echo

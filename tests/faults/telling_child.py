@@ -23,13 +23,15 @@ from conveyor.accept.spec import JobSpec
 from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.errors import IdempotencyInFlight, NotFound, UploadConflict
+from conveyor.jobs.idempotency import Accepted, Request
+from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import Backoff, Job, JobId, JobKind
-from conveyor.requests import Accepted, Request
-from conveyor.serve import deliverer, herald, notify
-from conveyor.serve.deliveries import DELIVERY, Deliveries
-from conveyor.serve.webhooks import WebhookChange, Webhooks, WebhookSpec
+from conveyor.notify import deliverer
+from conveyor.notify import dispatcher as notify
+from conveyor.notify import progress_notifier as herald
+from conveyor.notify.deliveries import DELIVERY, Deliveries
+from conveyor.notify.webhooks import WebhookChange, Webhooks, WebhookSpec
 from conveyor.settings import Settings
-from conveyor.stage.uploads import Uploads, UploadSpec
 from conveyor.states import ENDED
 from conveyor.system import System, open_system
 from tests.faults import child

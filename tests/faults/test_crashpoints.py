@@ -26,8 +26,8 @@ import pytest
 
 from conveyor.engines.queue import CONTROL, Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
+from conveyor.export.exports import Exports, ExportState, part_range
 from conveyor.model import EXPORT, Event
-from conveyor.serve.exports import Exports, ExportState, part_range
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system

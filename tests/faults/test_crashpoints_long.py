@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.model import Job, JobId, Task
-from conveyor.serve.results import stream_body
+from conveyor.read.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system

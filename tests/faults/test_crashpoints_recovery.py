@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.deadlines import DEADLINE
 from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
+from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import BEAT, BEAT_TENANT, PROGRESS, Job, JobId
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus

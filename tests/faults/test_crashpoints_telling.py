@@ -10,9 +10,9 @@ import pytest
 
 from conveyor.accept.schedules import Schedule, fire_job_id, schedule_of
 from conveyor.engines.records import Row
+from conveyor.jobs.event_names import WEBHOOK
 from conveyor.model import Job
-from conveyor.notices import WEBHOOK
-from conveyor.serve.deliveries import DELIVERY, Standing, delivery_of
+from conveyor.notify.deliveries import DELIVERY, Standing, delivery_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system

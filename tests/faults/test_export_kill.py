@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from conveyor.engines.tasks import TaskFilter
+from conveyor.export.exports import ExportState, part_range
 from conveyor.model import Job
-from conveyor.serve.exports import ExportState, part_range
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.exports import asked, found, stored_job

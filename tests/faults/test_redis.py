@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conveyor.clock import SystemClock
 from conveyor.engines.coordinator import Coordinator, Lease
 from conveyor.engines.redis import RedisEngine
-from conveyor.engines.redis import server as module
+from conveyor.engines.redis import redis_server as module
 from conveyor.engines.redis.address import read_address
 from conveyor.errors import EngineFailed, InvalidSetting
 from tests.clocks import JumpingClock, ManualClock

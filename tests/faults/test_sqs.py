@@ -21,11 +21,11 @@ from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqs import SqsEngine
 from conveyor.engines.sqs.address import parse, plain
 from conveyor.engines.sqs.calls import _packed
+from conveyor.engines.sqs.dead_letter_documents import Letters
 from conveyor.engines.sqs.envelope import from_text, to_text, wrap
-from conveyor.engines.sqs.letters import Letters
 from conveyor.errors import EngineFailed, InvalidSetting
+from conveyor.jobs.chunks import send_all
 from conveyor.model import RunId, TenantId
-from conveyor.references import send_all
 from tests.clocks import ManualClock
 from tests.faults.shim_sqs import CLEAN, DOUBTFUL, Shim
 from tests.places import quick_place

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from conveyor import faults
-from conveyor.accept import intake
-from conveyor.callbacks import Callback, CallbackStatus, Told, callback_of, seal_name
-from conveyor.engines.seal import Seals
+from conveyor.auth.sealing import Seals
+from conveyor.engines.step_functions import Told
+from conveyor.jobs.callbacks import Callback, CallbackStatus, callback_of, seal_name
+from conveyor.notify import intake
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.belt import until

@@ -19,8 +19,8 @@ from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
+from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import Ingest
-from conveyor.ingest.worker import Ingester
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     Counts,
@@ -35,7 +35,7 @@ from conveyor.model import (
     TaskRef,
     TenantId,
 )
-from conveyor.process.bodies import Bodies
+from conveyor.process.body_store import Bodies
 from conveyor.process.worker import Worker
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Role, Service

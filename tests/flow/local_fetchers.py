@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor.model import Outcome, TaskRef
-from conveyor.process.fetchers import Fetchers, HeldRef, Port
+from conveyor.process.executors.fetch.fetchers import Fetchers, HeldRef, Port
 from tests.flow.belt import Recording
 
 _AHEAD = 48

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from conveyor.accept.add_tasks import AddTasks
-from conveyor.accept.admission import Admission
 from conveyor.accept.control import Control
 from conveyor.accept.spec import TasksSpec, decode_spec
 from conveyor.accept.submit import Submit
-from conveyor.api.intake import InHand, Intake
+from conveyor.api.request_budget import InHand, Intake
 from conveyor.errors import Overloaded, QuotaExceeded
+from conveyor.jobs.admission import Admission
+from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import JobId, Mode, TenantId
 from conveyor.settings import Settings
-from conveyor.stage.uploads import Uploads, UploadSpec
 from conveyor.system import System
 from tests.api import Api
 from tests.clocks import JumpingClock

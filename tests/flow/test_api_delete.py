@@ -8,13 +8,13 @@ import pytest
 
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.tasks import TaskEvent
-from conveyor.ingest.worker import LEASE_SECONDS
+from conveyor.ingest.ingester import LEASE_SECONDS
+from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, IngestJob, InputJson, Job, JobId, TaskRef, TenantId, task_id
 from conveyor.recover import retention as retention_module
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.recover.sweeper import Sweeper
-from conveyor.references import encode, send_all
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.api import Api

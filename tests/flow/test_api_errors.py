@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import structlog
 
-from conveyor.api import problems, results
-from conveyor.api.routes import application
+from conveyor.api import problems
+from conveyor.api import result_routes as results
+from conveyor.api.router import application
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.api import Answer, Api, new_key

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.engines.blobs import Presigned
 from conveyor.settings import Settings
 from tests.api import Answer, Api

@@ -13,9 +13,9 @@ import pytest
 from backports import zstd
 
 from conveyor.accept.answer import AcceptedView
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.model import TaskSeed, TenantId, task_id
-from conveyor.serve import cursor as cursors
+from conveyor.read import cursors
 from conveyor.settings import Settings
 from tests.api import Answer, Api
 from tests.belt import all_items, ended, until, working

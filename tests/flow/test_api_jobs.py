@@ -15,13 +15,13 @@ from conveyor import faults
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
-from conveyor.api import shapes
-from conveyor.api.routes import application
+from conveyor.api import schemas as shapes
+from conveyor.api.router import application
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
 from conveyor.engines.tasks import TaskEvent
+from conveyor.jobs.idempotency import Request
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Chunk, Job, JobId, ResultDetail, TaskEnd, TaskError, TenantId, task_id
-from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system

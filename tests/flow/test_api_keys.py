@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from tests.api import Api
 from tests.belt import all_items
 from tests.clocks import JumpingClock

@@ -11,7 +11,7 @@ import pytest
 
 from conveyor import faults
 from conveyor.accept.add_tasks import BatchView
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.model import TenantId
 from conveyor.settings import Settings
 from tests.api import Answer, Api

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import shapes
-from conveyor.api.bodies import pieces
+from conveyor.api import schemas as shapes
+from conveyor.api.request_bodies import pieces
+from conveyor.auth.signing import signing_key
 from conveyor.errors import BadInput, InvalidSetting
+from conveyor.lists.uploads import UploadView
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
-from conveyor.signing import signing_key
-from conveyor.stage.uploads import UploadView
 from conveyor.system import System, open_system
 from tests.api import Answer, Api, parsed, raw
 from tests.belt import until

@@ -12,6 +12,7 @@ import pytest
 
 from conveyor.engines.queue import Depth, Outgoing, run_queue
 from conveyor.errors import EngineFailed
+from conveyor.jobs.chunks import decode
 from conveyor.model import (
     Backoff,
     Counts,
@@ -24,7 +25,6 @@ from conveyor.model import (
     TenantId,
 )
 from conveyor.recover.sweeper import Swept
-from conveyor.references import decode
 from conveyor.states import RunState, TaskStatus
 from tests.flow.belt import Belt, Recording, fail, failure, kill, open_belt, succeed, success
 from tests.jobs import ACME, OTHER, end

@@ -12,10 +12,10 @@ import pytest
 
 from conveyor.accept.spec import decode_spec
 from conveyor.coordination.waits import waiting
+from conveyor.egress.body_budget import Budget
 from conveyor.embedded import Embedded
 from conveyor.engines.tasks import TaskFilter
 from conveyor.model import Job, JobId, Task
-from conveyor.process.executors.budget import Budget
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from conveyor.model import InputJson, TaskRef
-from conveyor.process.executors.calls import Setup
-from conveyor.process.executors.children import Child, NoCapacity
-from conveyor.process.executors.python import PythonExecutor
-from conveyor.process.launch import launch_fetcher
+from conveyor.process.executors.fetch.launch import launch_fetcher
+from conveyor.process.executors.python.children import Child, NoCapacity
+from conveyor.process.executors.python.handler_calls import Setup
+from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.settings import Settings
 from tests.fetching import idle
 from tests.flow.belt import open_belt

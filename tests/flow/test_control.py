@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from conveyor.accept.control import Control
-from conveyor.accept.options import change_options
-from conveyor.api import shapes
+from conveyor.accept.option_changes import change_options
+from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL, run_queue
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, JobId, TaskRef, TenantId

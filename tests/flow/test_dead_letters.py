@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
+from conveyor.jobs.chunks import encode
 from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, JobId, RunId, TaskEnd, TaskRef, TenantId
-from conveyor.references import encode
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.api import Api

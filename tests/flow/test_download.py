@@ -12,18 +12,18 @@ import pytest
 
 from conveyor.accept.spec import decode_spec
 from conveyor.clock import SystemClock
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import Depth, run_queue
+from conveyor.export.direct import export_to_file
 from conveyor.model import PROGRESS, InputJson, Job, JobId, JobKind, Outcome, Progress, TaskRef, progress_id
-from conveyor.process.executors.download import DownloadExecutor
-from conveyor.process.executors.pieces import piece_size
-from conveyor.process.progress import Superseded
-from conveyor.serve.export import export_to_file
-from conveyor.serve.results import stream_body
+from conveyor.process.executors.download.download_executor import DownloadExecutor
+from conveyor.process.executors.download.pieces import piece_size
+from conveyor.process.task_progress import Superseded
+from conveyor.read.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
-from conveyor.targets import TargetGuard
 from tests.api import Api
 from tests.belt import all_items, ended
 from tests.belt import until as seen

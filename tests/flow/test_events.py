@@ -13,13 +13,14 @@ import pytest
 
 from conveyor.api.server import serve
 from conveyor.engines.tasks import TaskEvent
+from conveyor.jobs.event_names import EVENTS
+from conveyor.jobs.progress_events import Milestones
 from conveyor.lifecycle import Lifecycle
-from conveyor.milestones import Milestones
 from conveyor.model import Job, JobId, Outcome, TaskError, TaskRef, task_id
-from conveyor.notices import EVENTS
-from conveyor.serve import herald, stream
-from conveyor.serve.herald import Herald
-from conveyor.serve.notify import Notifier
+from conveyor.notify import progress_notifier as herald
+from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.progress_notifier import Herald
+from conveyor.read import job_stream as stream
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system

@@ -18,8 +18,12 @@ import msgspec
 import pytest
 
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.local import LocalBlobs
+from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import EngineFailed
+from conveyor.export import body_reader as reading
+from conveyor.export import direct as export
+from conveyor.export import spool
+from conveyor.export.direct import ExportProgress, export_to_file, export_zip
 from conveyor.model import (
     BodyRef,
     InputJson,
@@ -37,8 +41,7 @@ from conveyor.model import (
     TenantId,
     task_id,
 )
-from conveyor.serve import export, reading, spool, walk
-from conveyor.serve.export import ExportProgress, export_to_file, export_zip
+from conveyor.read import walk
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
 from tests.exports import Unordered

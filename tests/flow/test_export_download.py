@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from conveyor.accept.spec import decode_spec
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import recovery_queue
 from conveyor.faults import arm
 from conveyor.model import PROGRESS, Export, InputJson, Job, JobId, JobKind, Outcome, Progress, TaskRef, progress_id
 from conveyor.model import task_id as id_of
-from conveyor.process.executors.export_download import ExportDownloadExecutor
+from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
-from conveyor.targets import TargetGuard
 from tests.belt import until
 from tests.clocks import JumpingClock
 from tests.files import MIB, Behaviour, FileSite, digest

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.local import LocalBlobs
+from conveyor.engines.local_blobs import LocalBlobs
+from conveyor.export import exporter, sorting
+from conveyor.export import writer as assembly
+from conveyor.export.exports import Export, ExportState
 from conveyor.model import BodyRef, InputJson, Job, Notice, TaskSeed
-from conveyor.serve import assembly, exporter, sorting, walk
-from conveyor.serve.exports import Export, ExportState
+from conveyor.read import walk
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from tests.clocks import ManualClock

@@ -20,14 +20,18 @@ import msgspec
 import pytest
 
 from conveyor.engines.blobs import Presigned
-from conveyor.engines.local import LocalBlobs
+from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import InvalidField, LimitReached, NotFound
-from conveyor.lists import zstd
+from conveyor.export import body_reader as reading
+from conveyor.export import exporter, exports, sorting
+from conveyor.export import staged_file as drafts
+from conveyor.export import writer as assembly
+from conveyor.export.exports import Exports, ExportState
+from conveyor.export.request import ExportSpec
+from conveyor.lists.reader import zstd
 from conveyor.model import BodyRef, Lineage, Notice, Run, RunId, RunKey, TaskSeed, task_id
+from conveyor.read import walk
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
-from conveyor.serve import assembly, drafts, exporter, exports, reading, sorting, walk
-from conveyor.serve.exports import Exports, ExportState
-from conveyor.serve.forms import ExportSpec
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
@@ -758,7 +762,7 @@ async def test_parquet_that_is_not_installed(system: System, monkeypatch: pytest
     from conveyor.errors import FormatUnavailable
 
     job = await stored_job(system, 10)
-    monkeypatch.setitem(sys.modules, "conveyor.serve.parquet", None)
+    monkeypatch.setitem(sys.modules, "conveyor.export.parquet", None)
     with pytest.raises(FormatUnavailable, match=r"conveyor-jobs\[parquet\]"):
         await asked(system, job, format="parquet")
 

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from conveyor.clock import SystemClock
+from conveyor.egress.clients import MAX_PINS, Clients, Pin, connect_step
+from conveyor.egress.failures import Failure
+from conveyor.egress.target_guard import TargetGuard, refusal
 from conveyor.errors import InvalidSetting
 from conveyor.model import Gateway, InputJson, Job, JobKind, Outcome, TaskRef
-from conveyor.process.executors.clients import MAX_PINS, Clients, Pin, connect_step
-from conveyor.process.executors.failures import Failure
-from conveyor.process.executors.fetch import FetchExecutor, host_of
+from conveyor.process.executors.fetch.fetch_executor import FetchExecutor, host_of
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
-from conveyor.targets import TargetGuard, refusal
 from tests.jobs import make_job
 from tests.site import AUTHORITY, MIB, Site
 

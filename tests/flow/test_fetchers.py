@@ -15,7 +15,7 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.engines.tasks import TaskFilter
 from conveyor.model import Job, Task, TenantId
-from conveyor.serve.results import read_body
+from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import open_system

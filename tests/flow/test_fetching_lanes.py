@@ -4,9 +4,9 @@ end together, as pages of one server do. At every moment something that can run 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from conveyor.accept.options import change_options
+from conveyor.accept.option_changes import change_options
 from conveyor.model import Job, JobKind
-from conveyor.process.fetchers import Fetchers
+from conveyor.process.executors.fetch.fetchers import Fetchers
 from tests.fetching import Launcher
 from tests.flow.belt import Belt, open_belt
 

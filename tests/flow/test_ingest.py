@@ -15,15 +15,16 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor import faults, lists
+from conveyor import faults
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.resume import resume_ingest
 from conveyor.accept.spec import TasksSpec
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import ListChanged
+from conveyor.ingest.ingester import LEASE_SECONDS, Ingester
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
-from conveyor.ingest.worker import LEASE_SECONDS, Ingester
+from conveyor.lists import reader as lists
 from conveyor.model import (
     Counts,
     IngestJob,
@@ -40,9 +41,9 @@ from conveyor.model import (
     TaskSeed,
     task_id,
 )
-from conveyor.serve.invalid import invalid_page
-from conveyor.serve.merge import merged_page
-from conveyor.serve.results import result_page
+from conveyor.read.invalid_lines import invalid_page
+from conveyor.read.merge import merged_page
+from conveyor.read.results import result_page
 from conveyor.states import RunState, TaskStatus
 from tests.flow.belt import Belt, failure, open_belt, success
 from tests.jobs import make_run

@@ -14,8 +14,8 @@ from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.spec import TasksSpec
 from conveyor.errors import EngineFailed, JobClosed
 from conveyor.model import Job, Mode, Source
+from conveyor.read.invalid_lines import invalid_lines, invalid_page
 from conveyor.recover.sweeper import Sweeper
-from conveyor.serve.invalid import invalid_lines, invalid_page
 from conveyor.states import RunState
 from tests.flow.belt import Belt, open_belt
 

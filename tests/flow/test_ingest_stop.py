@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import CONTROL
+from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import Ingest
-from conveyor.ingest.worker import Ingester
 from conveyor.model import Job, TenantId
 from conveyor.service import Service
 from conveyor.settings import Settings

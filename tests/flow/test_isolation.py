@@ -6,20 +6,20 @@ from typing import Any
 
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.schedules import SCHEDULE
-from conveyor.deadlines import DEADLINE
+from conveyor.coordination.isolation import Isolation
+from conveyor.egress.outbound import Outbound
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Row
 from conveyor.errors import EngineFailed
-from conveyor.isolation import Isolation
+from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import FailureThreshold, Job, Notice
-from conveyor.outbound import Outbound
+from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.progress_notifier import Herald
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.recover.sweeper import Sweeper
-from conveyor.serve.herald import Herald
-from conveyor.serve.notify import Notifier
 from conveyor.states import RunState
 from conveyor.system import System
-from conveyor.targets import TargetGuard
 from conveyor.telemetry import metrics
 from tests.clocks import ManualClock
 from tests.flow.belt import Belt, fail, open_belt

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.accept.options import change_options
+from conveyor.accept.option_changes import change_options
 from conveyor.engines.queue import run_queue
 from conveyor.errors import EngineFailed
 from conveyor.model import Backoff, Breaking, Gateway, Job, JobKind, Outcome, TaskRef

@@ -15,13 +15,13 @@ from conveyor.coordination.breaker import Open, breaker_key
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.errors import InvalidSetting, QuotaExceeded, Unavailable
 from conveyor.model import Job, TaskEnd
+from conveyor.recover.sampler import Sampler
 from conveyor.service import Service
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from conveyor.telemetry import metrics
-from conveyor.telemetry.cells import Histogram
-from conveyor.telemetry.sampler import Sampler
+from conveyor.telemetry.instruments import Histogram
 from tests.api import Answer, Api, client
 from tests.belt import Flaky, ended, until, working
 from tests.flow.belt import open_belt

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from conveyor.accept.control import Control
-from conveyor.accept.options import change_options
+from conveyor.accept.option_changes import change_options
 from conveyor.accept.redrive import redrive
 from conveyor.accept.rerun import Rerun, RerunSpec
-from conveyor.deadlines import DEADLINE
 from conveyor.engines.queue import recovery_queue, run_queue
 from conveyor.engines.records import Row
+from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import (
     BEAT,
     BEAT_TENANT,
@@ -34,7 +34,7 @@ from conveyor.model import (
     progress_id,
     resumable,
 )
-from conveyor.process.progress import ProgressBook
+from conveyor.process.task_progress import ProgressBook
 from conveyor.process.worker import Worker
 from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import Monitor, monitor_of

@@ -19,7 +19,7 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
 )
-from conveyor.serve.progress import job_json
+from conveyor.read.status import job_json
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
 

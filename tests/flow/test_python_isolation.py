@@ -18,9 +18,9 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Row
 from conveyor.model import PROGRESS, InputJson, Job, JobId, Outcome, Progress, Task, TaskRef, progress_id
-from conveyor.process.executors.python import PythonExecutor
-from conveyor.process.progress import Superseded
-from conveyor.serve.results import read_body
+from conveyor.process.executors.python.python_executor import PythonExecutor
+from conveyor.process.task_progress import Superseded
+from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system

@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from conveyor import faults, lists
+from conveyor import faults
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.rerun import Rerun, RerunSpec, Selection
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL
 from conveyor.errors import ConveyorError
+from conveyor.jobs.idempotency import Request
+from conveyor.lists import reader as lists
 from conveyor.model import Job, JobId, RunKey, TaskRef, TenantId, task_id
 from conveyor.process import worker
-from conveyor.requests import Request
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from tests.api import Answer, Api

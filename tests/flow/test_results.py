@@ -24,7 +24,7 @@ from conveyor.model import (
     TenantId,
     task_id,
 )
-from conveyor.serve.results import body_ref, iso_time, read_body, result_page, stream_body, task_json
+from conveyor.read.results import body_ref, iso_time, read_body, result_page, stream_body, task_json
 from conveyor.states import TaskStatus
 from conveyor.system import System
 

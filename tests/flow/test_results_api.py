@@ -9,13 +9,14 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.client import AsyncClient
 from conveyor.engines.blobs import Presigned
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
-from conveyor.serve import listing, union
+from conveyor.read import latest as union
+from conveyor.read import listing
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.api import Answer, Api

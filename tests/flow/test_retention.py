@@ -13,9 +13,9 @@ from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.accept.spec import JobSpec, SourceSpec
 from conveyor.accept.submit import Submit
 from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import JobId, JobKind
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
-from conveyor.stage.uploads import Uploads, UploadSpec
 from tests.flow.belt import Belt, open_belt
 from tests.jobs import ACME
 

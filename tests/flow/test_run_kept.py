@@ -16,13 +16,14 @@ import pytest
 
 import conveyor
 from conveyor import system as systems
-from conveyor.cli import loop, place
+from conveyor.cli import loop
+from conveyor.cli import run_directory as place
 from conveyor.cli.guard import guarded
 from conveyor.clock import SystemClock
 from conveyor.errors import EngineFailed, ListUnreadable
+from conveyor.export import direct as export
 from conveyor.ingest import pipeline
-from conveyor.lists import Batch, Reading, read
-from conveyor.serve import export
+from conveyor.lists.reader import Batch, Reading, read
 from tests.places import quick_place
 
 # More than is read to know a list by, and than two batches of its ingest: what is cut off before that was never begun.

@@ -29,14 +29,14 @@ from conveyor.accept.schedules import (
     fire_job_id,
     schedule_of,
 )
+from conveyor.egress.outbound import Outbound
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Row
 from conveyor.errors import InvalidField
 from conveyor.model import Job, Upload
-from conveyor.outbound import Outbound
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from conveyor.targets import TargetGuard
 from tests.api import Api
 from tests.belt import all_items, until
 from tests.clocks import ManualClock

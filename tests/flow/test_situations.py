@@ -16,9 +16,9 @@ from conveyor.embedded import Embedded
 from conveyor.engines.queue import Depth
 from conveyor.errors import NoWorkers, Overloaded, QuotaExceeded
 from conveyor.model import Backoff, Breaking, Job, JobId, JobKind, Outage, Outcome, TaskError, TaskRef, TenantId
+from conveyor.read.results import stream_body, task_progress
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.monitored import Monitored
-from conveyor.serve.results import stream_body, task_progress
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from conveyor.coordination.durations import TaskTime, count_durations, task_time
 from conveyor.coordination.waits import Wait, say_waiting
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Job, JobId, RunId, TenantId
-from conveyor.serve import progress
-from conveyor.serve.progress import status_json, without_secrets
+from conveyor.read import status as progress
+from conveyor.read.status import status_json, without_secrets
 from conveyor.system import System
 from tests.api import Api
 from tests.belt import Flaky, ended, until, working

@@ -17,17 +17,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.accept.intake import Intake
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
-from conveyor.callbacks import CallbackStatus
 from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Row
+from conveyor.export.exports import Exports
+from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, Progress, progress_id
+from conveyor.notify.intake import Intake
+from conveyor.notify.step_functions import StepAnswers
 from conveyor.recover.monitor import monitor_of
-from conveyor.serve.exports import Exports
-from conveyor.serve.step_functions import StepAnswers
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, migrate, open_system, step_functions_findings

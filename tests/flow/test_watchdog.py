@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.engines.records import Row
 from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, Progress, RunId, TaskRef, TenantId
-from conveyor.process.progress import Superseded
+from conveyor.process.task_progress import Superseded
 from conveyor.process.watchdog import GRACE, Watchdog
 from conveyor.states import TaskStatus
 from tests.clocks import ManualClock

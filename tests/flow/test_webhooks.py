@@ -18,18 +18,20 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from conveyor.clock import SystemClock
+from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Row
 from conveyor.model import Notice, TenantId
-from conveyor.outbound import Outbound, OutboundFailed
-from conveyor.serve import deliverer, herald, notify
-from conveyor.serve.deliveries import DELIVERY, delivery_of
-from conveyor.serve.notify import Notifier
-from conveyor.serve.webhooks import Webhooks, WebhookSpec
+from conveyor.notify import deliverer
+from conveyor.notify import dispatcher as notify
+from conveyor.notify import progress_notifier as herald
+from conveyor.notify.deliveries import DELIVERY, delivery_of
+from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.webhooks import Webhooks, WebhookSpec
 from conveyor.service import Service
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from conveyor.targets import TargetGuard
 from tests.api import Api
 from tests.belt import all_items, ended, until, working
 from tests.clocks import JumpingClock

@@ -9,7 +9,7 @@ import pytest
 from litestar import Request
 
 from conveyor.api import protocol
-from conveyor.api.bodies import read_body
+from conveyor.api.request_bodies import read_body
 from conveyor.errors import BadInput, BodyTooLarge
 from conveyor.settings import Settings
 from tests.api import Api, parsed, raw

@@ -19,7 +19,7 @@ import pytest
 
 from conveyor.client import Client
 from conveyor.engines.blobs import Presigned
-from conveyor.engines.objects import ObjectBlobs, ObjectEngine
+from conveyor.engines.object_blobs import ObjectBlobs, ObjectEngine
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system

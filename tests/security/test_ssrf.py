@@ -13,10 +13,10 @@ import pytest
 from pyreqwest.http import Url
 
 from conveyor.clock import Clock, SystemClock
+from conveyor.egress.target_guard import TargetGuard, host_refusal, refusal
 from conveyor.model import Gateway, InputJson, JobKind, Outcome, TaskRef
-from conveyor.process.executors.fetch import FetchExecutor
+from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.settings import Settings
-from conveyor.targets import TargetGuard, host_refusal, refusal
 from tests.clocks import JumpingClock
 from tests.jobs import make_job
 from tests.site import Canary, Site

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from conveyor.clock import SystemClock
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.model import Export, InputJson, JobKind, Outcome, TaskRef
-from conveyor.process.executors.download import DownloadExecutor
-from conveyor.process.executors.export_download import ExportDownloadExecutor
+from conveyor.process.executors.download.download_executor import DownloadExecutor
+from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.system import System
-from conveyor.targets import TargetGuard
 from tests.jobs import make_job
 from tests.security.test_ssrf import PUBLIC, REFUSALS, Ports, codes, names, public, vectors
 from tests.site import Canary, Seen, Site, answer, page

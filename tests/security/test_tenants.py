@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.api.routes import application
+from conveyor.api.router import application
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskEnd, TenantId, task_id
-from conveyor.serve.notify import Notifier
+from conveyor.notify.dispatcher import Notifier
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Answer, Api

@@ -13,17 +13,17 @@ import pytest
 from conveyor.accept.schedules import ListSource
 from conveyor.accept.sources import Sources, SourceUnavailable
 from conveyor.clock import SystemClock
+from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.target_guard import TargetGuard, refusal
 from conveyor.engines.records import Row
 from conveyor.errors import BadInput
+from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.model import JobId
-from conveyor.notices import NOTIFY, WEBHOOK, WebhookNotify, notify_id
-from conveyor.outbound import Outbound, OutboundFailed
-from conveyor.serve.deliverer import Deliverer
-from conveyor.serve.deliveries import DELIVERY, delivery_of, delivery_row
-from conveyor.serve.webhooks import Endpoint, Secret
+from conveyor.notify.deliverer import Deliverer
+from conveyor.notify.deliveries import DELIVERY, delivery_of, delivery_row
+from conveyor.notify.webhooks import Endpoint, Secret
 from conveyor.settings import Settings
 from conveyor.system import System
-from conveyor.targets import TargetGuard, refusal
 from tests.api import Api
 from tests.jobs import ACME, make_job, make_notice
 from tests.receiver import Receiver, answering

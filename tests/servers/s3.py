@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from conveyor.clock import Clock
-from conveyor.engines.objects import ObjectEngine
+from conveyor.engines.object_blobs import ObjectEngine
 from tests.servers.aws import REGION, aws
 
 BUCKET = "conveyor-tests"

@@ -15,6 +15,7 @@ from conveyor.accept.submit import Submit
 from conveyor.engines.queue import CONTROL
 from conveyor.engines.tasks import Finished, TaskFilter, Tasks
 from conveyor.errors import IdempotencyInFlight, Unavailable
+from conveyor.jobs.idempotency import Request
 from conveyor.model import (
     Counts,
     Job,
@@ -30,7 +31,6 @@ from conveyor.model import (
     TaskRef,
     TenantId,
 )
-from conveyor.requests import Request
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 

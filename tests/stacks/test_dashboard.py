@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from conveyor.api import shapes
+from conveyor.api import schemas as shapes
 from tests.api import Api
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -12,8 +12,8 @@ from conveyor.engines.dynamodb.table import Key
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.tasks import TaskFilter
 from conveyor.model import Job, JobKind, TaskId, TaskSeed, task_id
-from conveyor.serve import cursor
-from conveyor.serve.results import result_page
+from conveyor.read import cursors as cursor
+from conveyor.read.results import result_page
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState
 from conveyor.system import System, migrate, open_system

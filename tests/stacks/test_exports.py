@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from conveyor.engines.tasks import WalksByIndex
+from conveyor.export import sorting
+from conveyor.export.exports import Exports, ExportState, export_json
+from conveyor.read import walk
 from conveyor.recover import retention
 from conveyor.recover.retention import Removed, Retention
-from conveyor.serve import sorting, walk
-from conveyor.serve.exports import Exports, ExportState, export_json
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.api import client

@@ -11,12 +11,12 @@ import pytest
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.clock import SystemClock
+from conveyor.egress.outbound import Outbound
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.model import TenantId
-from conveyor.outbound import Outbound
 from conveyor.service import Service
 from conveyor.system import System
-from conveyor.targets import TargetGuard
 from tests.api import Api
 from tests.belt import all_items, until
 from tests.flow.test_events import following

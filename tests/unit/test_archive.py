@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.serve.archive import (
+from conveyor.export.zip_writer import (
     DEFLATED,
     LAST_BLOCK,
     STORED,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conveyor.process.executors.budget import SMALL, Budget
+from conveyor.egress.body_budget import SMALL, Budget
 
 MIB = 1024 * 1024
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from conveyor.accept.intake import Intake
 from conveyor.engines.sqs.inbox import parse as parse_inbox
-from conveyor.engines.step_functions import parse
+from conveyor.engines.step_functions_client import parse
 from conveyor.errors import InvalidSetting
+from conveyor.notify.intake import Intake
 from conveyor.settings import Settings
 from conveyor.system import open_system
 

@@ -121,7 +121,7 @@ def conveyor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_command_is_tested_here() -> None:
-    from conveyor.cli.app import app
+    from conveyor.cli.command_list import app
 
     named = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     assert named == {command[0] for command in COMMANDS if command}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from conveyor.cli.bar import progress_bar
+from conveyor.cli.bar_view import of_bytes, of_job
 from conveyor.cli.snapshot import Snapshot
-from conveyor.cli.view import of_bytes, of_job
 from tests.clocks import ManualClock
 
 INGEST = {"tasks": 500, "invalid": 2, "bytes_read": 1024, "bytes_total": 4096, "ranges": 2, "ranges_done": 1}

@@ -13,8 +13,8 @@ import pytest
 
 from conveyor import errors
 from conveyor.client import AsyncClient, Client, Job
-from conveyor.client.problems import BY_CODE, problem
-from conveyor.client.session import Session
+from conveyor.client.client_session import Session
+from conveyor.client.problem_errors import BY_CODE, problem
 from tests.said import Hurried, HurriedAsync, Said, Server, serving
 
 PATIENCE = 60.0

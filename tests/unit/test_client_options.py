@@ -9,8 +9,8 @@ import pytest
 from conveyor import model
 from conveyor.accept.rerun import Selection
 from conveyor.accept.spec import JobSpec
-from conveyor.client import options
-from conveyor.serve.forms import ExportBodies, ExportCompression, ExportFormat, ExportSelect, ExportSpec
+from conveyor.client import job_options as options
+from conveyor.export.request import ExportBodies, ExportCompression, ExportFormat, ExportSelect, ExportSpec
 from conveyor.states import TaskStatus
 
 PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [

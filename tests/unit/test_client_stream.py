@@ -8,9 +8,9 @@ import pytest
 
 from conveyor import errors
 from conveyor.client import Client, Event, Job, Progress
-from conveyor.client.events import Frame, frames_of
+from conveyor.client.client_session import Session
+from conveyor.client.event_frames import Frame, frames_of
 from conveyor.client.io import drive
-from conveyor.client.session import Session
 from tests.said import Hurried, Said, Server, serving
 from tests.unit.test_client import SHOWN
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conveyor.client import progress
-from conveyor.client.view import JobView
+from conveyor.client import progress_display as progress
+from conveyor.client.job_view import JobView
 
 
 def view(state: str = "running", **more: Any) -> JobView:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conveyor.errors import BadCursor
 from conveyor.model import RunId, TaskId, shard_of, task_id
-from conveyor.serve import cursor
+from conveyor.read import cursors as cursor
 
 RUN = RunId("run_1")
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conveyor.export import body_reader as reading
+from conveyor.export import spool
+from conveyor.export.lines import manifest_line
+from conveyor.export.spool import SortedSpool
+from conveyor.export.zip_writer import _checked
 from conveyor.model import BodyRef, ResultDetail, RunId, Task, task_id
-from conveyor.serve import reading, spool
-from conveyor.serve.archive import _checked
-from conveyor.serve.lines import manifest_line
-from conveyor.serve.names import body_name
-from conveyor.serve.spool import SortedSpool
+from conveyor.read.body_names import body_name
 from conveyor.states import TaskStatus
 
 SAFE = re.compile(r"bodies/[0-9]{7,13}(_[A-Za-z0-9]([A-Za-z0-9.-]{0,38}[A-Za-z0-9])?)?\.[a-z0-9]{1,5}")

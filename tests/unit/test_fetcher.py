@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.model import InputJson, Job, JobKind, Outcome, TaskRef
-from conveyor.process.fetcher import Fetcher
-from conveyor.process.frames import Drop, Order, Orders, decode_pack, framed, read_frame
+from conveyor.process.executors.fetch.child import Fetcher
+from conveyor.process.executors.fetch.frames import Drop, Order, Orders, decode_pack, framed, read_frame
 from conveyor.states import TaskStatus
 from tests.clocks import ManualClock
 from tests.fetching import Attempts, PipeEnd, idle

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from conveyor.model import InputJson, JobKind, Outcome, TaskRef
-from conveyor.process.fetchers import Fetchers
+from conveyor.process.executors.fetch.fetchers import Fetchers
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.clocks import ManualClock

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.errors import InvalidField, MalformedJson
-from conveyor.inputs import (
+from conveyor.lists.inputs import (
     _USUAL,
     FORBIDDEN_HEADERS,
     FetchInput,

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from conveyor.auth.keys import KeyCache, authenticate, bearer, check_tenant, make_key, parse
 from conveyor.clock import SystemClock
 from conveyor.errors import InvalidField, InvalidKey, MissingKey
-from conveyor.keys import KeyCache, authenticate, bearer, check_tenant, make_key, parse
 from conveyor.model import ApiKey
 from tests.clocks import JumpingClock
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.process.line import Line
+from conveyor.process.retry_first_queue import Line
 
 
 @dataclass(frozen=True)

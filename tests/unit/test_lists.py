@@ -15,12 +15,20 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor import lists
 from conveyor.errors import ListUnreadable
-from conveyor.inputs import MAX_INPUT_BYTES
-from conveyor.lists import Batch, InvalidLine, Reading, check_header, decompressed, detect_compression, detect_format
+from conveyor.lists import reader as lists
+from conveyor.lists.inputs import MAX_INPUT_BYTES
+from conveyor.lists.list_files import list_format, named_format, pieces_of
+from conveyor.lists.reader import (
+    Batch,
+    InvalidLine,
+    Reading,
+    check_header,
+    decompressed,
+    detect_compression,
+    detect_format,
+)
 from conveyor.model import Compression, JobKind, ListFormat
-from conveyor.stage.files import list_format, named_format, pieces_of
 
 A, B, C = "http://a.example/", "http://b.example/x?y=1", "https://c.example/ü"
 BOM = b"\xef\xbb\xbf"

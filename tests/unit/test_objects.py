@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conveyor.clock import SystemClock
-from conveyor.engines.objects import ObjectEngine
+from conveyor.engines.object_blobs import ObjectEngine
 from conveyor.errors import EngineFailed, InvalidSetting
 from tests.servers import s3
 from tests.servers.aws import REGION, aws

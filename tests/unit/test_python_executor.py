@@ -14,9 +14,9 @@ from conveyor.clock import SystemClock
 from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, load_app
 from conveyor.handlers import default as default_handlers
 from conveyor.model import PROGRESS, InputJson, Job, Outcome, Progress, TaskRef, progress_id
-from conveyor.process.executors.calls import Done, outcome_of, raised
-from conveyor.process.executors.inside import Inside
-from conveyor.process.executors.python import MAX_GRAIN, PythonExecutor
+from conveyor.process.executors.python.handler_calls import Done, outcome_of, raised
+from conveyor.process.executors.python.in_process import Inside
+from conveyor.process.executors.python.python_executor import MAX_GRAIN, PythonExecutor
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus

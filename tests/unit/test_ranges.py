@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.engines.local import LocalBlobs
-from conveyor.process.executors.failures import Failure
-from conveyor.process.executors.pieces import Pieces, piece_size
-from conveyor.process.executors.ranges import File, Verdict, check_identity, judge, rest_headers, validator_of
-from conveyor.process.executors.responses import Head
+from conveyor.egress.failures import Failure
+from conveyor.egress.responses import Head
+from conveyor.engines.local_blobs import LocalBlobs
+from conveyor.process.executors.download.pieces import Pieces, piece_size
+from conveyor.process.executors.download.ranges import File, Verdict, check_identity, judge, rest_headers, validator_of
 from tests.places import quick_place
 
 KIB = 1024

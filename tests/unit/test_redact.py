@@ -13,8 +13,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.cli.logs import configure_log
 from conveyor.telemetry import metrics
+from conveyor.telemetry.logs import configure_log
 from conveyor.telemetry.redact import GONE, redact_event, redacted
 
 S = "canary5ecret"

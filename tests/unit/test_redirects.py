@@ -3,7 +3,7 @@
 import pytest
 from pyreqwest.http import Url
 
-from conveyor.process.executors.redirects import BadRedirect, Request, is_sensitive, redirected
+from conveyor.egress.redirects import BadRedirect, Request, is_sensitive, redirected
 
 HERE = "http://site.example/dir/page?q=1"
 HEADERS = (("X-Plain", "1"), ("Content-Type", "text/plain"), ("Authorization", "secret"), ("COOKIE", "secret"))

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from conveyor.engines.redis.address import read_address
-from conveyor.engines.redis.server import open_server
+from conveyor.engines.redis.redis_server import open_server
 from tests.clocks import JumpingClock
 
 

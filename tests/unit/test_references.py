@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.engines.queue import Outgoing, Queue, QueueName
+from conveyor.jobs.chunks import MAX_CHUNK_BYTES, decode, encode, messages, send_all
 from conveyor.model import (
     Chunk,
     IngestJob,
@@ -23,7 +24,6 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
 )
-from conveyor.references import MAX_CHUNK_BYTES, decode, encode, messages, send_all
 from tests.clocks import ManualClock
 
 RUN = RunKey(TenantId("acme"), JobId("job_1"), RunId("run_1"), 8)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conveyor.accept.limits import RANGES, check_limits
-from conveyor.accept.seeds import seeds_of
+from conveyor.accept.option_limits import RANGES, check_limits
 from conveyor.accept.spec import JobSpec, decode_spec
+from conveyor.accept.task_seeds import seeds_of
 from conveyor.errors import (
     BadInput,
     InvalidField,
@@ -21,7 +21,7 @@ from conveyor.errors import (
     TooManyTasks,
     UnknownField,
 )
-from conveyor.inputs import MAX_DEPTH, MAX_INPUT_BYTES
+from conveyor.lists.inputs import MAX_DEPTH, MAX_INPUT_BYTES
 from conveyor.model import JobKind, Options, ResultLayout, TaskSeed
 
 URL = "http://example.com/"

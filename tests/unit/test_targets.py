@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyreqwest.http import Url
 
-from conveyor.errors import BadInput
-from conveyor.targets import (
+from conveyor.egress.target_guard import (
     BadUrl,
     DnsFailed,
     Resolver,
@@ -22,6 +21,7 @@ from conveyor.targets import (
     public_url,
     refusal,
 )
+from conveyor.errors import BadInput
 from tests.clocks import ManualClock
 from tests.vectors import ALLOWED, BAD_URLS, EVIL_NAMES, GOOD_URLS, LOOPBACK_HOSTS, PRIVATE_HOSTS, REFUSED
 

@@ -13,8 +13,8 @@ from conveyor.errors import EngineFailed
 from conveyor.settings import Settings
 from conveyor.system import SEAMS, System, opened_engines
 from conveyor.telemetry import metrics
-from conveyor.telemetry.cells import MOST_SERIES, OTHER, Counter, Gauge, Histogram
 from conveyor.telemetry.exposition import exposed
+from conveyor.telemetry.instruments import MOST_SERIES, OTHER, Counter, Gauge, Histogram
 from conveyor.telemetry.seams import PROTOCOLS, metered
 from tests.clocks import ManualClock
 

@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyreqwest.http import Url
 
-from conveyor.accept.limits import check_limits
+from conveyor.accept.option_limits import check_limits
 from conveyor.accept.spec import decode_spec
 from conveyor.errors import InvalidField, UnknownField
+from conveyor.lists.templates import (
+    Unfillable,
+    export_problem,
+    fill_json,
+    fill_text,
+    fill_url,
+    is_call,
+    look_up,
+    scalar,
+)
 from conveyor.model import Export, ExportCall
-from conveyor.templates import Unfillable, export_problem, fill_json, fill_text, fill_url, is_call, look_up, scalar
 
 GOOD: dict[str, Any] = {
     "create": {"url": "https://api.example/exports?q={input.q}", "body": {"from": "{input.from}"}},

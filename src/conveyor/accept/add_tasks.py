@@ -5,17 +5,17 @@ import asyncio
 
 import msgspec
 
-from conveyor.accept.admission import Admission
-from conveyor.accept.seeds import seeds_of
 from conveyor.accept.spec import TasksSpec
 from conveyor.accept.submit import ACCEPTED, list_of, staged_source
+from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.engines.records import IdempotencyRow
 from conveyor.errors import JobClosed
 from conveyor.faults import crashpoint
+from conveyor.jobs.admission import Admission
+from conveyor.jobs.chunks import send_all
+from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.model import IngestJob, IngestRange, Job, Mode, TaskSeed
-from conveyor.references import send_all
-from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
 from conveyor.system import System
 

@@ -6,7 +6,7 @@ import msgspec
 
 from conveyor.accept.resume import reopen
 from conveyor.faults import crashpoint
-from conveyor.letters import Letter, read_letter
+from conveyor.jobs.dead_letters import Letter, read_letter
 from conveyor.model import Job, TenantId, resumable
 from conveyor.states import WORKABLE, RunState
 from conveyor.system import System

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from conveyor.accept.admission import Admission
 from conveyor.accept.answer import answer
-from conveyor.accept.options import RERUN, change_options, overridden
+from conveyor.accept.option_changes import RERUN, change_options, overridden
 from conveyor.accept.resume import request_ingest, resume_ingest
 from conveyor.accept.submit import ACCEPTED
-from conveyor.deadlines import follow_deadline
 from conveyor.engines.records import IdempotencyRow
 from conveyor.errors import InvalidField, NotFound, NothingToRerun, RunNotEnded
 from conveyor.faults import crashpoint
-from conveyor.inputs import MAX_LABEL
+from conveyor.jobs.admission import Admission
+from conveyor.jobs.deadlines import follow_deadline
+from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
+from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Lineage, Notice, Run, RunId, RunKey, resumable
-from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from conveyor.deadlines import restart_deadline
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.errors import Conflict
 from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import send_all
+from conveyor.jobs.deadlines import restart_deadline
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import IngestJob, Job, resumable
-from conveyor.references import send_all
 from conveyor.states import RunState
 from conveyor.system import System
 

@@ -34,13 +34,13 @@ from conveyor.accept.schedules import (
 )
 from conveyor.accept.sources import Sources, SourceUnavailable
 from conveyor.accept.submit import Submit
+from conveyor.coordination.isolation import Isolation
+from conveyor.egress.outbound import Outbound
 from conveyor.engines.records import Row
 from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded
 from conveyor.faults import crashpoint
-from conveyor.isolation import Isolation
+from conveyor.jobs.idempotency import Request
 from conveyor.model import JobId, TenantId
-from conveyor.outbound import Outbound
-from conveyor.requests import Request
 from conveyor.system import System
 
 log = structlog.get_logger()

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from conveyor.accept.cron import check_cron, next_fires
-from conveyor.accept.limits import MAX_NAME, check_limits
-from conveyor.accept.notify import check_notify, refuse_tokens
-from conveyor.accept.seeds import seeds_of
+from conveyor.accept.option_limits import MAX_NAME, check_limits
 from conveyor.accept.spec import JobSpec, decode_body
+from conveyor.accept.subscriptions import check_notify, refuse_tokens
+from conveyor.accept.task_seeds import seeds_of
 from conveyor.clock import iso_text, sortable_id
 from conveyor.engines.records import Row
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
-from conveyor.inputs import headers_problem
+from conveyor.jobs.event_names import check_target
+from conveyor.jobs.idempotency import Accepted, Request, Requests, standing_answer
+from conveyor.lists.inputs import headers_problem
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
-from conveyor.notices import check_target
-from conveyor.requests import Accepted, Request, Requests, standing_answer
 from conveyor.system import System
 
 SCHEDULE = "schedule"

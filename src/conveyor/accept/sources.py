@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 
 from conveyor.accept.schedules import ListSource
+from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.errors import BadInput, ListUnreadable, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.model import JobId, Source, TenantId
-from conveyor.outbound import Outbound, OutboundFailed
 from conveyor.system import System
 
 MAX_REDIRECTS = 5

@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
+from conveyor.jobs.event_names import Notify
 from conveyor.model import LONG_KINDS, Compression, Job, JobKind, ListFormat, Mode, Options, ResultLayout
-from conveyor.notices import Notify
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _POSITION = re.compile(r"JSON is malformed: (?P<what>.*) \(byte (?P<position>\d+)\)", re.DOTALL)

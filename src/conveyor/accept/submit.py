@@ -19,17 +19,19 @@ from hashlib import sha256
 import msgspec
 import structlog
 
-from conveyor.accept.admission import Admission
 from conveyor.accept.answer import answer
-from conveyor.accept.limits import check_limits
-from conveyor.accept.notify import check_notify, told_rows
-from conveyor.accept.seeds import seeds_of
+from conveyor.accept.option_limits import check_limits
 from conveyor.accept.spec import JobSpec
-from conveyor.deadlines import deadline_rows
+from conveyor.accept.subscriptions import check_notify, told_rows
+from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.records import IdempotencyRow, Row
 from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
+from conveyor.jobs.admission import Admission
+from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.deadlines import deadline_rows
+from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.model import (
     Compression,
     IngestJob,
@@ -47,8 +49,6 @@ from conveyor.model import (
     TenantId,
     Upload,
 )
-from conveyor.references import messages, send_all
-from conveyor.requests import Accepted, Request, Requests, Ticket, standing_answer
 from conveyor.states import RunState
 from conveyor.system import System
 from conveyor.telemetry import traces

@@ -13,9 +13,9 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from conveyor.api.parts import parts_of
+from conveyor.api.dependencies import parts_of
+from conveyor.auth.keys import authenticate, bearer
 from conveyor.errors import CrossSite, Forbidden, InvalidKey
-from conveyor.keys import authenticate, bearer
 from conveyor.model import ApiKey, TenantId
 
 # Any value will do.

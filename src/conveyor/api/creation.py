@@ -8,10 +8,10 @@ from typing import TypeVar
 from litestar import Response
 
 from conveyor.accept.spec import decode_body
-from conveyor.api.bodies import read_body, require_json
-from conveyor.api.parts import ApiRequest
+from conveyor.api.dependencies import ApiRequest
+from conveyor.api.request_bodies import read_body, require_json
 from conveyor.errors import InvalidField
-from conveyor.requests import Accepted, Request
+from conveyor.jobs.idempotency import Accepted, Request
 
 S = TypeVar("S")
 

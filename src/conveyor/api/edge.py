@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from conveyor.api.intake import Intake, hand
+from conveyor.api.request_budget import Intake, hand
 from conveyor.clock import Clock
 from conveyor.telemetry import metrics
 from conveyor.telemetry.traces import called_by

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from conveyor.api.edge import HEADERS, Receive, Scope, Send
-from conveyor.api.metrics import is_token
+from conveyor.api.metrics_route import is_token
 from conveyor.api.server import Application, serve_app
+from conveyor.auth.keys import bearer
 from conveyor.errors import Unauthorized
-from conveyor.keys import bearer
 from conveyor.settings import Settings
 from conveyor.telemetry.exposition import exposed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from conveyor.api.app import create_app
+from conveyor.api.application import create_app
 from conveyor.api.protocol import CappedProtocol
 from conveyor.errors import Unavailable
 from conveyor.system import System

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from conveyor.cli.view import View
+from conveyor.cli.bar_view import View
 from conveyor.clock import Clock, SystemClock
 
 Show = Callable[[View], None]

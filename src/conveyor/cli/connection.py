@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from conveyor.client.place import local_key_file, local_url_file, read_line, server_key, server_url
+from conveyor.client.server_address import local_key_file, local_url_file, read_line, server_key, server_url
 from conveyor.errors import MissingKey
 from conveyor.settings import Settings
 

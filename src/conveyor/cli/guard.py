@@ -14,7 +14,7 @@ from conveyor.errors import BadInput, ConveyorError
 
 def guarded(arguments: Sequence[str] | None) -> int:
     """The exit code of the command."""
-    from conveyor.cli.app import app
+    from conveyor.cli.command_list import app
 
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="conveyor", standalone_mode=False)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from conveyor.cli.options import AsJson, Data, JobArgument, Limit, Server
 from conveyor.cli.output import print_json_array, print_lines
+from conveyor.cli.shared_options import AsJson, Data, JobArgument, Limit, Server
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
@@ -46,7 +46,7 @@ def delete(
 
 
 def _ask(job: dict[str, Any]) -> None:
-    from conveyor.cli.output import printable
+    from conveyor.telemetry.redact import printable
 
     if not sys.stdin.isatty():
         raise BadInput("Deleting a job needs a yes, and nobody is there to be asked: add --yes.")

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from conveyor.telemetry.redact import printable
+
 
 def print_json(value: Any) -> None:
     """One JSON document. What a run in this process shows may hold values of the model."""
@@ -42,8 +44,3 @@ def _line(columns: Sequence[tuple[str, int]], cells: Sequence[str]) -> str:
 def number_of_lines(number: int) -> str:
     """The beginning of a sentence about lines that went wrong."""
     return "1 line was" if number == 1 else f"{number:,} lines were"
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would obey: lists and answers come from elsewhere."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from conveyor.cli import EXIT_INTERRUPTED
 from conveyor.cli.guard import complain
-from conveyor.cli.place import is_plain_file
+from conveyor.cli.run_directory import is_plain_file
 from conveyor.errors import NoTasks
 
 
@@ -27,7 +27,7 @@ def one_file(lists: Sequence[str], most: int, progress: Callable[[int], None]) -
 
 def form_of(lists: Sequence[str]) -> Any:
     """The form of the file, where the names say it."""
-    from conveyor.stage.files import list_format
+    from conveyor.lists.list_files import list_format
 
     form = list_format(lists)
     return None if form is None else form.value
@@ -35,7 +35,7 @@ def form_of(lists: Sequence[str]) -> Any:
 
 def _join(lists: Sequence[str], most: int, file: IO[bytes], progress: Callable[[int], None]) -> None:
     from conveyor.cli.loop import Stopped, leave, run_async
-    from conveyor.stage.files import pieces_of
+    from conveyor.lists.list_files import pieces_of
 
     async def join() -> None:
         size = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conveyor.cli import text
+from conveyor.cli import formatting as text
 from conveyor.cli.output import number_of_lines
 from conveyor.cli.snapshot import Snapshot
 from conveyor.errors import ConveyorError

@@ -11,7 +11,7 @@ import msgspec
 from conveyor.errors import ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
-from conveyor.lists import Batch, read
+from conveyor.lists.reader import Batch, read
 from conveyor.model import Job, Task, TaskEnd, TaskSeed
 from conveyor.states import TaskStatus
 from conveyor.system import System

@@ -4,17 +4,17 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from conveyor.client import submission
+from conveyor.client.client_session import Session
 from conveyor.client.export import AsyncExport, Export
-from conveyor.client.files import Moved
 from conveyor.client.io import AwaitedIo, BlockingIo, drive, iterate
 from conveyor.client.job import AsyncJob, Job
+from conveyor.client.job_options import Compression, JobOptions, Kind, ListFormat, ResultLayout
 from conveyor.client.lists import Tasks
-from conveyor.client.options import Compression, JobOptions, Kind, ListFormat, ResultLayout
-from conveyor.client.place import find_server
-from conveyor.client.progress import moving
-from conveyor.client.session import Session
-from conveyor.client.shapes import Upload
+from conveyor.client.progress_display import moving
+from conveyor.client.resources import Upload
+from conveyor.client.server_address import find_server
 from conveyor.client.transport import Json, Query
+from conveyor.client.upload_file import Moved
 
 # Seconds that a server which has answered before is given to come back.
 PATIENCE = 120.0

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from conveyor.client.files import Moved, measure
 from conveyor.client.http import Broken
 from conveyor.client.transport import Transport, pieces_of
+from conveyor.client.upload_file import Moved, measure
 from conveyor.errors import ConveyorError, ServerUnreachable
 
 # Tries in a row that bring nothing.

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from conveyor.client import exports, text
-from conveyor.client.files import Moved
+from conveyor.client import export_files as exports
+from conveyor.client import wording as text
+from conveyor.client.client_session import Session
 from conveyor.client.io import drive
-from conveyor.client.progress import Words, moving, showing
-from conveyor.client.session import Session
+from conveyor.client.progress_display import Words, moving, showing
 from conveyor.client.transport import Json
+from conveyor.client.upload_file import Moved
 
 
 class ExportView:

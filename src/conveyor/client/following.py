@@ -6,11 +6,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from conveyor.client.events import MEDIA_TYPE, Frame, frames_of
+from conveyor.client.client_session import Session
+from conveyor.client.event_frames import MEDIA_TYPE, Frame, frames_of
 from conveyor.client.http import Broken
 from conveyor.client.io import Opened
-from conveyor.client.session import Session
-from conveyor.client.shapes import Event, Progress
+from conveyor.client.resources import Event, Progress
 from conveyor.client.transport import Json, path_of, pieces_of
 from conveyor.errors import ServerUnreachable
 from conveyor.states import ENDED

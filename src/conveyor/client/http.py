@@ -20,7 +20,7 @@ from pyreqwest.request import RequestBuilder, StreamRequest
 from pyreqwest.response import Response
 
 from conveyor import __version__
-from conveyor.client.files import FileBody, open_list, read_list
+from conveyor.client.upload_file import FileBody, open_list, read_list
 from conveyor.errors import InvalidSetting
 
 _CONNECT = timedelta(seconds=10)

@@ -4,17 +4,19 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Self, Unpack
 
-from conveyor.client import bodies, exports, following, submission
+from conveyor.client import export_files as exports
+from conveyor.client import following, submission
+from conveyor.client import result_bodies as bodies
+from conveyor.client.client_session import Session
 from conveyor.client.export import AsyncExport, Export
-from conveyor.client.files import Moved
 from conveyor.client.io import drive, iterate
+from conveyor.client.job_options import ExportOptions, Filter, JobOptions, rerun_choice
+from conveyor.client.job_view import JobView
 from conveyor.client.lists import Tasks
-from conveyor.client.options import ExportOptions, Filter, JobOptions, rerun_choice
-from conveyor.client.progress import moving, watching
-from conveyor.client.session import Session
-from conveyor.client.shapes import Event, InvalidLine, Progress, Result
+from conveyor.client.progress_display import moving, watching
+from conveyor.client.resources import Event, InvalidLine, Progress, Result
 from conveyor.client.transport import Json
-from conveyor.client.view import JobView
+from conveyor.client.upload_file import Moved
 
 
 class Job(JobView):

@@ -13,8 +13,8 @@ from typing import IO, Any, TypeAlias
 
 import msgspec
 
-from conveyor.client.files import measure
 from conveyor.client.io import Io
+from conveyor.client.upload_file import measure
 from conveyor.errors import BadInput, InvalidField, ListUnreadable, NoTasks
 
 # Of the tasks themselves, or a file of them; a string is the path of one.

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from conveyor.client.files import FileBody, Moved
+from conveyor.client.client_session import Session, new_key
 from conveyor.client.lists import Few, ListFile, Tasks, gathered, is_file, json_lines
-from conveyor.client.session import Session, new_key
-from conveyor.client.shapes import Upload
+from conveyor.client.resources import Upload
 from conveyor.client.transport import Json, path_of
+from conveyor.client.upload_file import FileBody, Moved
 from conveyor.errors import BadInput, ConveyorError
 
 # What the API answers to a second PUT, and what an object store does.

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from conveyor.client.files import FileBody
 from conveyor.client.http import Answer, Broken, Request, host_of
 from conveyor.client.io import Io, Opened
 from conveyor.client.lists import plain_value
-from conveyor.client.problems import not_conveyor, problem, wait_of
+from conveyor.client.problem_errors import not_conveyor, problem, wait_of
+from conveyor.client.upload_file import FileBody
 from conveyor.errors import ConveyorError, IdempotencyInFlight, ServerUnreachable
 from conveyor.model import Page
 

@@ -22,11 +22,11 @@ from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import KeepHold, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
-from conveyor.ingest.rerun import copied, plan_rerun
+from conveyor.ingest.rerun_walk import copied, plan_rerun
+from conveyor.jobs.chunks import messages, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.lists import BATCH, Batch, read
+from conveyor.lists.reader import BATCH, Batch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
-from conveyor.references import messages, send_all
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.telemetry import metrics

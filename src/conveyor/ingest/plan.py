@@ -9,7 +9,7 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import ListChanged, ListMissing, ListRejected, ListUnreadable
-from conveyor.lists import (
+from conveyor.lists.reader import (
     Batch,
     InvalidLine,
     Reading,

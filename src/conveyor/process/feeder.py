@@ -12,6 +12,7 @@ from conveyor.engines.queue import Delivery, Queue, QueueName, recovery_queue, r
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import decode, encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     LONG_KINDS,
@@ -28,7 +29,6 @@ from conveyor.model import (
 from conveyor.process.executors import WORKER_LOST
 from conveyor.process.lane import Lane
 from conveyor.process.recorder import HeldChunk
-from conveyor.references import decode, encode, send_all
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 

@@ -12,11 +12,11 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskError, TaskRef
 from conveyor.process.executors import WORKER_LOST, Executor
 from conveyor.process.gate import Gate
-from conveyor.process.line import Line
-from conveyor.process.progress import Superseded
 from conveyor.process.recorder import HeldChunk, Recorder
 from conveyor.process.retry import late, too_late
+from conveyor.process.retry_first_queue import Line
 from conveyor.process.target_queues import TargetQueues
+from conveyor.process.task_progress import Superseded
 from conveyor.process.watchdog import Attempt, Watchdog
 from conveyor.states import TaskStatus
 

@@ -16,12 +16,12 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Outgoing, Queue, QueueName, recovery_queue
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import encode, gathered, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
-from conveyor.process.bodies import Bodies
+from conveyor.process.body_store import Bodies
 from conveyor.process.outcomes import detail_json, with_body
 from conveyor.process.retry import late, retry_delay, too_late
-from conveyor.references import encode, gathered, send_all
 from conveyor.states import TaskStatus
 from conveyor.telemetry.attempts import recorded
 

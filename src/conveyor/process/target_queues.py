@@ -19,7 +19,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import AHEAD, WAITER_SECONDS, TargetLimits
-from conveyor.process.line import Line, Waits
+from conveyor.process.retry_first_queue import Line, Waits
 
 log = structlog.get_logger()
 

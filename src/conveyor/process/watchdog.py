@@ -10,10 +10,10 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.errors import BadInput
-from conveyor.inputs import MAX_TIMEOUT, parse_fetch_input
+from conveyor.lists.inputs import MAX_TIMEOUT, parse_fetch_input
 from conveyor.model import Job, JobKind, Outcome, TaskError, TaskRef
 from conveyor.process.gate import Passing
-from conveyor.process.progress import Superseded
+from conveyor.process.task_progress import Superseded
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()

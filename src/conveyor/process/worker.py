@@ -18,6 +18,7 @@ from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import Unavailable
 from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     Chunk,
@@ -26,17 +27,16 @@ from conveyor.model import (
     RunId,
     TaskRef,
 )
-from conveyor.process.bodies import Bodies
+from conveyor.process.body_store import Bodies
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.executors import Executor
+from conveyor.process.executors.fetch.fetchers import Fetchers
+from conveyor.process.executors.fetch.remote_lane import RemoteLane
 from conveyor.process.feeder import Feeder
-from conveyor.process.fetchers import Fetchers
 from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
 from conveyor.process.lane import Lane
 from conveyor.process.recorder import HeldChunk, Recorder
-from conveyor.process.remote_lane import RemoteLane
-from conveyor.references import encode, send_all
 from conveyor.settings import Settings
 from conveyor.states import WORKABLE
 

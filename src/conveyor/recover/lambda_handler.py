@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from conveyor.cli.logs import configure_log
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.system import open_system
+from conveyor.telemetry.logs import configure_log
 
 
 def handler(event: object, context: object) -> dict[str, Any]:

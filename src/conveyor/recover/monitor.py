@@ -11,11 +11,11 @@ from functools import partial
 import msgspec
 import structlog
 
-from conveyor.isolation import in_turn
+from conveyor.coordination.isolation import in_turn
 from conveyor.lifecycle import Lifecycle
-from conveyor.recover.callbacks import Callbacks
-from conveyor.recover.deadlines import Deadlines
+from conveyor.notify.callback_monitor import Callbacks
 from conveyor.recover.monitored import Monitored
+from conveyor.recover.overdue_runs import Deadlines
 from conveyor.recover.stuck import Stuck, Told
 from conveyor.settings import Settings
 from conveyor.system import System

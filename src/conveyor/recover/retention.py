@@ -11,14 +11,14 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.isolation import Isolation, in_turn
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
 from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.isolation import Isolation, in_turn
-from conveyor.letters import read_letter
+from conveyor.jobs.dead_letters import read_letter
 from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, Upload, export_prefix
 from conveyor.telemetry import metrics
 

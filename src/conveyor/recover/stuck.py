@@ -13,12 +13,13 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.isolation import Isolation, in_turn
 from conveyor.engines.queue import Outgoing, Queue, recovery_queue
 from conveyor.engines.records import Records, Row
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.isolation import Isolation, in_turn
+from conveyor.jobs.chunks import encode, send_all
 from conveyor.model import (
     BEAT,
     PROGRESS,
@@ -35,7 +36,6 @@ from conveyor.model import (
     progress_id,
 )
 from conveyor.recover.monitored import Monitored
-from conveyor.references import encode, send_all
 from conveyor.settings import Settings
 from conveyor.states import WORKABLE, RunState, TaskStatus
 

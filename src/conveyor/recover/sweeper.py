@@ -11,14 +11,14 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.isolation import Isolation, in_turn
 from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.faults import crashpoint
-from conveyor.isolation import Isolation, in_turn
+from conveyor.jobs.chunks import messages, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
-from conveyor.references import messages, send_all
 from conveyor.states import RunState, TaskStatus
 from conveyor.telemetry import metrics
 

@@ -9,8 +9,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from conveyor import __version__
-from conveyor.telemetry import children, metrics
-from conveyor.telemetry.cells import Counter, Gauge, Histogram
+from conveyor.telemetry import child_processes as children
+from conveyor.telemetry import metrics
+from conveyor.telemetry.instruments import Counter, Gauge, Histogram
 
 
 def exposed(accept: str) -> tuple[bytes, str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from conveyor.model import JobKind
 from conveyor.states import RunState
-from conveyor.telemetry.cells import OTHER, Counter, Gauge, Histogram
+from conveyor.telemetry.instruments import OTHER, Counter, Gauge, Histogram
 
 _KINDS = tuple(JobKind)
 ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)

@@ -100,3 +100,8 @@ def _without_user(scheme: str, rest: str) -> str:
 def _without_query(rest: str) -> str:
     place = re.search(r"[?#]", rest)
     return rest if place is None else f"{rest[: place.start() + 1]}{GONE}"
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: lists and answers come from elsewhere."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -8,12 +8,13 @@ import pytest
 
 from conveyor import handlers
 from conveyor.model import Job
-from conveyor.process import fetcher as child
-from conveyor.process import fetchers, watchdog
-from conveyor.process.executors import calls, python
-from conveyor.process.executors import children as executors_children
-from conveyor.process.executors.children import Child, NotStarted
-from conveyor.process.frames import Order, Orders
+from conveyor.process import watchdog
+from conveyor.process.executors.fetch import child, fetchers
+from conveyor.process.executors.fetch.frames import Order, Orders
+from conveyor.process.executors.python import children as executors_children
+from conveyor.process.executors.python import handler_calls as calls
+from conveyor.process.executors.python import python_executor as python
+from conveyor.process.executors.python.children import Child, NotStarted
 from conveyor.process.watchdog import GRACE, timeout_of
 from tests.faults.planted import Planted
 from tests.flow import test_capacity, test_fetching_lanes, test_watchdog

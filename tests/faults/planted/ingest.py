@@ -5,16 +5,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from conveyor import lifecycle, lists
+from conveyor import lifecycle
 from conveyor.accept import resume
+from conveyor.coordination.isolation import Isolation
 from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import ingests
 from conveyor.engines.sqlite.ingests import SqliteIngests
-from conveyor.isolation import Isolation
+from conveyor.lists import reader as lists
 from conveyor.model import Counts, FailureThreshold, Ingested, InputJson, Job, JobId, RunId, TaskRef
-from conveyor.process.executors.transfer import Transfer
-from conveyor.process.progress import Track
+from conveyor.process.executors.download.transfer import Transfer
+from conveyor.process.task_progress import Track
 from conveyor.recover import stuck
 from tests.faults.planted import Planted
 from tests.flow import test_download, test_ingest_again, test_isolation, test_monitor

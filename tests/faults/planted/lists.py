@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from conveyor import lists
-from conveyor.cli import run
+from conveyor.cli import run_command as run
 from conveyor.cli.snapshot import Snapshot
+from conveyor.egress.outbound import Outbound, Pairs
+from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
-from conveyor.outbound import Outbound, Pairs
-from conveyor.serve.assembly import Assembly, Turn
-from conveyor.serve.parquet import ParquetPart
-from conveyor.targets import parse_url
+from conveyor.export.parquet import ParquetPart
+from conveyor.export.writer import Assembly, Turn
+from conveyor.lists import reader as lists
 from tests.faults.planted import Planted
 from tests.flow.test_export_turns import a_turn_is_not_spent_on_getting_back, every_turn_gets_on
 from tests.flow.test_run_kept import an_unfinished_run_is_not_purged, what_was_fetched_is_kept

@@ -10,6 +10,7 @@ from aiodynamo.operations import Operation
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
+from conveyor.engines.dynamodb.documents import row_writes
 from conveyor.engines.dynamodb.items import (
     JobRow,
     RunRow,
@@ -25,8 +26,7 @@ from conveyor.engines.dynamodb.items import (
     run_row,
     upload_use_key,
 )
-from conveyor.engines.dynamodb.notices import notice_writes
-from conveyor.engines.dynamodb.rows import row_writes
+from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table

@@ -2,10 +2,10 @@
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import DynamoAccess
+from conveyor.engines.dynamodb.documents import DynamoRows
 from conveyor.engines.dynamodb.ingests import DynamoIngests
 from conveyor.engines.dynamodb.jobs import DynamoJobs
-from conveyor.engines.dynamodb.notices import DynamoNotices
-from conveyor.engines.dynamodb.rows import DynamoRows
+from conveyor.engines.dynamodb.outbox import DynamoNotices
 from conveyor.engines.dynamodb.table import Table
 
 

@@ -5,10 +5,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.checks import Finding, run_checks
 from conveyor.engines.postgres.database import Database, Session, open_database
+from conveyor.engines.postgres.doctor import Finding, run_checks
 from conveyor.engines.postgres.jobs import insert_job
-from conveyor.engines.postgres.notices import insert_notice, is_own
+from conveyor.engines.postgres.outbox import insert_notice, is_own
 from conveyor.engines.postgres.queue import PostgresQueue, insert_messages
 from conveyor.engines.postgres.records import PostgresRecords
 from conveyor.engines.postgres.schema import check_version, migrate

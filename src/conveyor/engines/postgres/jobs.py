@@ -8,9 +8,9 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import Database, Session
-from conveyor.engines.postgres.notices import insert_notice, is_own
+from conveyor.engines.postgres.documents import insert_rows
+from conveyor.engines.postgres.outbox import insert_notice, is_own
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.postgres.rows import insert_rows
 from conveyor.engines.records import IdempotencyRow, Row, upload_of
 from conveyor.model import (
     Job,

@@ -3,10 +3,10 @@
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import PostgresAccess
 from conveyor.engines.postgres.database import Database
+from conveyor.engines.postgres.documents import PostgresRows
 from conveyor.engines.postgres.ingests import PostgresIngests
 from conveyor.engines.postgres.jobs import PostgresJobs
-from conveyor.engines.postgres.notices import PostgresNotices
-from conveyor.engines.postgres.rows import PostgresRows
+from conveyor.engines.postgres.outbox import PostgresNotices
 
 
 class PostgresRecords(PostgresJobs, PostgresNotices, PostgresIngests, PostgresAccess, PostgresRows):

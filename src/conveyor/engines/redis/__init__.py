@@ -8,7 +8,7 @@ from typing import Self
 from conveyor.clock import Clock
 from conveyor.engines.redis.address import read_address
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.server import Server, open_server
+from conveyor.engines.redis.redis_server import Server, open_server
 from conveyor.errors import ConveyorError, InvalidSetting
 
 _OLDEST = (6, 2)

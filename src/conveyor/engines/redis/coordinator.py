@@ -13,7 +13,7 @@ from typing import Any
 
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.redis.server import Argument, Server, load_script
+from conveyor.engines.redis.redis_server import Argument, Server, load_script
 from conveyor.faults import crashpoint
 
 _LEASE = load_script("lease")

@@ -10,8 +10,8 @@ from conveyor.clock import Clock
 from conveyor.engines.records import IdempotencyRow, Row, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import Database, named_queries
-from conveyor.engines.sqlite.notices import insert_notice
-from conveyor.engines.sqlite.rows import insert_rows
+from conveyor.engines.sqlite.documents import insert_rows
+from conveyor.engines.sqlite.outbox import insert_notice
 from conveyor.model import (
     Job,
     JobId,

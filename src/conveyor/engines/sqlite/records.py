@@ -3,10 +3,10 @@
 from conveyor.clock import Clock
 from conveyor.engines.sqlite.access import SqliteAccess
 from conveyor.engines.sqlite.database import Database
+from conveyor.engines.sqlite.documents import SqliteRows
 from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.engines.sqlite.jobs import SqliteJobs
-from conveyor.engines.sqlite.notices import SqliteNotices
-from conveyor.engines.sqlite.rows import SqliteRows
+from conveyor.engines.sqlite.outbox import SqliteNotices
 
 
 class SqliteRecords(SqliteJobs, SqliteNotices, SqliteIngests, SqliteAccess, SqliteRows):

@@ -17,8 +17,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_session import aws_session
 from conveyor.engines.queue import Arrived
-from conveyor.engines.session import aws_session
 from conveyor.engines.sqs.calls import MISSING, Calls, Refused
 from conveyor.engines.sqs.queues import KEEP_DEAD_SECONDS
 from conveyor.errors import EngineFailed, InvalidSetting

@@ -24,8 +24,8 @@ from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueN
 from conveyor.engines.records import RowRecords
 from conveyor.engines.sqs.address import Address, plain
 from conveyor.engines.sqs.calls import Calls, Refused, Verdict
+from conveyor.engines.sqs.dead_letter_documents import Buried, Letters
 from conveyor.engines.sqs.envelope import VERSION, Envelope, from_text, to_text, wrap
-from conveyor.engines.sqs.letters import Buried, Letters
 from conveyor.engines.sqs.polls import LONGEST_HOLD, Message, Polls, whole
 from conveyor.engines.sqs.queues import MOST_RECEIVES, Place, Queues, is_run
 from conveyor.engines.sqs.shared import Shared, depth_of

@@ -21,7 +21,7 @@ class Executor(Protocol):
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         """Make one attempt at each reference, in order, and say what came of it. Never raises for what a task did:
         that is an Outcome with an error. An Outcome may carry `retry_after` as a wish of the target (Retry-After).
-        Raises only Superseded (process/progress.py), for one reference, when another attempt has it now."""
+        Raises only Superseded (process/task_progress.py), for one reference, when another attempt has it now."""
 
     async def close(self) -> None:
         """Let go of connections and threads."""

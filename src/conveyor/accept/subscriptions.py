@@ -1,0 +1,75 @@
+"""What is wrong with whom a job wants told, and the rows that say so."""
+
+from collections.abc import Sequence
+
+from conveyor.engines.records import Row
+from conveyor.errors import InvalidField
+from conveyor.jobs.callbacks import callback_rows
+from conveyor.jobs.event_names import (
+    MAX_NOTIFY,
+    WEBHOOK,
+    Notify,
+    StepFunctionsNotify,
+    WebhookNotify,
+    check_events,
+    check_target,
+    notify_rows,
+)
+from conveyor.model import Job, TenantId
+from conveyor.system import System
+
+# What Step Functions gives out.
+MAX_TOKEN = 2048
+EXPORTS = ("zip", "jsonl", "csv", "parquet")
+
+_SECONDS = {"heartbeat_seconds": (1, 365 * 86_400), "stuck_after": (1, 365 * 86_400)}
+
+
+async def check_notify(system: System, tenant: TenantId, entries: Sequence[Notify]) -> None:
+    """Raise InvalidField, or TargetRefused, naming the entry."""
+    if len(entries) > MAX_NOTIFY:
+        raise InvalidField(f"`notify` can have at most {MAX_NOTIFY} entries.", field="notify")
+    for number, entry in enumerate(entries):
+        field = f"notify[{number}]"
+        if isinstance(entry, WebhookNotify):
+            await _check_webhook(system, tenant, entry, field)
+        else:
+            _check_callback(system, entry, field)
+
+
+def refuse_tokens(entries: Sequence[Notify]) -> None:
+    """Raise InvalidField for a task token where none makes sense: it is good for one job."""
+    for number, entry in enumerate(entries):
+        if isinstance(entry, StepFunctionsNotify):
+            raise InvalidField("A schedule can not carry a task token.", field=f"notify[{number}]")
+
+
+def told_rows(system: System, job: Job, entries: Sequence[Notify]) -> list[Row]:
+    """The rows to write with the job."""
+    return [
+        *notify_rows(job, entries),
+        *callback_rows(job, entries, system.step_functions, system.settings),
+    ]
+
+
+async def _check_webhook(system: System, tenant: TenantId, entry: WebhookNotify, field: str) -> None:
+    if (entry.url is None) == (entry.endpoint_id is None):
+        raise InvalidField(f"`{field}` must have `url` or `endpoint_id`, and not both.", field=field)
+    check_events(entry.events, f"{field}.events")
+    if entry.url is not None:
+        check_target(entry.url, system.settings.allow_private_targets, f"{field}.url")
+    elif await system.records.row(WEBHOOK, tenant, entry.endpoint_id or "") is None:
+        raise InvalidField(f"`{field}.endpoint_id`: there is no such endpoint.", field=f"{field}.endpoint_id")
+
+
+def _check_callback(system: System, entry: StepFunctionsNotify, field: str) -> None:
+    if system.step_functions is None:
+        raise InvalidField(f"`{field}`: this server knows no Step Functions; CONVEYOR_STEP_FUNCTIONS.", field=field)
+    if not 0 < len(entry.task_token) <= MAX_TOKEN or not entry.task_token.isascii():
+        raise InvalidField(f"`{field}.task_token` is no task token.", field=f"{field}.task_token")
+    for name, (least, most) in _SECONDS.items():
+        value = getattr(entry, name)
+        if value is not None and not least <= value <= most:
+            raise InvalidField(f"`{field}.{name}` must be between {least} and {most}.", field=f"{field}.{name}")
+    if entry.export is not None and entry.export not in EXPORTS:
+        raise InvalidField(f"`{field}.export` must be one of {', '.join(EXPORTS)}.", field=f"{field}.export")

@@ -1,0 +1,49 @@
+"""From the tasks of a request to the tasks of a run: each checked, each error with its index, or none written."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.errors import InvalidTasks, NoTasks, TooManyTasks
+from conveyor.lists.inputs import one_line, wrong_task
+from conveyor.model import JobKind, TaskSeed
+
+MAX_ERRORS = 100
+
+
+def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], most: int) -> list[TaskSeed]:
+    """The tasks of a request in order, or NoTasks, TooManyTasks, InvalidTasks."""
+    _check_number(len(tasks), most)
+    seeds: list[TaskSeed] = []
+    errors: list[dict[str, Any]] = []
+    total = 0
+    for index, task in enumerate(tasks):
+        raw = bytes(task)
+        wrong = wrong_task(kind, raw)
+        if wrong is None:
+            seeds.append(TaskSeed(index, one_line(raw)))
+            continue
+        total += 1
+        if len(errors) < MAX_ERRORS:
+            errors.append({"index": index, "code": wrong.code, "message": wrong.message})
+    if total:
+        raise InvalidTasks(_summary(total, errors[0]), errors=errors, total=total)
+    return seeds
+
+
+def _check_number(number: int, most: int) -> None:
+    if number == 0:
+        raise NoTasks
+    if number > most:
+        raise TooManyTasks(
+            f"The request has {number} tasks; at most {most} may come in one. Upload the list (POST /v1/uploads), "
+            "or use `conveyor submit` or `conveyor run` with a file.",
+            limit=most,
+            total=number,
+        )
+
+
+def _summary(total: int, first: dict[str, Any]) -> str:
+    tasks = "1 task is" if total == 1 else f"{total} tasks are"
+    return f"{tasks} not valid, the first at index {first['index']}: {first['message']}. Nothing was written."

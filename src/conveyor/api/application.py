@@ -1,0 +1,62 @@
+"""The application. Gets a System, hands back the ASGI app: the edge, and behind it the routes."""
+
+import asyncio
+from typing import Any
+
+from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.schedules import Schedules
+from conveyor.accept.submit import Submit
+from conveyor.api.dependencies import PARTS, Parts
+from conveyor.api.edge import Exchange
+from conveyor.api.request_budget import Intake
+from conveyor.api.router import application
+from conveyor.auth.keys import KeyCache
+from conveyor.auth.sessions import Sessions
+from conveyor.dashboard.static_files import Files
+from conveyor.export.exports import Exports
+from conveyor.jobs.admission import Admission
+from conveyor.lists.uploads import Uploads
+from conveyor.notify.deliveries import Deliveries
+from conveyor.notify.webhooks import Webhooks
+from conveyor.read.job_stream import Streams
+from conveyor.system import System
+
+
+class Api:
+    """One system behind the routes. Routing errors pass no middleware of theirs, but they pass here."""
+
+    def __init__(self, system: System, stop: asyncio.Event) -> None:
+        self._clock = system.clock
+        self._intake = Intake(system.settings)
+        self._files = Files(system.blobs)
+        self._parts = _parts(system, stop)
+        self._routes = application()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await Exchange(self._clock, self._intake, scope, send).run(self._answer, receive)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if not await self._files.answer(scope, send):
+            scope[PARTS] = self._parts
+            await self._routes(scope, receive, send)
+
+
+def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
+    """The API over one system. Streams, which would go on for ever, end when `stop` is set."""
+    return Api(system, stop or asyncio.Event())
+
+
+def _parts(system: System, stop: asyncio.Event) -> Parts:
+    return Parts(
+        system=system,
+        keys=KeyCache(system.records, system.clock),
+        sessions=Sessions(system.records, system.clock, system.settings),
+        submit=Submit(system),
+        adding=AddTasks(system),
+        uploads=Uploads(system, Admission(system).admit_upload),
+        webhooks=Webhooks(system),
+        deliveries=Deliveries(system),
+        schedules=Schedules(system),
+        exports=Exports(system),
+        streams=Streams(system.settings.max_streams, stop),
+    )

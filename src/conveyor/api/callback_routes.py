@@ -1,0 +1,22 @@
+"""Callbacks: state machines that wait for a job, and what they were told."""
+
+from litestar import Response, get
+from litestar.params import FromPath
+
+from conveyor.api import schemas as shapes
+from conveyor.api.dependencies import SystemPart, TenantPart, answer, find_job
+from conveyor.jobs.callbacks import callback_json
+from conveyor.notify.step_functions import callbacks_of
+
+
+@get(
+    "/jobs/{job_id:str}/callbacks",
+    summary="List who waits for a job",
+    responses=shapes.answers(shapes.CallbacksPage, 400, 404),
+)
+async def list_callbacks(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """State machines that wait for its end with a task token: how each stands, when it last had a heartbeat, and
+    whether it was answered. Tokens are not shown."""
+    job = await find_job(system.records, tenant, job_id)
+    rows = await callbacks_of(system.records, tenant, job.job_id)
+    return answer({"items": [callback_json(row) for row in rows], "next_cursor": None})

@@ -1,0 +1,42 @@
+"""Dead letters: what was given up, and the way back for it."""
+
+from typing import Annotated
+
+import msgspec
+from litestar import Response, get, post
+
+from conveyor.accept.redrive import Redriven, redrive
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.creation import read_spec
+from conveyor.api.dependencies import MAX_LIMIT, ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer
+from conveyor.read.dead_letter_pages import letter_json, letters_page
+
+
+class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which letters are to go back to their queues."""
+
+    ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LIMIT)]
+
+
+@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.LettersPage, 400))
+async def list_letters(
+    system: SystemPart, tenant: TenantPart, limit: Limit = 100, cursor: Cursor = None
+) -> Response[bytes]:
+    """Oldest first. A page may have fewer items than asked for and still have a next one."""
+    page = await letters_page(system.queue, tenant, limit, cursor)
+    return answer({"items": [letter_json(letter) for letter in page.items], "next_cursor": page.next_cursor})
+
+
+@post(
+    "/dead-letters/redrive",
+    summary="Redrive dead letters",
+    status_code=200,
+    operation_class=operations.takes(RedriveSpec),
+    responses={**shapes.shaped(Redriven), **shapes.problems(400, 413, 415)},
+)
+async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """Letters go back where they came from; a failed ingest goes on with them. Those that are unknown, or whose work
+    has ended meanwhile, are skipped."""
+    spec = await read_spec(request, system.settings.max_request_bytes, RedriveSpec)
+    return answer(await redrive(system, tenant, spec.ids))

@@ -1,0 +1,134 @@
+"""Exports: results as files that are made offline. Ask for one, see how far it is, download its parts."""
+
+from typing import Any
+
+from litestar import Response, delete, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.creation import accepted, read_keyed
+from conveyor.api.dependencies import (
+    ApiRequest,
+    Cursor,
+    ExportsPart,
+    Limit,
+    SystemPart,
+    TenantPart,
+    answer,
+    asked_range,
+    attachment,
+    find_job,
+    stream,
+)
+from conveyor.errors import Conflict, NotFound
+from conveyor.export.exports import ExportState, Found, export_json, manifest_json, part_name, part_range
+from conveyor.export.request import ExportSpec, media_type_of
+from conveyor.system import System
+
+
+@post(
+    "/jobs/{job_id:str}/exports",
+    summary="Have results exported",
+    status_code=202,
+    operation_class=operations.takes(ExportSpec, operations.IDEMPOTENCY_KEY),
+    responses={**shapes.shaped(shapes.ExportShape, 202), **shapes.problems(400, 404, 409, 413, 415)},
+)
+async def create_export(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
+) -> Response[bytes]:
+    """Files of the results, or of those that match `select`: zip with a file for each body, jsonl, csv or Parquet. They
+    are made offline; `GET /v1/exports/{id}` says how far they are, and the event `export.ready` tells of them."""
+    job = await find_job(system.records, tenant, job_id)
+    route = f"POST /v1/jobs/{job.job_id}/exports"
+    spec, asked = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)
+    given = await exports.create(job, spec, asked)
+    return accepted(given, f"/v1/exports/{given.subject}")
+
+
+@get(
+    "/jobs/{job_id:str}/exports",
+    summary="List a job's exports",
+    responses=shapes.answers(shapes.ExportsPage, 400, 404),
+)
+async def list_exports(
+    job_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    exports: ExportsPart,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response[bytes]:
+    """Those that have not expired, oldest first."""
+    job = await find_job(system.records, tenant, job_id)
+    page = await exports.page(job, cursor, limit)
+    items = [await _shown(system, found) for found in page.items]
+    return answer({"items": items, "next_cursor": page.next_cursor})
+
+
+@get("/exports/{export_id:str}", summary="Show an export", responses=shapes.answers(shapes.ExportShape, 404))
+async def show_export(
+    export_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
+) -> Response[bytes]:
+    """Its state, how far it is, and its parts, each with size, sha256 and a link. A part that is listed is whole, also
+    while others are made."""
+    return answer(await _shown(system, await exports.find(tenant, export_id)))
+
+
+@delete("/exports/{export_id:str}", summary="Delete an export", responses=shapes.problems(404))
+async def delete_export(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> None:
+    """It is gone at once; if it is being made, that stops. Its files are removed soon after."""
+    await exports.delete(tenant, export_id)
+
+
+@get(
+    "/exports/{export_id:str}/manifest",
+    summary="Get an export's manifest",
+    responses=shapes.answers(shapes.ExportManifestShape, 404, 409),
+)
+async def get_manifest(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> Response[bytes]:
+    """What is in its parts, with counts, and the sha256 of each."""
+    row, export = await exports.find(tenant, export_id)
+    if export.state is not ExportState.READY:
+        raise Conflict(f"The export is {export.state}.", state=export.state)
+    return answer(manifest_json(row, export))
+
+
+@get(
+    "/exports/{export_id:str}/parts/{number:int}",
+    summary="Download a part of an export",
+    responses=shapes.problems(404, 416),
+)
+async def get_part(
+    request: ApiRequest,
+    export_id: FromPath[str],
+    number: FromPath[int],
+    system: SystemPart,
+    tenant: TenantPart,
+    exports: ExportsPart,
+) -> Stream:
+    """The file, always as a download; its sha256 is the `ETag`. One range may be asked for by `Range`, with `If-Range`:
+    so a download that broke goes on."""
+    row, export = await exports.find(tenant, export_id)
+    if not 1 <= number <= len(export.parts):
+        raise NotFound
+    part = export.parts[number - 1]
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(part.size),
+        "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+        "ETag": f'"{part.sha256}"',
+        **attachment(part_name(row, export, number)),
+    }
+    asked = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
+    start, end = asked or (0, part.size)
+    if asked is not None:
+        headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{part.size}"}
+    pieces = part_range(system.blobs, part, start, end)
+    media_type = media_type_of(export.format, export.compression)
+    return await stream(pieces, media_type, headers, 200 if asked is None else 206)
+
+
+async def _shown(system: System, found: Found) -> dict[str, Any]:
+    return await export_json(system.blobs, found.row, found.export, system.clock.now())

@@ -1,0 +1,43 @@
+"""Invalid lines: what of a job's list was no task, with its line and the reason."""
+
+from typing import Any
+
+from litestar import Response, get
+from litestar.params import FromPath
+
+from conveyor.api import schemas as shapes
+from conveyor.api.dependencies import (
+    NDJSON,
+    ApiRequest,
+    Cursor,
+    Limit,
+    SystemPart,
+    TenantPart,
+    answer,
+    attachment,
+    find_job,
+    stream,
+    wants_lines,
+)
+from conveyor.read.invalid_lines import invalid_lines, invalid_page
+
+
+@get(
+    "/jobs/{job_id:str}/invalid",
+    summary="List the lines that were no task",
+    responses=shapes.answers(shapes.InvalidPage, 400, 404),
+)
+async def list_invalid(
+    request: ApiRequest,
+    job_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response[Any]:
+    """In the order of the list. With `Accept: application/x-ndjson`, all of them as a download, a line each."""
+    job = await find_job(system.records, tenant, job_id)
+    if wants_lines(request):
+        return await stream(invalid_lines(system.blobs, job), NDJSON, attachment(f"{job.job_id}-invalid.jsonl"))
+    page = await invalid_page(system.blobs, job, limit, cursor)
+    return answer({"items": page.items, "next_cursor": page.next_cursor})

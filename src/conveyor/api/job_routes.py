@@ -1,0 +1,137 @@
+"""Jobs: accept one, list them, show one."""
+
+import asyncio
+from typing import Annotated, Any
+
+import structlog
+from litestar import Response, get, patch, post
+from litestar.background_tasks import BackgroundTask
+from litestar.params import FromPath, QueryParameter
+
+from conveyor.accept.answer import AcceptedView
+from conveyor.accept.option_changes import Changes, change_options
+from conveyor.accept.spec import JobSpec
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.creation import accepted, read_keyed, read_spec
+from conveyor.api.dependencies import (
+    ApiRequest,
+    Cursor,
+    Limit,
+    SubmitPart,
+    SystemPart,
+    TenantPart,
+    answer,
+    check_job_cursor,
+    find_job,
+)
+from conveyor.errors import ConveyorError
+from conveyor.model import Job
+from conveyor.read.status import (
+    hot_status_json,
+    job_json,
+    refresh_status,
+    status_json,
+    verify_json,
+    without_secrets,
+)
+from conveyor.system import System
+
+log = structlog.get_logger()
+
+ROUTE = "POST /v1/jobs"
+
+Verify = Annotated[bool, QueryParameter(description="Count the rows, and report how far the kept counts are off.")]
+
+
+@post(
+    "/jobs",
+    summary="Submit a job",
+    operation_class=operations.takes(JobSpec, operations.IDEMPOTENCY_KEY, operations.PREFER),
+    responses={
+        **shapes.shaped(AcceptedView, 201, 202),
+        **shapes.problems(400, 404, 409, 413, 415, 429, 503),
+    },
+)
+async def submit_job(
+    request: ApiRequest, system: SystemPart, tenant: TenantPart, submit: SubmitPart
+) -> Response[bytes]:
+    """Small jobs are written whole and their tasks are readable at once: 201. Large, open and uploaded ones, and those
+    with `Prefer: respond-async`, are ingested: 202. With an `Idempotency-Key`, the same request sent again gets the
+    same answer, and no second job."""
+    spec, asked = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
+    given = await submit.submit(tenant, spec, asked, _prefers_async(request))
+    return accepted(given, f"/v1/jobs/{given.subject}")
+
+
+@get("/jobs", summary="List jobs", responses=shapes.answers(shapes.JobsPage, 400))
+async def list_jobs(
+    system: SystemPart, tenant: TenantPart, limit: Limit = 50, cursor: Cursor = None
+) -> Response[bytes]:
+    """The tenant's jobs, newest first."""
+    check_job_cursor(cursor)
+    page = await system.records.jobs(tenant, cursor, limit)
+    items = await asyncio.gather(*(_listed(system, job) for job in page.items))
+    return answer({"items": items, "next_cursor": page.next_cursor})
+
+
+@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 404))
+async def show_job(
+    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False
+) -> Response[bytes]:
+    """State and why it waits, live counts, how far its list is, rate, time left, how long tasks take, the most frequent
+    errors, and all its runs. With `verify`, the rows are counted and the kept counts held to them."""
+    job = await find_job(system.records, tenant, job_id)
+    if not verify:
+        return await _hot(system, job)
+    verified = await verify_json(system.records, system.tasks, job)
+    return answer({**await shown(system, job), "verify": verified})
+
+
+@patch(
+    "/jobs/{job_id:str}",
+    summary="Change a job's options",
+    operation_class=operations.takes(Changes),
+    responses=shapes.answers(shapes.JobShape, 400, 404, 409, 415),
+)
+async def change_job(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Response[bytes]:
+    """Each option that is given is replaced, whole; null stands for none. Workers follow within a second; attempts that
+    are under way end by the options that they began with."""
+    job = await find_job(system.records, tenant, job_id)
+    changes = await read_spec(request, system.settings.max_request_bytes, dict[str, Any])
+    return answer(await shown(system, await change_options(system, job, changes)))
+
+
+async def _hot(system: System, job: Job) -> Response[bytes]:
+    """Who watches a job does not wait for it to be looked at: that is done behind the answer."""
+    parts = (system.records, system.tasks, system.coordinator, system.clock, job)
+    found, old = await hot_status_json(*parts)
+    response = answer({**found, "options": without_secrets(found["options"])})
+    if old:
+        response.background = BackgroundTask(_refresh, *parts)
+    return response
+
+
+async def _refresh(*parts: Any) -> None:
+    try:
+        await refresh_status(*parts)
+    except ConveyorError as error:
+        log.warning("the status of a job was not refreshed", error=str(error))
+
+
+async def shown(system: System, job: Job) -> dict[str, Any]:
+    """A job as a client sees it, with all its runs."""
+    found = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
+    return {**found, "options": without_secrets(found["options"])}
+
+
+async def _listed(system: System, job: Job) -> dict[str, Any]:
+    found = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
+    return {**found, "options": without_secrets(found["options"])}
+
+
+def _prefers_async(request: ApiRequest) -> bool:
+    wishes = ",".join(request.headers.getall("prefer", [])).lower().split(",")
+    return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)

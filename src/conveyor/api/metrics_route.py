@@ -1,0 +1,46 @@
+"""GET /metrics: the metrics of this process, for an administrator's key or the token of the settings. They speak of all
+tenants, and name none."""
+
+import hmac
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.handlers import BaseRouteHandler
+
+from conveyor.api.auth import Connection, authorization
+from conveyor.api.dependencies import parts_of
+from conveyor.auth.keys import authenticate, bearer
+from conveyor.errors import Forbidden
+from conveyor.settings import Settings
+from conveyor.telemetry.exposition import exposed
+
+
+def is_token(settings: Settings, given: str) -> bool:
+    """Whether this is the token that the settings name for scrapers."""
+    token = settings.metrics_token
+    return token is not None and hmac.compare_digest(given.encode(), token.encode())
+
+
+async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
+    """A session of the dashboard is not enough."""
+    parts = parts_of(connection.scope)
+    text = bearer(authorization(connection))
+    if is_token(parts.system.settings, text):
+        return
+    key = await authenticate(parts.keys, parts.system.clock, text)
+    if not key.admin:
+        raise Forbidden
+    connection.scope["auth"] = key
+
+
+@get(
+    "/metrics",
+    guards=[_guard],
+    summary="Metrics for Prometheus",
+    security=[{"key": []}],
+    media_type="text/plain",
+)
+async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Of this process only: each has its own."""
+    body, media_type = exposed(request.headers.get("accept", ""))
+    return Response(body, media_type=media_type)

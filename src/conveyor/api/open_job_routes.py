@@ -1,0 +1,47 @@
+"""Open jobs: tasks are added in batches until the job is closed."""
+
+from litestar import Response, post
+from litestar.params import FromPath
+
+from conveyor.accept.add_tasks import BatchView
+from conveyor.accept.spec import TasksSpec
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.creation import accepted, read_keyed, read_optional
+from conveyor.api.dependencies import AddTasksPart, ApiRequest, SystemPart, TenantPart, answer, find_job
+from conveyor.api.job_routes import shown
+
+
+@post(
+    "/jobs/{job_id:str}/tasks",
+    summary="Add tasks to an open job",
+    status_code=202,
+    operation_class=operations.takes(TasksSpec, operations.IDEMPOTENCY_KEY),
+    responses={**shapes.shaped(BatchView, 202), **shapes.problems(400, 404, 409, 413, 415, 429, 503)},
+)
+async def add_tasks(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
+) -> Response[bytes]:
+    """A batch is taken whole or not at all; with `last_batch` the job is closed by it. Under an `Idempotency-Key` a
+    batch is added once, however often it is sent."""
+    job = await find_job(system.records, tenant, job_id)
+    route = f"POST /v1/jobs/{job.job_id}/tasks"
+    spec, asked = await read_keyed(request, system.settings.max_request_bytes, TasksSpec, route)
+    return accepted(await adding.add(job, spec, asked))
+
+
+@post(
+    "/jobs/{job_id:str}/close",
+    summary="Close an open job",
+    status_code=200,
+    operation_class=operations.takes(operations.Nothing, required=False),
+    responses=shapes.answers(shapes.JobShape, 400, 404, 409),
+)
+async def close_job(
+    request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
+) -> Response[bytes]:
+    """No more tasks will come. Closing it again changes nothing."""
+    job = await find_job(system.records, tenant, job_id)
+    await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
+    await adding.close(job)
+    return answer(await shown(system, await find_job(system.records, tenant, job_id)))

@@ -1,0 +1,167 @@
+"""Results: tasks in pages, one task, its body, and everything in one archive."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from litestar import Response, get
+from litestar.params import FromPath, QueryParameter
+from litestar.response import Stream
+
+from conveyor.api import schemas as shapes
+from conveyor.api.dependencies import (
+    NDJSON,
+    ApiRequest,
+    Cursor,
+    Limit,
+    SystemPart,
+    TenantPart,
+    answer,
+    asked_range,
+    attachment,
+    find_job,
+    stream,
+    wants_lines,
+)
+from conveyor.engines.tasks import TaskFilter
+from conveyor.errors import Conflict, InvalidField
+from conveyor.export.direct import export_zip
+from conveyor.lists.inputs import MAX_LABEL
+from conveyor.model import Job, Task
+from conveyor.read.body_names import body_name
+from conveyor.read.listing import listing_lines, listing_page
+from conveyor.read.results import body_link, body_ref, stream_body, stream_range, task_json, task_progress
+from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
+from conveyor.states import ENDED, TaskStatus
+from conveyor.system import System
+
+_VISIBLE = re.compile(r"[\x20-\x7e]{1,200}")
+# Signing the links of a long page takes a tenth of a second: others get their turn between.
+_SIGNED_AT_ONCE = 50
+_STATUSES = {status.label: status for status in TaskStatus}
+
+Status = Annotated[str | None, QueryParameter(description=f"One of {', '.join(_STATUSES)}.")]
+ErrorCode = Annotated[str | None, QueryParameter(max_length=200)]
+HttpStatus = Annotated[int | None, QueryParameter(ge=100, le=599)]
+Tag = Annotated[str | None, QueryParameter(max_length=MAX_LABEL, description="The tag that a task was given.")]
+OfRun = Annotated[
+    str | None,
+    QueryParameter(
+        name="run", description=f"The id or number of a run, `{LATEST}` (the default), or `{LATEST_PER_TASK}`."
+    ),
+]
+Partial = Annotated[bool, QueryParameter(description="Take what is there while the run goes on.")]
+
+
+@get("/jobs/{job_id:str}/results", summary="List results", responses=shapes.answers(shapes.ResultsPage, 400, 404))
+async def list_results(
+    request: ApiRequest,
+    job_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    status: Status = None,
+    error_code: ErrorCode = None,
+    http_status: HttpStatus = None,
+    tag: Tag = None,
+    run: OfRun = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response[Any]:
+    """Tasks of a run in order of task_id, those that match every filter; or, with `run=latest-per-task`, every task of
+    the job as it came out last, in the order of the first run. With `Accept: application/x-ndjson`, all that follow the
+    cursor as a download, a line each, in no certain order; a stream that breaks off says so in its last line."""
+    where = task_filter(status, error_code, http_status, tag)
+    job = await find_job(system.records, tenant, job_id)
+    runs = await chosen_runs(system.records, job, run)
+    if wants_lines(request):
+        lines = listing_lines(system.tasks, runs, where, cursor, partial(shown_tasks, system, job))
+        return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
+    page = await listing_page(system.tasks, runs, where, limit, cursor)
+    return answer({"items": await shown_tasks(system, job, page.items), "next_cursor": page.next_cursor})
+
+
+@get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
+async def show_task(
+    job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Response[bytes]:
+    """One task and its result, of any run of the job; how far it is, if it is under way and says so."""
+    job = await find_job(system.records, tenant, job_id)
+    run, task = await locate_task(system.records, system.tasks, job, task_id)
+    [shown] = await shown_tasks(system, job, [task])
+    progress = await task_progress(system.records, run, task)
+    return answer(shown if progress is None else {**shown, "progress": progress})
+
+
+@get(
+    "/jobs/{job_id:str}/tasks/{task_id:str}/body",
+    summary="Get a task's result body",
+    media_type="application/octet-stream",
+    responses=shapes.problems(404, 416),
+)
+async def get_body(
+    request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
+) -> Stream:
+    """The bytes as they were stored. They come from strangers, so they are never served as what they say they are:
+    always a download, of no type; the stored type is in `X-Conveyor-Content-Type`, the sha256 in `ETag`. One range may
+    be asked for by `Range`, with `If-Range`."""
+    job = await find_job(system.records, tenant, job_id)
+    _, task = await locate_task(system.records, system.tasks, job, task_id)
+    ref = body_ref(task)
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(ref.length),
+        "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+        "ETag": f'"{ref.sha256}"',
+        **attachment(body_name(task).rpartition("/")[2]),
+    }
+    if _VISIBLE.fullmatch(task.detail.content_type or ""):
+        headers["X-Conveyor-Content-Type"] = task.detail.content_type or ""
+    part = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
+    if part is None:
+        return await stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
+    start, end = part
+    headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{ref.length}"}
+    return await stream(stream_range(system.blobs, ref, start, end), "application/octet-stream", headers, 206)
+
+
+@get(
+    "/jobs/{job_id:str}/export",
+    summary="Download everything",
+    media_type="application/zip",
+    responses=shapes.problems(404, 409),
+)
+async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart, partial: Partial = False) -> Stream:
+    """A zip of every body, with `manifest.jsonl`: one line for each task."""
+    job = await find_job(system.records, tenant, job_id)
+    if job.state not in ENDED and not partial:
+        raise Conflict(
+            "The job has not ended. Wait for it, or ask with `partial=true` for what is there now.", state=job.state
+        )
+    pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data)
+    return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
+
+
+def task_filter(status: str | None, error_code: str | None, http_status: int | None, tag: str | None) -> TaskFilter:
+    """What the parameters of a listing ask for. Raises InvalidField."""
+    return TaskFilter(_status(status), error_code, http_status, tag)
+
+
+def _status(label: str | None) -> TaskStatus | None:
+    if label is None:
+        return None
+    if label not in _STATUSES:
+        raise InvalidField(f"`status` must be one of {', '.join(_STATUSES)}.", field="status")
+    return _STATUSES[label]
+
+
+async def shown_tasks(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Tasks as a client sees them, with the links to their bodies."""
+    shown = []
+    for number, task in enumerate(tasks, start=1):
+        path = f"/v1/jobs/{job.job_id}/tasks/{task.task_id}/body"
+        shown.append(task_json(task, await body_link(system.blobs, task, path)))
+        if number % _SIGNED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return shown

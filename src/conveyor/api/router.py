@@ -1,0 +1,151 @@
+"""The routes. They are the same for every system and made once; what a request is about comes with it: see parts.py."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from litestar import Litestar, Router
+from litestar.di import Provide
+from litestar.types import ControllerRouterHandler, Scope
+
+from conveyor.api import callback_routes as callbacks
+from conveyor.api import control_routes as moves
+from conveyor.api import dead_letter_routes as dead_letters
+from conveyor.api import event_routes as events
+from conveyor.api import export_routes as exports
+from conveyor.api import fleet_routes as fleet
+from conveyor.api import health_routes as health
+from conveyor.api import invalid_line_routes as invalid
+from conveyor.api import job_routes as jobs
+from conveyor.api import key_routes as keys
+from conveyor.api import metrics_route as metrics
+from conveyor.api import open_job_routes as open_jobs
+from conveyor.api import problems
+from conveyor.api import result_routes as results
+from conveyor.api import schedule_routes as schedules
+from conveyor.api import session_routes as sessions
+from conveyor.api import statistics_routes as statistics
+from conveyor.api import stream_routes as stream
+from conveyor.api import upload_routes as uploads
+from conveyor.api import webhook_routes as webhooks
+from conveyor.api.auth import admin_guard, key_guard, tenant_of
+from conveyor.api.dependencies import Parts, parts_of, refuse_unknown_parameters
+from conveyor.api.openapi_page import OPENAPI, page
+
+
+@cache
+def application() -> Litestar:
+    """Whoever calls it has put the parts of a system into the scope."""
+    return Litestar(
+        route_handlers=[*_routes(), page(_described)],
+        dependencies=_given(),
+        exception_handlers=problems.HANDLERS,
+        before_request=refuse_unknown_parameters,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+        # Bodies are counted where they are read, by the cap of the settings.
+        request_max_body_size=None,
+    )
+
+
+def _described() -> Litestar:
+    """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
+    return Litestar(route_handlers=_routes(), dependencies=_given(), openapi_config=OPENAPI, logging_config=None)
+
+
+def _given() -> dict[str, Provide]:
+    """The parts, by the names under which handlers ask for them."""
+    return {name: Provide(_part(name), sync_to_thread=False) for name in Parts.__struct_fields__}
+
+
+def _part(name: str) -> Callable[[Scope], Any]:
+    def provide(scope: Scope) -> Any:
+        return getattr(parts_of(scope), name)
+
+    return provide
+
+
+def _routes() -> list[ControllerRouterHandler]:
+    return [health.healthz, health.readyz, metrics.show_metrics, _of_tenants(), _of_administrators(), _of_links()]
+
+
+def _of_tenants() -> Router:
+    """Everything that belongs to a tenant. The guard stands here, so that no route can be without it."""
+    return Router(
+        path="/v1",
+        guards=[key_guard],
+        dependencies={"tenant": Provide(tenant_of, sync_to_thread=False)},
+        route_handlers=[
+            uploads.create_upload,
+            uploads.show_upload,
+            jobs.submit_job,
+            jobs.list_jobs,
+            jobs.show_job,
+            jobs.change_job,
+            open_jobs.add_tasks,
+            open_jobs.close_job,
+            moves.rerun_job,
+            moves.cancel_job,
+            moves.pause_job,
+            moves.resume_job,
+            moves.delete_job,
+            results.list_results,
+            results.show_task,
+            results.get_body,
+            results.export_job,
+            statistics.show_statistics,
+            statistics.search_tasks,
+            exports.create_export,
+            exports.list_exports,
+            exports.show_export,
+            exports.delete_export,
+            exports.get_manifest,
+            exports.get_part,
+            invalid.list_invalid,
+            events.list_events,
+            stream.follow_job,
+            stream.follow_jobs,
+            webhooks.create_webhook,
+            webhooks.list_webhooks,
+            webhooks.show_secret,
+            webhooks.show_webhook,
+            webhooks.change_webhook,
+            webhooks.remove_webhook,
+            webhooks.rotate_secret,
+            webhooks.list_deliveries,
+            webhooks.list_job_deliveries,
+            callbacks.list_callbacks,
+            webhooks.show_delivery,
+            webhooks.redeliver,
+            schedules.create_schedule,
+            schedules.list_schedules,
+            schedules.show_schedule,
+            schedules.change_schedule,
+            schedules.remove_schedule,
+            dead_letters.list_letters,
+            dead_letters.redrive_letters,
+            fleet.list_breakers,
+            fleet.list_lanes,
+            fleet.show_workers,
+            sessions.show_session,
+            sessions.sign_out,
+            sessions.create_link,
+        ],
+        security=[{"key": []}],
+    )
+
+
+def _of_administrators() -> Router:
+    """What concerns every tenant. No handler gets one: an administrator acts for all."""
+    return Router(
+        path="/v1/keys",
+        guards=[key_guard, admin_guard],
+        route_handlers=[keys.create_key, keys.list_keys, keys.revoke_key],
+        security=[{"key": []}],
+    )
+
+
+def _of_links() -> Router:
+    """What a signed link is the right for, or a link that signs in, without a key."""
+    return Router(path="/v1", route_handlers=[uploads.fill_upload, sessions.sign_in])

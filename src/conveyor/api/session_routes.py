@@ -1,0 +1,93 @@
+"""Sessions: how a browser that shows the dashboard is let in, and out again."""
+
+from typing import Annotated
+
+import msgspec
+from litestar import Response, delete, get, post
+from litestar.datastructures import Cookie
+
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.auth import check_site, cookie_name, session_of
+from conveyor.api.creation import read_optional, read_spec
+from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer
+from conveyor.auth.keys import authenticate
+from conveyor.clock import iso_text
+from conveyor.errors import Forbidden, InvalidField
+
+_MOST_BYTES = 4096
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of them: what stood in a link, or a key."""
+
+    link: _Text | None = None
+    key: _Text | None = None
+
+
+@post(
+    "/sign-in",
+    summary="Sign in",
+    status_code=204,
+    operation_class=operations.takes(SignIn),
+    responses=shapes.problems(400, 403, 413, 415),
+)
+async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPart) -> Response[None]:
+    """Start a session, for the dashboard in a browser: its cookie then stands for the key. A link is good for one
+    session. Only from a page of this server, with the header `X-Conveyor-Dashboard`."""
+    check_site(request)
+    spec = await read_spec(request, _MOST_BYTES, SignIn)
+    if (spec.link is None) == (spec.key is None):
+        raise InvalidField("Give one of `link` and `key`.", field="link")
+    if spec.link is not None:
+        token = await sessions.redeem(spec.link)
+    else:
+        token = await sessions.begin((await authenticate(system.records, system.clock, spec.key or "")).key_id)
+    return Response(None, status_code=204, cookies=[_cookie(request, token.text, system.settings.session_seconds)])
+
+
+@get("/session", summary="Show who is signed in", responses=shapes.answers(shapes.SessionShape))
+async def show_session(request: ApiRequest, tenant: TenantPart) -> Response[bytes]:
+    """The tenant, and the key that the session or the request stands for."""
+    return answer({"tenant": tenant, "key_id": request.auth.key_id, "key_name": request.auth.name})
+
+
+@delete("/session", summary="Sign out", responses=shapes.problems(403))
+async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None]:
+    """End the session of this browser."""
+    token = session_of(request)
+    if token is not None:
+        await sessions.end(token)
+    return Response(None, status_code=204, cookies=[_cookie(request, "", 0)])
+
+
+@post(
+    "/sign-in/links",
+    summary="Make a link that signs in",
+    operation_class=operations.takes(operations.Nothing, required=False),
+    responses={**shapes.shaped(shapes.LinkShape, 201), **shapes.problems(400, 403)},
+)
+async def create_link(request: ApiRequest, sessions: SessionsPart) -> Response[bytes]:
+    """A path of this server that opens the dashboard, once, as the key that asks. A session makes none: it would
+    outlive itself."""
+    if "session" in request.scope["state"]:
+        raise Forbidden("A session makes no links: ask with a key.")
+    await read_optional(request, _MOST_BYTES, operations.Nothing)
+    token = await sessions.link(request.auth.key_id)
+    return answer({"path": token.path, "expires_at": iso_text(token.expires_at)}, 201)
+
+
+def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:
+    """Out of reach of scripts and of other sites. The page says itself whether it came by TLS: whatever stands in
+    between, it is the browser that keeps the cookie."""
+    return Cookie(
+        key=cookie_name(request),
+        value=token,
+        path="/",
+        max_age=int(seconds),
+        httponly=True,
+        samesite="strict",
+        secure=request.headers.get("origin", "").startswith("https:"),
+    )

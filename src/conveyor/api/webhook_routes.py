@@ -1,0 +1,168 @@
+"""Webhooks: endpoints of a tenant, what they were sent, and sending it again."""
+
+from litestar import Response, delete, get, patch, post
+from litestar.params import FromPath
+
+from conveyor.api import operations
+from conveyor.api import schemas as shapes
+from conveyor.api.creation import accepted, read_keyed, read_optional, read_spec
+from conveyor.api.dependencies import (
+    ApiRequest,
+    Cursor,
+    DeliveriesPart,
+    Limit,
+    SystemPart,
+    TenantPart,
+    WebhooksPart,
+    answer,
+    find_job,
+)
+from conveyor.engines.records import Row
+from conveyor.model import Page
+from conveyor.notify.deliveries import delivery_json, payload_json
+from conveyor.notify.signatures import tenant_secret
+from conveyor.notify.webhooks import WebhookChange, WebhookSpec, webhook_json
+
+ROUTE = "POST /v1/webhooks"
+
+
+@post(
+    "/webhooks",
+    summary="Make an endpoint",
+    operation_class=operations.takes(WebhookSpec, operations.IDEMPOTENCY_KEY),
+    responses={**shapes.shaped(shapes.NewWebhookShape, 201), **shapes.problems(400, 409, 413, 415)},
+)
+async def create_webhook(
+    request: ApiRequest, system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
+) -> Response[bytes]:
+    """Events of all jobs are sent to it, or those that `events` names. Its secret is in this answer and in no other:
+    what it is sent is signed with it, after the Standard Webhooks specification."""
+    spec, asked = await read_keyed(request, system.settings.max_request_bytes, WebhookSpec, ROUTE)
+    given = await webhooks.create(tenant, spec, asked)
+    return accepted(given, f"/v1/webhooks/{given.subject}")
+
+
+@get("/webhooks", summary="List endpoints", responses=shapes.answers(shapes.WebhooksPage, 400))
+async def list_webhooks(
+    tenant: TenantPart, webhooks: WebhooksPart, limit: Limit = 100, cursor: Cursor = None
+) -> Response[bytes]:
+    """Oldest first, without their secrets."""
+    page = await webhooks.page(tenant, cursor, limit)
+    return answer({"items": [webhook_json(row) for row in page.items], "next_cursor": page.next_cursor})
+
+
+@get("/webhooks/secret", summary="The secret for URLs of jobs", responses=shapes.answers(shapes.SecretShape))
+async def show_secret(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """What is sent to a URL that a job names in `notify` is signed with this one, whatever the job."""
+    return answer({"secret": tenant_secret(system.signing_key, tenant)})
+
+
+@get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=shapes.answers(shapes.WebhookShape, 404))
+async def show_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> Response[bytes]:
+    """Without its secret."""
+    return answer(webhook_json(await webhooks.find(tenant, webhook_id)))
+
+
+@patch(
+    "/webhooks/{webhook_id:str}",
+    summary="Change an endpoint",
+    operation_class=operations.takes(WebhookChange),
+    responses=shapes.answers(shapes.WebhookShape, 400, 404, 409, 413, 415),
+)
+async def change_webhook(
+    request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
+) -> Response[bytes]:
+    """What is left out stays as it is. `disabled: false` enables one again that had answered 410."""
+    await webhooks.find(tenant, webhook_id)
+    change = await read_spec(request, system.settings.max_request_bytes, WebhookChange)
+    return answer(webhook_json(await webhooks.change(tenant, webhook_id, change)))
+
+
+@delete("/webhooks/{webhook_id:str}", summary="Remove an endpoint", responses=shapes.problems(404, 409))
+async def remove_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> None:
+    """What is on its way to it is dropped."""
+    await webhooks.remove(tenant, webhook_id)
+
+
+@post(
+    "/webhooks/{webhook_id:str}/rotate",
+    summary="Give an endpoint a new secret",
+    status_code=200,
+    operation_class=operations.takes(operations.Nothing, required=False),
+    responses=shapes.answers(shapes.NewWebhookShape, 400, 404, 409),
+)
+async def rotate_secret(
+    request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
+) -> Response[bytes]:
+    """For a day, what is sent is signed with both, so that the receiver can change over when it likes."""
+    await webhooks.find(tenant, webhook_id)
+    await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
+    row, secret = await webhooks.rotate(tenant, webhook_id)
+    return answer({**webhook_json(row), "secret": secret})
+
+
+@get(
+    "/webhooks/{webhook_id:str}/deliveries",
+    summary="List what an endpoint was sent",
+    responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
+)
+async def list_deliveries(
+    webhook_id: FromPath[str],
+    tenant: TenantPart,
+    webhooks: WebhooksPart,
+    deliveries: DeliveriesPart,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response[bytes]:
+    """Oldest event first, each with its last tries."""
+    await webhooks.find(tenant, webhook_id)
+    return _listed(await deliveries.of_endpoint(tenant, webhook_id, cursor, limit))
+
+
+@get(
+    "/jobs/{job_id:str}/deliveries",
+    summary="List what was sent of a job",
+    responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
+)
+async def list_job_deliveries(
+    job_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    deliveries: DeliveriesPart,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response[bytes]:
+    """To endpoints, and to those that the job named itself."""
+    job = await find_job(system.records, tenant, job_id)
+    return _listed(await deliveries.of_job(tenant, job.job_id, cursor, limit))
+
+
+@get(
+    "/webhooks/deliveries/{delivery_id:str}",
+    summary="Show a delivery",
+    responses=shapes.answers(shapes.DeliveryDetailShape, 404),
+)
+async def show_delivery(delivery_id: FromPath[str], tenant: TenantPart, deliveries: DeliveriesPart) -> Response[bytes]:
+    """Its last tries, and what is sent."""
+    row = await deliveries.find(tenant, delivery_id)
+    return answer({**delivery_json(row), "payload": payload_json(row)})
+
+
+@post(
+    "/webhooks/deliveries/{delivery_id:str}/redeliver",
+    summary="Send it again",
+    status_code=202,
+    operation_class=operations.takes(operations.Nothing, required=False),
+    responses={**shapes.shaped(shapes.DeliveryShape, 202), **shapes.problems(400, 404, 409)},
+)
+async def redeliver(
+    request: ApiRequest, delivery_id: FromPath[str], system: SystemPart, tenant: TenantPart, deliveries: DeliveriesPart
+) -> Response[bytes]:
+    """Now, and as often as the first time if it fails, under the same `webhook-id`."""
+    await deliveries.find(tenant, delivery_id)
+    await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
+    return answer(delivery_json(await deliveries.redeliver(tenant, delivery_id)), 202)
+
+
+def _listed(page: Page[Row]) -> Response[bytes]:
+    return answer({"items": [delivery_json(row) for row in page.items], "next_cursor": page.next_cursor})

@@ -1,0 +1,1 @@
+"""Auth: API keys, the signing key, sealed secrets and dashboard sessions."""

@@ -1,0 +1,70 @@
+"""What a bar shows at a moment: the stage, how far of what, and words beside it."""
+
+from dataclasses import dataclass
+
+from conveyor.cli import formatting as text
+from conveyor.cli.snapshot import Ingest, Snapshot
+from conveyor.states import RunState
+
+
+@dataclass(frozen=True)
+class View:
+    """One line of progress."""
+
+    stage: str
+    completed: int
+    # None while it is not known.
+    total: int | None
+    done: str
+    problems: str = ""
+    rate: str = ""
+    tail: str = ""
+    # Nothing will change any more.
+    last: bool = False
+
+    def line(self) -> str:
+        """In words."""
+        share = f"{self.completed / self.total:.0%}" if self.stage and self.total else ""
+        parts = [self.stage, share, self.done, self.problems, "" if self.last else self.rate, self.tail]
+        return ", ".join(part for part in parts if part)
+
+
+def of_job(now: Snapshot) -> View:
+    """A job: of its list, as long as that is ingested, and then of its tasks."""
+    if now.state is RunState.INGESTING and now.ingest is not None:
+        return _of_ingest(now, now.ingest)
+    done = f"{text.count(now.done)} of {text.count(now.total)} done"
+    return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended)
+
+
+def of_bytes(stage: str, done: int, total: int | None) -> View:
+    """Bytes on their way."""
+    words = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
+    return View(stage, done, total, words)
+
+
+def _of_ingest(now: Snapshot, ingest: Ingest) -> View:
+    done = f"{text.count(ingest.tasks)} tasks, {text.count(now.done)} done"
+    if ingest.bytes_total is None and ingest.bytes_read:
+        done = f"{text.size(ingest.bytes_read)}, {done}"
+    return View("ingesting", ingest.bytes_read, ingest.bytes_total, done, _problems(now), _rate(now), now.note or "")
+
+
+def _problems(now: Snapshot) -> str:
+    invalid = f"{text.count(now.invalid)} invalid" if now.invalid else ""
+    failed = f"{text.count(now.failed)} failed" if now.failed else ""
+    return ", ".join(part for part in (failed, invalid) if part)
+
+
+def _rate(now: Snapshot) -> str:
+    return "" if now.rate is None else text.rate(now.rate)
+
+
+def _tail(now: Snapshot) -> str:
+    if now.note:
+        return now.note
+    if now.ended:
+        return now.state.value
+    if now.reason:
+        return now.reason
+    return f"eta {text.duration(now.eta)}" if now.eta is not None else ""

@@ -1,0 +1,135 @@
+"""`conveyor keys create | list | revoke`: on the data directory, or through the server that owns it."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from conveyor.cli.output import print_json, print_json_array, print_lines
+from conveyor.cli.shared_options import AsJson, Data
+from conveyor.errors import DataDirectoryInUse, NotFound
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.client import Client
+    from conveyor.model import ApiKey
+    from conveyor.system import System
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    help="Make, list and revoke API keys. Works on the data directory itself, or through the server that owns it.",
+    no_args_is_help=True,
+)
+
+_COLUMNS = [("key", 26), ("tenant", 16), ("created", 20), ("revoked", 20), ("name", 0)]
+
+
+@app.command()
+def create(
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose key: jobs belong to a tenant.")],
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What it is for.")] = None,
+    as_json: AsJson = False,
+    data: Data = None,
+) -> None:
+    """Make a key and print it, alone, on standard output. It is not shown again."""
+    made = _reach(data, lambda system: _create(system, tenant, name), lambda client: client.create_key(tenant, name))
+    if as_json:
+        print_json(made)
+    else:
+        print(made["key"])
+
+
+@app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
+    as_json: AsJson = False,
+    data: Data = None,
+) -> None:
+    """List keys, without their secrets."""
+    found = _reach(data, lambda system: _list(system, tenant), lambda client: list(client.keys(tenant)))
+    if as_json:
+        print_json_array(found)
+    else:
+        print_lines(_COLUMNS, map(_row, found), "There are no keys.")
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As `keys list` shows it.", show_default=False)],
+    data: Data = None,
+) -> None:
+    """End a key. Requests that carry it are refused from now on."""
+    _reach(data, lambda system: _revoke(system, key_id), lambda client: client.revoke_key(key_id))
+    print(f"Revoked {key_id}.")
+
+
+def _reach(data: Any, here: Callable[["System"], Awaitable[T]], through: Callable[["Client"], T]) -> T:
+    """Do it `here` on the data directory; if a server owns that, `through` its API."""
+    from conveyor.cli.loop import run_async
+    from conveyor.system import open_system
+    from conveyor.telemetry.logs import configure_log
+
+    settings = Settings.load(data=data)
+    configure_log(settings.log_level, quiet=True, form=settings.log_format)
+
+    async def directly() -> T:
+        async with open_system(settings) as system:
+            return await here(system)
+
+    try:
+        return run_async(directly())
+    except DataDirectoryInUse:
+        with _owner(settings) as client:
+            return through(client)
+
+
+def _owner(settings: Settings) -> "Client":
+    """The server that owns the data directory, as its local user."""
+    from conveyor.cli.connection import local_key_file, local_url_file, read_line
+    from conveyor.client import Client
+
+    key = read_line(local_key_file(settings.data))
+    if key is None:
+        raise DataDirectoryInUse
+    return Client(read_line(local_url_file(settings.data)) or settings.url, key)
+
+
+async def _create(system: "System", tenant: str, name: str | None) -> dict[str, Any]:
+    from conveyor.auth.keys import make_key
+
+    text, key = make_key(system.clock, tenant, name)
+    await system.records.create_key(key)
+    return {"key": text, "key_id": key.key_id}
+
+
+async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
+    from conveyor.model import TenantId
+
+    return [_shown(key) for key in await system.records.keys(TenantId(tenant) if tenant else None)]
+
+
+async def _revoke(system: "System", key_id: str) -> None:
+    if not await system.records.revoke_key(key_id, system.clock.now()):
+        raise NotFound(f"There is no key {key_id}.")
+
+
+def _shown(key: "ApiKey") -> dict[str, Any]:
+    from conveyor.read.results import iso_time
+
+    return {
+        "key_id": key.key_id,
+        "tenant": key.tenant,
+        "name": key.name,
+        "admin": key.admin,
+        "created_at": iso_time(key.created_at),
+        "expires_at": iso_time(key.expires_at),
+        "revoked_at": iso_time(key.revoked_at),
+    }
+
+
+def _row(key: dict[str, Any]) -> list[object]:
+    from conveyor.cli import formatting as text
+
+    moments = text.moment(key["created_at"]), text.moment(key["revoked_at"])
+    return [key["key_id"], key["tenant"], *moments, key["name"]]

@@ -1,0 +1,99 @@
+"""`conveyor submit`: a list to a server. It is uploaded, whatever its size, and a job is made of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conveyor.cli.shared_options import (
+    AsJson,
+    Attempts,
+    Concurrency,
+    Data,
+    Download,
+    ExportSpec,
+    Gateway,
+    Handler,
+    Headers,
+    Lists,
+    Name,
+    Rate,
+    Server,
+    Timeout,
+    WhenInvalid,
+    job_spec,
+)
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.client import Client, Job
+
+
+def submit(
+    lists: Lists,
+    name: Name = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Watch the job until it ends; exit codes as for `watch`.")
+    ] = False,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    attempts: Attempts = None,
+    timeout: Timeout = None,
+    header: Headers = None,
+    gateway: Gateway = None,
+    handler: Handler = None,
+    download: Download = False,
+    export: ExportSpec = None,
+    on_invalid: WhenInvalid = None,
+    as_json: AsJson = False,
+    url: Server = None,
+    data: Data = None,
+) -> None:
+    """Submit a list of tasks, of any size, to the server and print the job's id."""
+    from conveyor.cli.connection import connect
+    from conveyor.cli.output import print_json
+    from conveyor.cli.run_directory import check_lists
+    from conveyor.cli.watch_command import watch_job
+
+    check_lists(lists)
+    settings = Settings.load(url=url, data=data)
+    spec = job_spec(
+        concurrency=concurrency,
+        handler=handler,
+        download=download,
+        export=export,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        name=name,
+        on_invalid=on_invalid,
+    )
+    with connect(settings) as client:
+        job = _send(client, lists, spec, settings.max_list_bytes)
+        if wait:
+            raise typer.Exit(watch_job(job, as_json, Path(lists[0]).name))
+    if as_json:
+        print_json(job.data)
+    else:
+        print(job.id)
+
+
+def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], most: int) -> "Job":
+    """The job. However often its requests are tried, there is one upload and one job."""
+    from conveyor.cli.bar import progress_bar
+    from conveyor.cli.bar_view import of_bytes
+    from conveyor.cli.staging import form_of, one_file
+
+    with (
+        progress_bar(spec.get("name") or Path(lists[0]).name) as show,
+        one_file(lists, most, lambda size: show(of_bytes("reading", size, None))) as path,
+    ):
+        return client.submit(
+            path,
+            format=form_of(lists),
+            progress=lambda sent, total: show(of_bytes("uploading", sent, total)),
+            **spec,
+        )

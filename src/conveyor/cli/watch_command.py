@@ -1,0 +1,50 @@
+"""`conveyor watch`: a job of a server, live, until it ends."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from conveyor.cli import EXIT_INTERRUPTED
+from conveyor.cli.shared_options import AsJson, Data, JobArgument, Server
+from conveyor.settings import Settings
+
+if TYPE_CHECKING:
+    from conveyor.client import Job
+
+
+def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
+    """Show a job's progress until it ends. Exits 0 when all tasks succeeded, 3 when some did not, 2 when its list
+    could not be read."""
+    from conveyor.cli.connection import connect
+
+    with connect(Settings.load(url=url, data=data)) as client:
+        raise typer.Exit(watch_job(client.job(job), as_json))
+
+
+def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
+    """The exit code that the job's end asks for. `title` is for a job without a name."""
+    from conveyor.cli.bar import progress_bar
+    from conveyor.cli.bar_view import of_job
+    from conveyor.cli.guard import complain
+    from conveyor.cli.output import number_of_lines, print_json
+    from conveyor.cli.snapshot import Snapshot
+    from conveyor.telemetry.redact import printable
+
+    try:
+        with progress_bar(job.name or title or job.id) as show:
+            job.wait(progress=lambda seen: show(of_job(Snapshot.of(seen.data))))
+    except KeyboardInterrupt:
+        complain(f"Stopped watching; the job goes on. `conveyor watch {job.id}` shows it again.")
+        return EXIT_INTERRUPTED
+    now = Snapshot.of(job.data)
+    if as_json:
+        print_json(job.data)
+    else:
+        print(f"{job.id}: {of_job(now).line()}")
+        if now.reason:
+            print(f"  {printable(now.reason)}")
+        for code, number in now.errors:
+            print(f"  {number:>9,}  {code}")
+        if now.invalid:
+            print(f"  {number_of_lines(now.invalid)} no task; `conveyor invalid {job.id}` lists them.")
+    return now.exit_code

@@ -1,0 +1,122 @@
+"""Session: everything that a server can be asked, a coroutine each. What takes several requests is in `submission`,
+`following` and `exports`."""
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from conveyor.client.io import Io
+from conveyor.client.resources import Event, InvalidLine, Result
+from conveyor.client.transport import Json, Query, Transport, decoded, path_of
+
+# Rows that one request asks for.
+_PAGE = 1000
+# That one redrive takes.
+_MOST_IDS = 1000
+
+
+def new_key() -> str:
+    """An Idempotency-Key that nobody else has."""
+    return f"sdk_{secrets.token_hex(16)}"
+
+
+class Session:
+    """A server under `url`, seen by the tenant of `key`."""
+
+    def __init__(self, io: Io, url: str, key: str | None, patience: float) -> None:
+        self.io = io
+        self.transport = Transport(io, url, key, patience)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: object = None,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Any route, for what has no method here: the JSON that it answers, None for an answer without a body."""
+        answer = await self.transport.send(method, path, query, body, idempotency_key)
+        return decoded(answer, object) if answer else None
+
+    def pages(self, path: str, query: Query | None = None) -> AsyncGenerator[Json, None]:
+        """Any listing, all items of it."""
+        return self.transport.listing(path, {"limit": 100, **(query or {})}, dict)
+
+    async def create_job(self, spec: Mapping[str, Any], idempotency_key: str) -> Json:
+        return await self.transport.json("POST", "/v1/jobs", body=spec, idempotency_key=idempotency_key)
+
+    async def job(self, job_id: str, verify: bool = False) -> Json:
+        query = {"verify": "true"} if verify else None
+        return await self.transport.json("GET", path_of("jobs", job_id), query=query)
+
+    def jobs(self) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/jobs", {"limit": 100}, dict)
+
+    def results(self, job_id: str, where: Mapping[str, Any], page: int = _PAGE) -> AsyncGenerator[Result, None]:
+        given = {name: value for name, value in where.items() if value is not None}
+        return self.transport.listing(path_of("jobs", job_id, "results"), {"limit": page, **given}, Result)
+
+    def events(self, job_id: str, task_id: str | None = None) -> AsyncGenerator[Event, None]:
+        query: dict[str, str | int] = {"limit": _PAGE, **({} if task_id is None else {"task": task_id})}
+        return self.transport.listing(path_of("jobs", job_id, "events"), query, Event)
+
+    def invalid(self, job_id: str) -> AsyncGenerator[InvalidLine, None]:
+        return self.transport.listing(path_of("jobs", job_id, "invalid"), {"limit": _PAGE}, InvalidLine)
+
+    async def task(self, job_id: str, task_id: str) -> Result:
+        return decoded(await self.transport.send("GET", path_of("jobs", job_id, "tasks", task_id)), Result)
+
+    async def move(self, job_id: str, how: str) -> Json:
+        """cancel, pause, resume or close: asking for what is so already changes nothing."""
+        return await self.transport.json("POST", path_of("jobs", job_id, how), safe=True)
+
+    async def change(self, job_id: str, options: Mapping[str, Any]) -> Json:
+        return await self.transport.json("PATCH", path_of("jobs", job_id), body=options)
+
+    async def rerun(
+        self, job_id: str, select: str | Mapping[str, Any], options: Mapping[str, Any], idempotency_key: str | None
+    ) -> Json:
+        body = {"select": select, "options": options}
+        key = idempotency_key or new_key()
+        return await self.transport.json("POST", path_of("jobs", job_id, "rerun"), body=body, idempotency_key=key)
+
+    async def add(self, job_id: str, body: Mapping[str, Any], idempotency_key: str) -> Json:
+        path = path_of("jobs", job_id, "tasks")
+        return await self.transport.json("POST", path, body=body, idempotency_key=idempotency_key)
+
+    async def delete(self, *path: str) -> None:
+        await self.transport.send("DELETE", path_of(*path))
+
+    async def create_export(self, job_id: str, spec: Mapping[str, Any], idempotency_key: str | None) -> Json:
+        path, key = path_of("jobs", job_id, "exports"), idempotency_key or new_key()
+        return await self.transport.json("POST", path, body=spec, idempotency_key=key)
+
+    async def export(self, export_id: str) -> Json:
+        return await self.transport.json("GET", path_of("exports", export_id))
+
+    async def manifest(self, export_id: str) -> Json:
+        return await self.transport.json("GET", path_of("exports", export_id, "manifest"))
+
+    def exports(self, job_id: str) -> AsyncGenerator[Json, None]:
+        return self.transport.listing(path_of("jobs", job_id, "exports"), {"limit": 50}, dict)
+
+    def dead_letters(self) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/dead-letters", {"limit": _PAGE}, dict)
+
+    async def redrive(self, ids: Sequence[str]) -> Json:
+        counts = {"redriven": 0, "skipped": 0}
+        for start in range(0, len(ids), _MOST_IDS):
+            body = {"ids": ids[start : start + _MOST_IDS]}
+            part = await self.transport.json("POST", "/v1/dead-letters/redrive", body=body)
+            counts = {name: number + part[name] for name, number in counts.items()}
+        return counts
+
+    async def health(self) -> Json:
+        return await self.transport.json("GET", "/healthz")
+
+    async def create_key(self, tenant: str, name: str | None) -> Json:
+        return await self.transport.json("POST", "/v1/keys", body={"tenant": tenant, "name": name})
+
+    def keys(self, tenant: str | None) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/keys", {"tenant": tenant} if tenant else None, dict)

@@ -1,0 +1,148 @@
+"""A job as it was last seen: its facts, in words, and as a card for a notebook."""
+
+from typing import Any
+
+from conveyor.client import wording as text
+from conveyor.client.transport import Json
+from conveyor.states import ENDED, RunState
+
+_COLOURS = {"completed": "#2e7d32", "failed": "#c62828", "cancelled": "#6d6d6d", "paused": "#b26a00"}
+_RUNNING = "#1565c0"
+_BAR = "height:6px;border-radius:3px;overflow:hidden;background:rgba(128,128,128,.25);margin:6px 0;display:flex"
+
+
+class JobView:
+    """What is known of a job. `data` is all of it, as the API shows it."""
+
+    def __init__(self, data: Json) -> None:
+        self.data = data
+
+    @property
+    def id(self) -> str:
+        return str(self.data["id"])
+
+    @property
+    def name(self) -> str | None:
+        return self.data.get("name")
+
+    @property
+    def kind(self) -> str:
+        return str(self.data["kind"])
+
+    @property
+    def state(self) -> str:
+        """ingesting, running, paused, completed, failed or cancelled."""
+        return str(self.data["state"])
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in that state, where that is not plain."""
+        return self.data.get("reason")
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it will run any more, unless it is run again."""
+        return self.state in ENDED
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is complete and every task succeeded."""
+        return self.state == RunState.COMPLETED and self.succeeded == self.total
+
+    @property
+    def total(self) -> int:
+        """Tasks of its latest run; while its list is ingested, of as much of it as was."""
+        return int(self.data["run"]["total"])
+
+    @property
+    def succeeded(self) -> int:
+        return self._count("succeeded")
+
+    @property
+    def failed(self) -> int:
+        return self._count("failed")
+
+    @property
+    def cancelled(self) -> int:
+        return self._count("cancelled")
+
+    @property
+    def done(self) -> int:
+        """Tasks that have ended, however."""
+        return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def invalid(self) -> int:
+        """Lines of its list that were no task."""
+        return int(self.data.get("invalid_lines") or 0)
+
+    @property
+    def rate(self) -> float | None:
+        """Tasks a second."""
+        return self.data.get("rate")
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until it ends, as it looks now."""
+        return self.data.get("eta")
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """The most frequent errors of its tasks, and how often they were."""
+        return {each["code"]: each["count"] for each in self.data.get("top_errors") or ()}
+
+    def summary(self) -> str:
+        """One line."""
+        parts = [self.state, self._progress()]
+        parts += [f"{text.count(number)} {word}" for word, number in self._problems()]
+        if not self.ended:
+            parts += [text.rate(self.rate)] if self.rate else []
+            parts += [f"eta {text.duration(self.eta)}"] if self.eta is not None else []
+            waiting = self.data.get("waiting")
+            parts += [f"waits: {waiting['detail']}"] if waiting and waiting["code"] != self.state else []
+        parts += [self.reason] if self.reason else []
+        return text.printable(", ".join(part for part in parts if part))
+
+    def __repr__(self) -> str:
+        name = f" {text.printable(self.name)!r}" if self.name else ""
+        return f"<{type(self).__name__} {self.id}{name}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: no script, no address, every word escaped."""
+        colour = _COLOURS.get(self.state, _RUNNING)
+        title = text.escaped(self.name or self.id)
+        rows = [(text.escaped(code), text.count(number)) for code, number in self.errors.items()]
+        table = "".join(f"<div><code>{code}</code> {number}</div>" for code, number in rows)
+        return (
+            '<div style="border:1px solid rgba(128,128,128,.35);border-radius:6px;padding:10px 14px;max-width:560px;'
+            'font-family:system-ui,sans-serif;font-size:13px">'
+            f'<div><b>{title}</b> <span style="color:#fff;background:{colour};border-radius:9px;padding:1px 8px;'
+            f'font-size:11px">{text.escaped(self.state)}</span></div>'
+            f'<div style="opacity:.65;font-size:11px">{text.escaped(self.id)}</div>'
+            f"{self._bar(colour)}<div>{text.escaped(self.summary())}</div>"
+            f'<div style="opacity:.8;margin-top:4px;font-size:12px">{table}</div></div>'
+        )
+
+    def _bar(self, colour: str) -> str:
+        good, bad = self._share(self.succeeded), self._share(self.failed + self.cancelled)
+        return (
+            f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{good + bad:.0f}" '
+            f'style="{_BAR}"><div style="width:{good:.2f}%;background:{colour}"></div>'
+            f'<div style="width:{bad:.2f}%;background:#c62828"></div></div>'
+        )
+
+    def _share(self, number: int) -> float:
+        return min(100.0, 100.0 * number / self.total) if self.total else 0.0
+
+    def _progress(self) -> str:
+        ingest: Any = self.data.get("ingest")
+        if self.state == RunState.INGESTING and ingest:
+            return f"{text.count(ingest['tasks'])} tasks read, {text.count(self.done)} done"
+        return f"{text.count(self.done)} of {text.count(self.total)} done"
+
+    def _problems(self) -> list[tuple[str, int]]:
+        found = [("failed", self.failed), ("cancelled", self.cancelled), ("invalid lines", self.invalid)]
+        return [(word, number) for word, number in found if number]
+
+    def _count(self, status: str) -> int:
+        return int(self.data["run"]["counts"].get(status, 0))

@@ -1,0 +1,174 @@
+"""HTTP clients, built once and kept. A route asks for one by how it connects: freely, to a pinned address, or
+through a proxy.
+
+A client is thrown away by dropping it: requests under way finish, then its connections close.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import NamedTuple
+
+from pyreqwest.client import Client, ClientBuilder
+from pyreqwest.proxy import ProxyBuilder
+
+from conveyor.clock import Clock
+from conveyor.egress.failures import Failure
+from conveyor.egress.lru import Kept
+
+# The connect timeout belongs to the client, so it is rounded up to one of these: tasks can not make a client each.
+CONNECT_STEPS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+# A list of a million hosts would otherwise hold a socket to each of them for the default of 90 seconds.
+IDLE_SECONDS = 15.0
+MAX_PINS = 512
+MAX_PROXIED = 64
+# Building takes 5 ms, whether for one pin or for a hundred: pins that come in meanwhile share the next client.
+BUILD_PAUSE = 0.02
+# A streaming client has no timeout as a whole; whoever reads gives up sooner, and a request that nobody waits for any
+# more ends by this.
+STREAM_SILENCE = 300.0
+
+
+def connect_step(seconds: float) -> float:
+    """The connect timeout that a client has for this wish."""
+    return CONNECT_STEPS[min(bisect_left(CONNECT_STEPS, seconds), len(CONNECT_STEPS) - 1)]
+
+
+class Pin(NamedTuple):
+    """A name, and the only address that it may lead to."""
+
+    host: str
+    address: str
+    connect: float
+
+
+class Proxy(NamedTuple):
+    """A proxy as it is set on a client. `address` pins its host."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    host: str
+    address: str | None
+    connect: float
+
+
+class Clients:
+    """All clients of one executor. `root_certificate` is a PEM to trust beside the public authorities. With `streaming`
+    a body comes as it was sent: nothing is decoded, and it may take as long as it likes."""
+
+    def __init__(
+        self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
+    ) -> None:
+        self._streaming = streaming
+        self._clock = clock
+        self._user_agent = user_agent
+        self._root_certificate = root_certificate
+        self._shared: dict[float, Client] = {}
+        self._proxied: Kept[Proxy, Client] = Kept(MAX_PROXIED)
+        self._pinned: Kept[Pin, Client] = Kept(MAX_PINS)
+        self._wanted: dict[Pin, asyncio.Future[Client]] = {}
+        self._builder: asyncio.Task[None] | None = None
+
+    def shared(self, connect: float) -> Client:
+        """The client that connects wherever the URL says."""
+        client = self._shared.get(connect)
+        if client is None:
+            client = self._shared[connect] = self._base(connect).build()
+        return client
+
+    def proxied(self, proxy: Proxy) -> Client:
+        """A client that sends everything to a proxy."""
+        return self._proxied.get(proxy) or self._proxied.put(proxy, self._build_proxied(proxy))
+
+    def known_pinned(self, pin: Pin) -> Client | None:
+        """The client for a pin, if there is one already."""
+        return self._pinned.get(pin)
+
+    async def pinned(self, pin: Pin) -> Client:
+        """A client to which the name has only this address. TLS still checks the certificate against the name."""
+        client = self._pinned.get(pin)
+        if client is not None:
+            return client
+        wanted = self._wanted.get(pin)
+        if wanted is None:
+            wanted = self._wanted[pin] = asyncio.get_running_loop().create_future()
+        if self._builder is None:
+            self._builder = asyncio.create_task(self._build_wanted())
+        return await asyncio.shield(wanted)
+
+    async def close(self) -> None:
+        if self._builder is not None:
+            self._builder.cancel()
+            await asyncio.gather(self._builder, return_exceptions=True)
+        self._give_up(Failure("read_failed", "the worker is stopping"))
+        clients = [*self._shared.values(), *self._proxied.values(), *self._pinned.values()]
+        for client in {id(client): client for client in clients}.values():
+            await client.close()
+
+    async def _build_wanted(self) -> None:
+        try:
+            while self._wanted:
+                batch = self._next_batch()
+                client = await asyncio.to_thread(self._build_pinned, batch)
+                for pin in batch:
+                    self._pinned.put(pin, client)
+                    _settle(self._wanted.pop(pin), client)
+                if self._wanted:
+                    await self._clock.sleep(BUILD_PAUSE)
+        except Exception as error:
+            self._give_up(error)
+        finally:
+            self._builder = None
+
+    def _give_up(self, why: Exception) -> None:
+        for wanted in self._wanted.values():
+            _settle(wanted, why)
+        self._wanted.clear()
+
+    def _next_batch(self) -> list[Pin]:
+        """As many as fit into one client: all with one connect timeout, and one address for each name."""
+        first = next(iter(self._wanted))
+        by_host: dict[str, Pin] = {}
+        for pin in self._wanted:
+            if pin.connect == first.connect:
+                by_host.setdefault(pin.host, pin)
+        return list(by_host.values())
+
+    def _build_pinned(self, pins: Iterable[Pin]) -> Client:
+        builder: ClientBuilder | None = None
+        for pin in pins:
+            # Port 0 stands for the port of the URL.
+            builder = (builder or self._base(pin.connect)).resolve(pin.host, pin.address, 0)
+        assert builder is not None
+        return builder.build()
+
+    def _build_proxied(self, proxy: Proxy) -> Client:
+        builder = self._base(proxy.connect).proxy(ProxyBuilder.all(proxy.url).headers(proxy.headers))
+        return builder.build() if proxy.address is None else builder.resolve(proxy.host, proxy.address, 0).build()
+
+    def _base(self, connect: float) -> ClientBuilder:
+        builder = (
+            ClientBuilder()
+            .no_proxy()
+            .follow_redirects(False)
+            .referer(False)
+            .user_agent(self._user_agent)
+            .connect_timeout(timedelta(seconds=connect))
+            .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
+        )
+        if self._streaming:
+            builder = builder.gzip(False).brotli(False).zstd(False).deflate(False)
+            builder = builder.read_timeout(timedelta(seconds=STREAM_SILENCE))
+        return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
+
+
+def _settle(wanted: asyncio.Future[Client], with_: Client | Exception) -> None:
+    if wanted.done():
+        return
+    if isinstance(with_, Exception):
+        wanted.set_exception(with_)
+        # Looked at, so that nobody is told of it again if all who waited were cancelled.
+        wanted.exception()
+    else:
+        wanted.set_result(with_)

@@ -1,0 +1,149 @@
+"""Rows on DynamoDB: small documents of many kinds."""
+
+from collections.abc import Sequence
+
+import msgspec
+from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
+from aiodynamo.operations import Operation
+
+from conveyor.clock import Clock
+from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
+from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_of, upload_row_key
+from conveyor.engines.dynamodb.outbox import notice_writes
+from conveyor.engines.dynamodb.schema import DUE, LISTED
+from conveyor.engines.dynamodb.spread import spread
+from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Found, Item, Key, Plan, Table
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import JobId, Notice, Page, TenantId
+
+# Longer than any id; a client's cursor may be anything.
+_LONGEST_CURSOR = 200
+
+
+class DynamoRows:
+    """RowRecords. Expired rows are left to TTL: nobody reads them."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def create_rows(
+        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
+    ) -> IdempotencyRow | None:
+        if len(rows) > MOST_IN_A_WRITE:
+            raise ValueError(f"at most {MOST_IN_A_WRITE} rows are written at once, not {len(rows)}")
+        asked = request_keys(answer)
+        keys = [*asked, *(row_key(row.kind, row.tenant, row.id) for row in rows), *_counter_keys(notice)]
+
+        async def plan() -> Plan[IdempotencyRow | None]:
+            found = await self._table.read(*keys)
+            counter = found[len(asked) + len(rows) :]
+            request = read_request(found, answer)
+            if request.standing is not None:
+                return Plan(request.standing)
+            writes = [
+                *row_writes(self._table, found[len(asked) : len(asked) + len(rows)], rows, self._clock.now()),
+                *(notice_writes(self._table, counter[0], notice) if counter else ()),
+                *request.writes(self._table),
+            ]
+            return Plan(None, writes)
+
+        return await self._table.change(plan)
+
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+        item = await self._table.get(row_key(kind, tenant, id))
+        return None if item is None or _expired(item, self._clock.now()) else row_of(item)
+
+    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+        key = row_key(row.kind, row.tenant, row.id)
+        replaced = msgspec.structs.replace(row, version=row.version + 1)
+        # The upload that it referred to until then.
+        left: list[str] = []
+
+        async def plan() -> Plan[Row | None]:
+            found, *counter = await self._table.read(key, *_counter_keys(notice))
+            if found.item is None or row_of(found.item).version != row.version:
+                return Plan(None)
+            if _expired(found.item, self._clock.now()):
+                return Plan(None)
+            before = row_of(found.item)
+            left[:] = [before.upload_id] if before.upload_id and before.upload_id != row.upload_id else []
+            writes = [
+                self._table.save(found, row_item(replaced)),
+                *(self._table.remove(upload_row_key(upload_id, row)) for upload_id in left),
+                *(_refer(self._table, row) if before.upload_id != row.upload_id else ()),
+                *(notice_writes(self._table, counter[0], notice) if counter else ()),
+            ]
+            return Plan(replaced, writes)
+
+        written = await self._table.change(plan)
+        if written is not None:
+            await self._release(left)
+        return written
+
+    async def remove_row(self, row: Row) -> bool:
+        left: list[str] = []
+
+        async def plan() -> Plan[bool]:
+            (found,) = await self._table.read(row_key(row.kind, row.tenant, row.id))
+            if found.item is None or row_of(found.item).version != row.version:
+                return Plan(False)
+            upload_id = row_of(found.item).upload_id
+            left[:] = [upload_id] if upload_id else []
+            reference = [self._table.remove(upload_row_key(each, row)) for each in left]
+            return Plan(True, [self._table.drop(found), *reference])
+
+        removed = await self._table.change(plan)
+        if removed:
+            await self._release(left)
+        return removed
+
+    async def _release(self, uploads: Sequence[str]) -> None:
+        """A step of its own: if it is never made, an upload that nothing refers to expires in its time."""
+        for upload_id in uploads:
+            await release_upload(self._table, upload_id, self._clock.now())
+
+    async def rows(
+        self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
+    ) -> Page[Row]:
+        after = (cursor or "")[:_LONGEST_CURSOR]
+        index: str | None = None
+        where: KeyCondition = HashKey("pk", row_key(kind, tenant, "").pk) & RangeKey("sk").gt(f"row#{after}")
+        if job_id is not None:
+            index, under = LISTED, f"{kind}#{tenant}#"
+            # Above `after`, and not beyond the kind and tenant: "$" is the character behind "#".
+            within = RangeKey("ls").between(f"{under}{after}\0", f"{under[:-1]}$")
+            where = HashKey("lp", f"JobRows#{job_id}") & within
+        found = await self._table.query(where, most=limit + 1, index=index, keep=_unexpired(self._clock.now()))
+        items = [row_of(item) for item in found[:limit]]
+        return Page(items, items[-1].id if len(found) > limit else None)
+
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+        found = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
+        return [row_of(item) for item in found]
+
+
+def row_writes(table: Table, found: Sequence[Found], rows: Sequence[Row], now: float) -> list[Operation]:
+    """Part of a transaction: rows that are not there yet. One that has expired is as good as gone."""
+    writes: dict[Key, list[Operation]] = {}
+    for there, row in zip(found, rows, strict=True):
+        if there.key not in writes and (there.item is None or _expired(there.item, now)):
+            writes[there.key] = [table.save(there, row_item(row)), *_refer(table, row)]
+    return [write for each in writes.values() for write in each]
+
+
+def _refer(table: Table, row: Row) -> list[Operation]:
+    """Say at an upload that the row refers to it."""
+    return [] if row.upload_id is None else [table.put(upload_row_key(row.upload_id, row), {"kind": row.kind})]
+
+
+def _unexpired(now: float) -> Condition:
+    return F("expires_at").does_not_exist() | F("expires_at").gt(now)
+
+
+def _expired(item: Item, now: float) -> bool:
+    return "expires_at" in item and item["expires_at"] <= now
+
+
+def _counter_keys(notice: Notice | None) -> list[Key]:
+    return [] if notice is None else [notices_key(notice.tenant, notice.job_id)]

@@ -1,0 +1,111 @@
+"""Rows on Postgres: small documents of many kinds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.postgres.access import answer_claim, release_upload
+from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.outbox import insert_notice, is_own
+from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.model import JobId, Notice, Page, TenantId
+
+SQL = named_queries("rows.sql")
+
+# What every engine can write in one step.
+_MOST_AT_ONCE = 25
+
+
+class PostgresRows:
+    """RowRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create_rows(
+        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
+    ) -> IdempotencyRow | None:
+        if len(rows) > _MOST_AT_ONCE:
+            raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
+        now = self._clock.now()
+
+        async def work(db: Session) -> IdempotencyRow | None:
+            if await is_own(db, notice):
+                return None
+            standing = await answer_claim(db, answer)
+            if standing is not None:
+                return None if db.again and standing == answer else standing
+            await insert_rows(db, rows, now)
+            if notice is not None:
+                await insert_notice(db, notice)
+            return None
+
+        return await self._database.write(work)
+
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+        values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
+        found = await self._database.row(SQL["row"], values)
+        return Row(*found) if found else None
+
+    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+        replaced = msgspec.structs.replace(row, version=row.version + 1)
+
+        async def work(db: Session) -> bool:
+            before = await db.row(SQL["replace_row"], values)
+            if before is None:
+                return db.again and await _there(db, row) == replaced
+            if before["left_upload"] != row.upload_id:
+                await release_upload(db, before["left_upload"], values["now"])
+            if notice is not None:
+                await insert_notice(db, notice)
+            return True
+
+        return replaced if await self._database.write(work) else None
+
+    async def remove_row(self, row: Row) -> bool:
+        values, now = msgspec.structs.asdict(row), self._clock.now()
+
+        async def work(db: Session) -> bool:
+            gone = await db.row(SQL["remove_row"], values)
+            if gone is None:
+                return db.again and await _there(db, row) is None
+            await release_upload(db, gone["upload_id"], now)
+            return True
+
+        return await self._database.write(work)
+
+    async def rows(
+        self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
+    ) -> Page[Row]:
+        values: dict[str, Any] = {
+            "kind": kind,
+            "tenant": tenant,
+            "job_id": job_id,
+            "after": cursor or "",
+            "now": self._clock.now(),
+            "limit": limit + 1,
+        }
+        found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
+        items = [Row(*each) for each in found[:limit]]
+        return Page(items, items[-1].id if len(found) > limit else None)
+
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+        found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
+        return [Row(*each) for each in found]
+
+
+async def insert_rows(db: Session, rows: Sequence[Row], now: float) -> None:
+    """Part of a transaction; those that are there already stay as they are. In one order, whoever writes them: two that
+    wrote the same rows in two orders would wait for each other."""
+    for row in sorted(rows, key=lambda each: (each.kind, each.tenant, each.id)):
+        await db.change(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})
+
+
+async def _there(db: Session, row: Row) -> Row | None:
+    found = await db.row(SQL["row_there"], msgspec.structs.asdict(row))
+    return Row(*found) if found else None

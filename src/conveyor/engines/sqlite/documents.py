@@ -1,0 +1,104 @@
+"""Rows on SQLite: small documents of many kinds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.sqlite.access import answer_claim, release_upload
+from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.outbox import insert_notice
+from conveyor.model import JobId, Notice, Page, TenantId
+
+SQL = named_queries("rows.sql")
+
+# What every engine can write in one step.
+_MOST_AT_ONCE = 25
+
+
+class SqliteRows:
+    """RowRecords."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create_rows(
+        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
+    ) -> IdempotencyRow | None:
+        if len(rows) > _MOST_AT_ONCE:
+            raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
+        now = self._clock.now()
+
+        def work(db: apsw.Connection) -> IdempotencyRow | None:
+            standing = answer_claim(db, answer)
+            if standing is not None:
+                return standing
+            insert_rows(db, rows, now)
+            if notice is not None:
+                insert_notice(db, notice)
+            return None
+
+        return await self._database.write(work)
+
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+        values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
+        found = self._database.glance(SQL["row"], values)
+        return Row(*found) if found else None
+
+    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+
+        def work(db: apsw.Connection) -> bool:
+            left = db.execute(SQL["upload_of_row"], values).fetchone()
+            db.execute(SQL["replace_row"], values)
+            if db.changes() == 0:
+                return False
+            if left is not None:
+                release_upload(db, left[0], values["now"])
+            if notice is not None:
+                insert_notice(db, notice)
+            return True
+
+        replaced = await self._database.write(work)
+        return msgspec.structs.replace(row, version=row.version + 1) if replaced else None
+
+    async def remove_row(self, row: Row) -> bool:
+        values, now = msgspec.structs.asdict(row), self._clock.now()
+
+        def work(db: apsw.Connection) -> bool:
+            gone = db.execute(SQL["remove_row"], values).fetchone()
+            if gone is None:
+                return False
+            release_upload(db, gone[0], now)
+            return True
+
+        return await self._database.write(work)
+
+    async def rows(
+        self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
+    ) -> Page[Row]:
+        values: dict[str, Any] = {
+            "kind": kind,
+            "tenant": tenant,
+            "job_id": job_id,
+            "after": cursor or "",
+            "now": self._clock.now(),
+            "limit": limit + 1,
+        }
+        found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
+        items = [Row(*each) for each in found[:limit]]
+        return Page(items, items[-1].id if len(found) > limit else None)
+
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+        found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
+        return [Row(*each) for each in found]
+
+
+def insert_rows(db: apsw.Connection, rows: Sequence[Row], now: float) -> None:
+    """Part of a transaction; those that are there already stay as they are."""
+    for row in rows:
+        db.execute(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})

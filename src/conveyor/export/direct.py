@@ -1,0 +1,218 @@
+"""Export at once. Gets a run, walks its tasks once, reads their bodies, and hands on one zip archive: every body under
+a name made here, then `manifest.jsonl` with the outcome of every task, in the order of the user's list.
+
+What the end of the archive is made of waits in a temporary file; tasks that an engine gives in the order of their ids,
+which are hashes, are sorted in others first. Memory holds some pages of tasks and two windows of bodies, whatever the
+size of the job. No body goes out that differs from its sha256.
+
+This is for who waits for the archive. `exporter` makes archives that outlive the process that makes them.
+"""
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from conveyor.engines.blobs import Blobs
+from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
+from conveyor.export.body_reader import LARGE, Window, ahead, windows
+from conveyor.export.formats import ZipPart
+from conveyor.export.sorting import PAGE
+from conveyor.export.spool import SortedSpool
+from conveyor.faults import crashpoint
+from conveyor.model import Job, RunKey, Task, TaskId
+from conveyor.read.results import stream_body
+from conveyor.read.walk import END, ROWS, Batch, Position, RunStream, merged
+
+# Of what the end of the archive is made of, in memory.
+_HELD_BYTES = 1024 * 1024
+
+_decode = msgspec.json.Decoder(Task).decode
+
+
+class ExportProgress(msgspec.Struct, frozen=True):
+    """How far an export has come: tasks read, bodies written, bytes of the archive."""
+
+    tasks: int = 0
+    bodies: int = 0
+    archive_bytes: int = 0
+
+
+Report = Callable[[ExportProgress], None]
+
+
+async def export_zip(
+    tasks: Tasks,
+    blobs: Blobs,
+    job: Job,
+    *,
+    level: int = 0,
+    spool_dir: Path | None = None,
+    report: Report | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """The archive of the job's latest run, in pieces of up to some megabytes. Raises EngineFailed at a missing or
+    damaged body: what was yielded till then is no archive. `level` 1 to 3 deflates; `spool_dir` is for temporary files
+    of some hundred bytes for each task."""
+    modified = datetime.fromtimestamp(job.run.created_at, UTC)
+    with ExitStack() as stack:
+        work = _Export(ZipPart(modified, level, None), stack.enter_context(_Beside(spool_dir)), report)
+        spool = stack.enter_context(SortedSpool(spool_dir))
+        walk = in_order(tasks, job.key, spool)
+        async with aclosing(windows(blobs, ahead(walk), with_bodies=True)) as found:
+            async for window in found:
+                async for piece in work.pack(blobs, window):
+                    yield piece
+        async for piece in work.end():
+            yield piece
+
+
+async def export_to_file(
+    tasks: Tasks,
+    blobs: Blobs,
+    job: Job,
+    path: Path,
+    *,
+    level: int = 0,
+    report: Report | None = None,
+) -> int:
+    """Write the archive to a file; returns its size. Under its name there is a whole archive, on disk, or none: until
+    then it is `<path>.part`, which a failure removes. Temporary files stand beside it, where there must be room."""
+    part = path.with_name(f"{path.name}.part")
+    size = 0
+    try:
+        with await asyncio.to_thread(part.open, "wb") as file:
+            made = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report)
+            async with aclosing(made) as pieces:
+                async for piece in pieces:
+                    size += await asyncio.to_thread(file.write, piece)
+            await asyncio.to_thread(_seal, file)
+        await asyncio.to_thread(_publish, part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[Batch, None]:
+    """The run in the order of its list: as the engine gives it, or sorted here."""
+    if isinstance(tasks, WalksByIndex):
+        return merged([RunStream(tasks, run, TaskFilter(), -1)], -1)
+    return _sorted(tasks, run, spool)
+
+
+async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[Batch, None]:
+    for shard in range(max(run.shard_count, 1)):
+        after: TaskId | None = None
+        while page := await tasks.page(run, shard, after, PAGE, TaskFilter()):
+            after = page[-1].task_id
+            await asyncio.to_thread(_spool, spool, page)
+    lines = iter(spool)
+    while batch := await asyncio.to_thread(_tasks, lines):
+        yield Batch(batch, Position(), END, len(batch))
+
+
+class _Beside:
+    """What is kept beside an archive until its end."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  (see __exit__)
+        self._places: list[tuple[int, int]] = []
+
+    def __enter__(self) -> "_Beside":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, data: bytes) -> None:
+        self._places.append((self._file.tell(), len(data)))
+        self._file.write(data)
+
+    def get(self, numbers: Sequence[int]) -> list[bytes]:
+        return [self._at(number) for number in numbers]
+
+    def _at(self, number: int) -> bytes:
+        start, length = self._places[number]
+        self._file.seek(start)
+        return self._file.read(length)
+
+
+class _Export:
+    """One export at work."""
+
+    def __init__(self, part: ZipPart, beside: _Beside, report: Report | None) -> None:
+        self._part = part
+        self._beside = beside
+        self._report = report
+        self._progress = ExportProgress()
+
+    async def pack(self, blobs: Blobs, window: Window) -> AsyncGenerator[bytes, None]:
+        bodies = sum(body is not None for body in window.bodies)
+        ref = window.tasks[0].detail.body if window.tasks else None
+        if ref is not None and ref.length > LARGE:
+            bodies = 1
+            yield self._part.begin_large(window.tasks[0], ref) or b""
+            async for piece in stream_body(blobs, ref):
+                if packed := await asyncio.to_thread(self._part.feed_large, piece):
+                    yield packed
+                    self._advance(size=len(packed))
+            yield self._part.end_large()
+        elif packed := await asyncio.to_thread(self._pack, window):
+            yield packed
+            self._advance(size=len(packed))
+        self._advance(window.read, bodies)
+
+    async def end(self) -> AsyncGenerator[bytes, None]:
+        self._beside.add(self._part.flush().beside)
+        for needed, make in self._part.end(len(self._beside)):
+            if data := make(await asyncio.to_thread(self._beside.get, needed)):
+                yield data
+                self._advance(size=len(data))
+
+    def _pack(self, window: Window) -> bytes:
+        packed = self._part.pack(window.tasks, window.bodies)
+        if self._part.held > _HELD_BYTES:
+            self._beside.add(self._part.flush().beside)
+        return packed.data
+
+    def _advance(self, tasks: int = 0, bodies: int = 0, size: int = 0) -> None:
+        before = self._progress
+        self._progress = ExportProgress(before.tasks + tasks, before.bodies + bodies, before.archive_bytes + size)
+        if self._report is not None:
+            self._report(self._progress)
+
+
+def _spool(spool: SortedSpool, page: list[Task]) -> None:
+    """The index in front sorts the line. A newline in an input as it was written is but space."""
+    for task in page:
+        spool.add(b"%013d%s\n" % (task.index, msgspec.json.encode(task).replace(b"\n", b" ")))
+
+
+def _tasks(lines: Iterator[bytes]) -> list[Task]:
+    return [_decode(line[13:]) for line in itertools.islice(lines, ROWS)]
+
+
+def _seal(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _publish(part: Path, path: Path) -> None:
+    crashpoint("export.publish.before")
+    part.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    crashpoint("export.publish.after")

@@ -1,0 +1,220 @@
+"""Lines of exports. Gets a task, and its body where the line is to hold it, and hands on one line: of a manifest, of
+jsonl, of csv.
+"""
+
+import base64
+import csv
+import io
+from typing import Any
+
+import msgspec
+
+from conveyor.model import Task, TaskError, TaskId
+from conveyor.read.results import error_json, iso_time
+
+CSV_COLUMNS = (
+    "index",
+    "task_id",
+    "input",
+    "status",
+    "http_status",
+    "attempts",
+    "size",
+    "sha256",
+    "content_type",
+    "error_code",
+    "error_message",
+    "final_url",
+    "elapsed",
+    "finished_at",
+)
+# A cell that begins so is a formula to a spreadsheet. Some of these cells come from strangers.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class ManifestLine(msgspec.Struct, frozen=True):
+    """A line of manifest.jsonl. Scripts rely on these names."""
+
+    index: int
+    task_id: TaskId
+    input: msgspec.Raw
+    status: str
+    http_status: int | None
+    attempts: int
+    file: str | None
+    size: int | None
+    sha256: str | None
+    content_type: str | None
+    error: TaskError | None
+    final_url: str | None
+
+
+class ResultLine(msgspec.Struct, frozen=True):
+    """A line of jsonl without a body. Scripts rely on these names."""
+
+    index: int
+    task_id: TaskId
+    input: msgspec.Raw
+    status: str
+    http_status: int | None
+    attempts: int
+    size: int | None
+    sha256: str | None
+    content_type: str | None
+    error: TaskError | None
+    final_url: str | None
+    headers: list[tuple[str, str]] | None
+    elapsed: float | None
+    finished_at: str | None
+
+
+class ResultLineWithBody(ResultLine, frozen=True):
+    """A line of jsonl with a body: as text, or in base64 where that was asked for or the body is no UTF-8."""
+
+    body: str | None = None
+    body_base64: str | None = None
+    # The task has a body, too large for a line.
+    body_omitted: bool = False
+
+
+_Fields = tuple[
+    int,
+    TaskId,
+    msgspec.Raw,
+    str,
+    int | None,
+    int,
+    int | None,
+    str | None,
+    str | None,
+    TaskError | None,
+    str | None,
+    list[tuple[str, str]] | None,
+    float | None,
+    str | None,
+]
+
+
+def manifest_line(task: Task, name: str | None) -> bytes:
+    """The task's line of the manifest; `name` is what its body is called in the archive."""
+    body = task.detail.body
+    return _one_line(
+        ManifestLine(
+            task.index,
+            task.task_id,
+            task.input,
+            task.status.label,
+            task.http_status,
+            task.attempts,
+            name,
+            body.length if body else None,
+            body.sha256 if body else None,
+            task.detail.content_type,
+            error_json(task),
+            task.detail.final_url,
+        )
+    )
+
+
+def result_line(task: Task) -> bytes:
+    """The task's line of jsonl."""
+    return _one_line(ResultLine(*_result(task)))
+
+
+def result_line_with_body(task: Task, body: bytes | memoryview | None, as_text: bool) -> bytes:
+    """The same with its body. None where the task has a body: it is too large."""
+    text, encoded = (None, None) if body is None else _text_of(body, as_text)
+    omitted = body is None and task.detail.body is not None
+    return _one_line(ResultLineWithBody(*_result(task), text, encoded, omitted))
+
+
+def csv_header() -> bytes:
+    """The names of the columns."""
+    return _csv(CSV_COLUMNS)
+
+
+def csv_row(task: Task) -> bytes:
+    """The task's row, without its body."""
+    detail, body, error = task.detail, task.detail.body, error_json(task)
+    return _csv(
+        (
+            task.index,
+            task.task_id,
+            _cell(csv_input(task.input)),
+            task.status.label,
+            task.http_status,
+            task.attempts,
+            body.length if body else None,
+            body.sha256 if body else None,
+            _cell(detail.content_type),
+            _cell(error.code if error else None),
+            _cell(error.message if error else None),
+            _cell(detail.final_url),
+            elapsed(task),
+            iso_time(task.finished_at),
+        )
+    )
+
+
+def _result(task: Task) -> _Fields:
+    detail, body = task.detail, task.detail.body
+    return (
+        task.index,
+        task.task_id,
+        task.input,
+        task.status.label,
+        task.http_status,
+        task.attempts,
+        body.length if body else None,
+        body.sha256 if body else None,
+        detail.content_type,
+        error_json(task),
+        detail.final_url,
+        detail.headers,
+        elapsed(task),
+        iso_time(task.finished_at),
+    )
+
+
+def _one_line(line: msgspec.Struct) -> bytes:
+    text = msgspec.json.encode(line)
+    # The input goes in as it was written. Inside a JSON string a newline is escaped, so this one is but space.
+    if b"\n" in text:
+        text = text.replace(b"\n", b" ")
+    return text + b"\n"
+
+
+def _text_of(body: bytes | memoryview, as_text: bool) -> tuple[str | None, str | None]:
+    if as_text:
+        try:
+            return str(body, "utf-8"), None
+        except UnicodeDecodeError:
+            pass
+    return None, base64.b64encode(body).decode()
+
+
+def elapsed(task: Task) -> float | None:
+    """Seconds that its last attempt took; None before it has ended."""
+    return task.detail.elapsed if task.finished_at is not None else None
+
+
+def csv_input(given: msgspec.Raw) -> str:
+    """A URL as it is; anything else as JSON."""
+    raw = bytes(given)
+    if raw.startswith(b'"'):
+        try:
+            return msgspec.json.decode(raw, type=str)
+        except msgspec.MsgspecError:
+            pass
+    return raw.decode(errors="replace")
+
+
+def _cell(text: str | None) -> str | None:
+    """What a spreadsheet would take for a formula gets an apostrophe, by which it takes it for text."""
+    return f"'{text}" if text and text.startswith(_FORMULA) else text
+
+
+def _csv(cells: tuple[Any, ...]) -> bytes:
+    row = io.StringIO()
+    csv.writer(row, lineterminator="\r\n").writerow(cells)
+    return row.getvalue().encode()

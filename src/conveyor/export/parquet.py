@@ -1,0 +1,184 @@
+"""Parquet: a part of an export as a file of columns. Needs the extra `parquet`, and is imported only when it is asked
+for.
+
+A file of this format is groups of rows, and a footer that says where each of them is. A group is written as a file of
+its own, at the place that it has in the part: its bytes are the next of the part, and its footer is kept beside it. The
+part's footer is made of these, so that any process can go on behind the last group.
+"""
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conveyor.export.body_reader import Body, checked
+from conveyor.export.formats import Flushed, Packed, Step
+from conveyor.export.lines import csv_input, elapsed
+from conveyor.model import Compression, Task
+from conveyor.read.results import error_json
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("input", pa.string(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        ("http_status", pa.int32()),
+        pa.field("attempts", pa.int32(), nullable=False),
+        ("size", pa.int64()),
+        ("sha256", pa.string()),
+        ("content_type", pa.string()),
+        ("error_code", pa.string()),
+        ("error_message", pa.string()),
+        ("final_url", pa.string()),
+        ("elapsed", pa.float64()),
+        ("finished_at", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+_BODY = [pa.field("body", pa.binary()), pa.field("body_omitted", pa.bool_(), nullable=False)]
+_CODECS = {Compression.NONE: "none", Compression.GZIP: "gzip", Compression.ZSTD: "zstd"}
+
+_MAGIC = b"PAR1"
+_GROUP_BYTES = 8 * 1024 * 1024
+_GROUP_ROWS = 20_000
+# Beside its texts, a row takes less than this in memory; and a group less than that in the footer.
+_ROW_BYTES = 200
+_GROUP_END_BYTES = 8 * 1024
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    tasks: int
+    sent: int
+    groups: int
+
+
+class _Group(NamedTuple):
+    """Rows as bytes of a file, and a file without rows whose footer says where they are."""
+
+    data: bytes
+    footer: bytes
+
+
+class ParquetPart:
+    """Rows in columns, and their bodies as bytes if they are wanted."""
+
+    def __init__(
+        self, compression: Compression, limit: int | None, with_bodies: bool, kept: msgspec.Raw | None = None
+    ) -> None:
+        state = msgspec.json.decode(kept, type=_Kept) if kept else _Kept(0, 0, 0)
+        self._limit = limit
+        self._with_bodies = with_bodies
+        self._schema = pa.schema([*_SCHEMA, *_BODY]) if with_bodies else _SCHEMA
+        self._codec = _CODECS[compression]
+        self._rows: list[tuple[Any, ...]] = []
+        self._footers: list[bytes] = []
+        self._sent, self._groups, self.tasks = state.sent, state.groups, state.tasks
+        self.held = 0
+
+    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+        emitted: list[bytes] = []
+        for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
+            row, size = self._row(task, body)
+            if not self._fits(size, emitted):
+                return Packed(b"".join(emitted), position)
+            self._rows.append(row)
+            self.held += size
+            self.tasks += 1
+            if self.held >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
+                emitted.append(self._write())
+        return Packed(b"".join(emitted), len(tasks))
+
+    def flush(self) -> Flushed:
+        data = self._write()
+        beside = msgspec.msgpack.encode(self._footers) if self._footers else b""
+        self._footers = []
+        return Flushed(data, beside)
+
+    def kept(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(_Kept(self.tasks, self._sent, self._groups)))
+
+    def end(self, beside: int) -> Iterator[Step]:
+        begin = b"" if self._sent else _MAGIC
+        # One step: of half a footer nothing can be put down.
+        yield range(beside), lambda kept: begin + self._footer(kept)
+
+    def close(self) -> None:
+        """Nothing is."""
+
+    def _fits(self, size: int, emitted: list[bytes]) -> bool:
+        if self._limit is None or self.tasks == 0:
+            return True
+        room = self._limit - _GROUP_END_BYTES * (self._groups + 2)
+        if self._sent + self.held + size <= room:
+            return True
+        emitted.append(self._write())
+        return self._sent + size + self._limit // 64 <= room
+
+    def _row(self, task: Task, body: Body | None) -> tuple[tuple[Any, ...], int]:
+        detail, ref, error = task.detail, task.detail.body, error_json(task)
+        given = csv_input(task.input)
+        texts = (detail.content_type, error.code if error else None, error.message if error else None, detail.final_url)
+        row = (
+            task.index,
+            task.task_id,
+            given,
+            task.status.label,
+            task.http_status,
+            task.attempts,
+            ref.length if ref else None,
+            ref.sha256 if ref else None,
+            *texts,
+            elapsed(task),
+            None if task.finished_at is None else round(task.finished_at * 1000),
+        )
+        size = _ROW_BYTES + 4 * (len(given) + sum(len(text or "") for text in texts))
+        if not self._with_bodies:
+            return row, size
+        kept = None if body is None or ref is None else bytes(checked(ref, body))
+        return (*row, kept, kept is None and ref is not None), size + len(kept or b"")
+
+    def _write(self) -> bytes:
+        """The rows that are held, as the next group."""
+        if not self._rows:
+            return b""
+        begin = b"" if self._sent else _MAGIC
+        by_column = zip(zip(*self._rows, strict=True), self._schema, strict=True)
+        columns = [pa.array(values, field.type) for values, field in by_column]
+        group = self._group(pa.record_batch(columns, schema=self._schema), self._sent + len(begin))
+        self._footers.append(group.footer)
+        self._groups += 1
+        self._sent += len(begin) + len(group.data)
+        self._rows, self.held = [], 0
+        return begin + group.data
+
+    def _group(self, rows: pa.RecordBatch, place: int) -> _Group:
+        """Its footer has the places of a file that begins with `place` other bytes: a hole in a temporary one."""
+        with tempfile.NamedTemporaryFile() as file:
+            with pa.OSFile(file.name, "wb") as sink, self._writer(sink) as writer:
+                # The writer asks its file where it is; and it will not begin anywhere but at the beginning.
+                os.lseek(sink.fileno(), place, os.SEEK_SET)
+                writer.write_batch(rows)
+            file.seek(place)
+            data = file.read()
+        size = int.from_bytes(data[-8:-4], "little") + 8
+        return _Group(data[:-size], _MAGIC + data[-size:])
+
+    def _footer(self, kept: Sequence[bytes]) -> bytes:
+        """The end of the file: where all groups are."""
+        with io.BytesIO() as empty:
+            self._writer(empty).close()
+            whole = pq.read_metadata(io.BytesIO(empty.getvalue()))
+        for footers in kept:
+            for footer in msgspec.msgpack.decode(footers, type=list[bytes]):
+                whole.append_row_groups(pq.read_metadata(io.BytesIO(footer)))
+        with io.BytesIO() as file:
+            whole.write_metadata_file(file)
+            return file.getvalue()[len(_MAGIC) :]
+
+    def _writer(self, sink: Any) -> pq.ParquetWriter:
+        return pq.ParquetWriter(sink, self._schema, compression=self._codec)

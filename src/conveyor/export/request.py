@@ -1,0 +1,185 @@
+"""Forms of exports: what a client may ask for, and what the files are called."""
+
+import importlib
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from conveyor.engines.tasks import TaskFilter
+from conveyor.errors import FormatUnavailable, InvalidField
+from conveyor.read.runs import LATEST
+from conveyor.states import TaskStatus
+
+T = TypeVar("T")
+
+STATUSES = {status.label: status for status in TaskStatus}
+
+_SMALLEST_PART = 64 * 1024
+_LARGEST_PART = 1 << 40
+_PARQUET_PART = 128 * 1024 * 1024
+_LARGEST_PARQUET_PART = 1024 * 1024 * 1024
+_LONGEST_TEXT = 200
+
+
+class ExportFormat(StrEnum):
+    """What the files are."""
+
+    ZIP = "zip"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class ExportCompression(StrEnum):
+    """How they are compressed; `deflate` is that of a zip's entries."""
+
+    NONE = "none"
+    DEFLATE = "deflate"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+
+class ExportBodies(StrEnum):
+    """Whether bodies are in them, and as what."""
+
+    NONE = "none"
+    FILE = "file"
+    TEXT = "text"
+    BASE64 = "base64"
+    BINARY = "binary"
+
+
+class Form(NamedTuple):
+    """What a format takes, its defaults first, and what its files are called. `whole`: it compresses inside, and its
+    files are what they are."""
+
+    compressions: tuple[ExportCompression, ...]
+    bodies: tuple[ExportBodies, ...]
+    ending: str
+    media_type: str
+    whole: bool
+
+
+_PLAIN = (ExportCompression.NONE, ExportCompression.GZIP, ExportCompression.ZSTD)
+FORMS = {
+    ExportFormat.ZIP: Form(
+        (ExportCompression.DEFLATE, ExportCompression.NONE),
+        (ExportBodies.FILE, ExportBodies.NONE),
+        ".zip",
+        "application/zip",
+        whole=True,
+    ),
+    ExportFormat.JSONL: Form(
+        _PLAIN,
+        (ExportBodies.NONE, ExportBodies.TEXT, ExportBodies.BASE64),
+        ".jsonl",
+        "application/x-ndjson",
+        whole=False,
+    ),
+    ExportFormat.CSV: Form(_PLAIN, (ExportBodies.NONE,), ".csv", "text/csv", whole=False),
+    ExportFormat.PARQUET: Form(
+        (ExportCompression.ZSTD, ExportCompression.GZIP, ExportCompression.NONE),
+        (ExportBodies.NONE, ExportBodies.BINARY),
+        ".parquet",
+        "application/vnd.apache.parquet",
+        whole=True,
+    ),
+}
+_OUTER = {ExportCompression.GZIP: (".gz", "application/gzip"), ExportCompression.ZSTD: (".zst", "application/zstd")}
+
+
+class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which tasks, as the results are filtered; of which run: its id or number, `latest`, or `latest-per-task` for
+    each task as it came out last."""
+
+    status: str | None = None
+    error_code: str | None = None
+    http_status: int | None = None
+    tag: str | None = None
+    run: str = LATEST
+
+    @property
+    def where(self) -> TaskFilter:
+        status = None if self.status is None else STATUSES[self.status]
+        return TaskFilter(status, self.error_code, self.http_status, self.tag)
+
+
+class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client asks for. `part_bytes` splits it into files of at most so many bytes; `partial` takes what is
+    there while the job goes on."""
+
+    format: ExportFormat = ExportFormat.ZIP
+    compression: ExportCompression | None = None
+    bodies: ExportBodies | None = None
+    select: ExportSelect = ExportSelect()
+    part_bytes: int | None = None
+    partial: bool = False
+
+
+def ending_of(kind: ExportFormat, compression: ExportCompression) -> str:
+    """How the name of a file ends."""
+    return FORMS[kind].ending + ("" if FORMS[kind].whole else _OUTER.get(compression, ("", ""))[0])
+
+
+def media_type_of(kind: ExportFormat, compression: ExportCompression) -> str:
+    """What a file is."""
+    own = FORMS[kind].media_type
+    return own if FORMS[kind].whole else _OUTER.get(compression, ("", own))[1]
+
+
+def load_parquet() -> Any:
+    """The module that writes Parquet. Raises FormatUnavailable."""
+    try:
+        return importlib.import_module("conveyor.export.parquet")
+    except ImportError:
+        raise FormatUnavailable(
+            "The server can not write Parquet: install it with the extra `parquet` (conveyor-jobs[parquet])."
+        ) from None
+
+
+def checked_compression(spec: ExportSpec) -> ExportCompression:
+    """The one that was asked for, or the format's own."""
+    return _one_of("compression", spec.format, spec.compression, FORMS[spec.format].compressions)
+
+
+def checked_bodies(spec: ExportSpec) -> ExportBodies:
+    """What was asked for, or the format's own."""
+    return _one_of("bodies", spec.format, spec.bodies, FORMS[spec.format].bodies)
+
+
+def checked_select(select: ExportSelect) -> ExportSelect:
+    """The same, if tasks can be like that."""
+    if select.status is not None and select.status not in STATUSES:
+        raise InvalidField(f"`select.status` must be one of {', '.join(STATUSES)}.", field="select.status")
+    if select.http_status is not None and not 100 <= select.http_status <= 599:
+        raise InvalidField("`select.http_status` must be between 100 and 599.", field="select.http_status")
+    for field, text in (("error_code", select.error_code), ("tag", select.tag)):
+        if text is not None and len(text) > _LONGEST_TEXT:
+            raise InvalidField(f"`select.{field}` has at most {_LONGEST_TEXT} characters.", field=f"select.{field}")
+    return select
+
+
+def checked_part_bytes(spec: ExportSpec) -> int | None:
+    """The most bytes of a file; None for one file of any size."""
+    most, standing = _LARGEST_PART, None
+    if spec.format is ExportFormat.PARQUET:
+        load_parquet()
+        most, standing = _LARGEST_PARQUET_PART, _PARQUET_PART
+    if spec.part_bytes is None:
+        return standing
+    if not _SMALLEST_PART <= spec.part_bytes <= most:
+        raise InvalidField(
+            f"`part_bytes` of the format `{spec.format}` must be between {_SMALLEST_PART} and {most}.",
+            field="part_bytes",
+        )
+    return spec.part_bytes
+
+
+def _one_of(field: str, kind: ExportFormat, given: T | None, allowed: tuple[T, ...]) -> T:
+    if given is None:
+        return allowed[0]
+    if given not in allowed:
+        names = ", ".join(f"`{each}`" for each in allowed)
+        raise InvalidField(f"`{field}` of the format `{kind}` must be one of {names}.", field=field)
+    return given

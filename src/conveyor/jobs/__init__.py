@@ -1,0 +1,1 @@
+"""Jobs: what the stages share about jobs. Idempotency, chunks, dead letters, deadlines, admission, events."""

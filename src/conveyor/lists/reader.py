@@ -1,0 +1,374 @@
+"""Readers: from the bytes of a staged list to checked inputs, batch by batch, in constant memory.
+
+A list is text (one URL a line), jsonl (one input a line) or csv (a header, then rows), plain or compressed by gzip or
+zstd. The index of a task is the number of its line, counted from 0 (of its row, for csv), so that where a reader starts
+or stops changes no id; lines that are blank or a comment have no task. What is wrong with a line is said, not raised.
+
+A few kilobytes of a compressed list may hold a million lines: everything here lets others on the event loop run after
+each batch and after each piece, however much comes of the bytes at hand.
+"""
+
+import asyncio
+import csv
+import re
+import sys
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from itertools import accumulate
+
+import msgspec
+
+from conveyor.errors import ListUnreadable
+from conveyor.lists.inputs import MAX_INPUT_BYTES, one_line, wrong_task
+from conveyor.model import Compression, JobKind, ListFormat, TaskSeed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+# Lines in one batch, and about how many bytes: memory, and what a crash repeats, are bounded by it.
+BATCH = 1600
+BATCH_BYTES = 1024 * 1024
+
+_PIECE = 256 * 1024
+_LONGEST_LINE = MAX_INPUT_BYTES + 1024
+_COLUMNS = {
+    JobKind.FETCH: ("url", "method", "body", "id", "tag"),
+    JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
+}
+_SNIPPET = 200
+# A line that JSON takes as it is: visible ASCII, nothing to escape, and no remark.
+_VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
+# Of a frame, and of a skippable one, which parallel writers put first.
+_ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+
+
+class InvalidLine(msgspec.Struct, frozen=True):
+    """A line that is no task. `line` counts from 1, as editors do."""
+
+    line: int
+    reason: str
+    text: str
+
+
+decode_invalid = msgspec.json.Decoder(InvalidLine).decode
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Some lines of a list. `index` and `offset` are where the next one starts."""
+
+    seeds: list[TaskSeed]
+    invalid: list[InvalidLine]
+    index: int
+    offset: int
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What to read: the list's form, and where to start and stop (in bytes of the list once decompressed)."""
+
+    kind: JobKind
+    format: ListFormat
+    index: int = 0
+    offset: int = 0
+    # None: to the end.
+    end: int | None = None
+    # The first line of a csv.
+    header: bytes | None = None
+
+
+async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator[Batch, None]:
+    """Batches of a list, from pieces of its bytes that begin at `reading.offset`. Where a batch ends follows from where
+    it begins, and not from the pieces: who reads again from there makes the same ones."""
+    parse = _parser(reading)
+    records = _csv_records if reading.format is ListFormat.CSV else _lines
+    index, offset = reading.index, reading.offset
+    async for part in _batched(records(_until(pieces, reading))):
+        seeds, invalid = _parse_all(part, reading, index, parse)
+        index += len(part)
+        offset += sum(map(len, part)) + len(part)
+        yield Batch(seeds, invalid, index, offset)
+        await let_others_run()
+
+
+async def let_others_run() -> None:
+    """One turn of the event loop for everybody else."""
+    await asyncio.sleep(0)
+
+
+async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, most: int) -> AsyncIterator[bytes]:
+    """The list's own bytes, never more at once than a piece, and never more in all than `most`."""
+    total = 0
+    async for piece in _plain(pieces, compression):
+        total += len(piece)
+        if total > most:
+            raise ListUnreadable(f"The list has more than {most} bytes when decompressed, the most that is taken.")
+        yield piece
+
+
+def detect_compression(head: bytes) -> Compression:
+    """From the first bytes of the object."""
+    if head.startswith(b"\x1f\x8b"):
+        return Compression.GZIP
+    return Compression.ZSTD if _ZSTD_MAGIC.match(head) else Compression.NONE
+
+
+def detect_format(head: bytes) -> ListFormat:
+    """From the first bytes of the list: an input in JSON, a header that names a column url, or else text."""
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
+    columns = [column.strip(b' "') for column in first.split(b",")]
+    # A URL may have commas in it, a header has no URL.
+    if b"url" in columns and b"://" not in first and first != b'"url"':
+        return ListFormat.CSV
+    return ListFormat.JSONL if first[:1] in (b"{", b'"', b"[") else ListFormat.TEXT
+
+
+async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
+    """The first bytes of a stream: at least `count`, unless it is shorter."""
+    head = b""
+    async for piece in pieces:
+        head += piece
+        if len(head) >= count:
+            break
+    return head
+
+
+def check_header(header: bytes, kind: JobKind) -> list[str]:
+    """The columns of a csv. Raises ListUnreadable if they can not be the inputs of this kind."""
+    columns = [column.strip() for column in next(csv.reader([_text(header.removeprefix(b"\xef\xbb\xbf"))]), [])]
+    if kind in _COLUMNS:
+        unknown = [column for column in columns if column not in _COLUMNS[kind]]
+        if "url" not in columns:
+            raise ListUnreadable("The header of the csv has no column `url`.")
+        if unknown:
+            known = ", ".join(_COLUMNS[kind])
+            raise ListUnreadable(f"The csv has a column `{unknown[0][:100]}`; a list of URLs may have {known}.")
+    if len(set(columns)) < len(columns) or "" in columns:
+        raise ListUnreadable("The header of the csv has a column without a name, or a name twice.")
+    return columns
+
+
+def _parse_all(
+    lines: list[bytes], reading: Reading, index: int, parse: Callable[[bytes], bytes | None]
+) -> tuple[list[TaskSeed], list[InvalidLine]]:
+    seeds: list[TaskSeed] = []
+    invalid: list[InvalidLine] = []
+    kind = reading.kind
+    for number, line in enumerate(lines, start=index):
+        try:
+            raw = parse(line)
+        except ListUnreadable as error:
+            invalid.append(_invalid(reading, number, line, error.message))
+            continue
+        if raw is None:
+            continue
+        wrong = wrong_task(kind, raw)
+        if wrong is None:
+            seeds.append(TaskSeed(number, one_line(raw)))
+        else:
+            invalid.append(_invalid(reading, number, line, wrong.message))
+    return seeds, invalid
+
+
+def _invalid(reading: Reading, index: int, line: bytes, reason: str) -> InvalidLine:
+    # Row 0 of a csv stands on line 2.
+    number = index + (2 if reading.format is ListFormat.CSV else 1)
+    return InvalidLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
+
+
+def _parser(reading: Reading) -> Callable[[bytes], bytes | None]:
+    """From a line to its input as JSON; None for a line that has no task."""
+    if reading.format is ListFormat.TEXT:
+        return _parse_text
+    if reading.format is ListFormat.JSONL:
+        return _parse_json
+    columns = check_header(reading.header or b"", reading.kind)
+    return lambda line: _parse_row(line, columns)
+
+
+def _parse_text(line: bytes) -> bytes | None:
+    if _VISIBLE.fullmatch(line):
+        return b'"%b"' % line
+    text = line.removeprefix(b"\xef\xbb\xbf").strip()
+    if not text or text.startswith(b"#"):
+        return None
+    return msgspec.json.encode(_text(text))
+
+
+def _parse_json(line: bytes) -> bytes | None:
+    text = line.removeprefix(b"\xef\xbb\xbf").strip()
+    if text:
+        # A string within is not looked into until a worker decodes it.
+        _text(text)
+    return text or None
+
+
+def _parse_row(line: bytes, columns: list[str]) -> bytes | None:
+    if not line.strip():
+        return None
+    try:
+        values = next(csv.reader([_text(line)], strict=True))
+    except csv.Error as error:
+        raise ListUnreadable(f"The row is not csv: {error}.") from None
+    if len(values) != len(columns):
+        raise ListUnreadable(f"The row has {len(values)} fields, the header {len(columns)}.")
+    return msgspec.json.encode({column: value for column, value in zip(columns, values, strict=True) if value != ""})
+
+
+async def _until(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncIterator[bytes]:
+    left = None if reading.end is None else reading.end - reading.offset
+    async for piece in pieces:
+        if left is None:
+            yield piece
+        else:
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """The complete lines of each piece, without their newlines; the last line may lack one."""
+    rest = b""
+    async for piece in pieces:
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > _LONGEST_LINE:
+            raise ListUnreadable(f"The list has a line of more than {_LONGEST_LINE} bytes.")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+async def _batched(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    """The same lines in batches: each ends with the line that makes it BATCH lines or BATCH_BYTES."""
+    batch: list[bytes] = []
+    size = 0
+    async for lines in groups:
+        start = 0
+        while start < len(lines):
+            part = lines[start : start + BATCH - len(batch)]
+            added = sum(map(len, part))
+            if size + added >= BATCH_BYTES:
+                part = part[: _up_to(part, BATCH_BYTES - size)]
+                added = sum(map(len, part))
+            batch += part
+            size += added
+            start += len(part)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _up_to(lines: list[bytes], size: int) -> int:
+    """How many lines there are up to the one with which they have so many bytes."""
+    for count, total in enumerate(accumulate(map(len, lines)), start=1):
+        if total >= size:
+            return count
+    return len(lines)
+
+
+async def _csv_records(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Rows: lines joined while a quote is open, which is while their number of quotes is odd."""
+    open_row: list[bytes] = []
+    size = 0
+    async for lines in _lines(pieces):
+        rows: list[bytes] = []
+        for number, line in enumerate(lines, start=1):
+            if number % BATCH == 0:
+                await let_others_run()
+            if not open_row and line.count(b'"') % 2 == 0:
+                rows.append(line)
+                continue
+            open_row.append(line)
+            size += len(line)
+            if size > _LONGEST_LINE:
+                raise ListUnreadable(f"The csv has a row of more than {_LONGEST_LINE} bytes; a quote may be left open.")
+            if len(open_row) > 1 and line.count(b'"') % 2 == 1:
+                rows.append(b"\n".join(open_row))
+                open_row, size = [], 0
+        if rows:
+            yield rows
+    if open_row:
+        raise ListUnreadable("The csv ends inside a quoted field.")
+
+
+async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> AsyncIterator[bytes]:
+    if compression is Compression.NONE:
+        async for piece in pieces:
+            yield piece
+        return
+    inflate = _Gzip() if compression is Compression.GZIP else _Zstd()
+    async for piece in pieces:
+        for plain in inflate.feed(piece):
+            yield plain
+            await let_others_run()
+    if not inflate.at_end:
+        raise ListUnreadable("The compressed list ends too early: it is cut off or damaged.")
+
+
+class _Gzip:
+    """Members one after another, inflated a piece at a time."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+        self._members = 0
+        self.at_end = True
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        try:
+            while data := self._next(data):
+                self.at_end = False
+                yield self._member.decompress(data, _PIECE)
+                data = self._member.unconsumed_tail
+                if self._member.eof:
+                    data = self._member.unused_data
+                    self._member = zlib.decompressobj(wbits=31)
+                    self._members += 1
+                    self.at_end = True
+        except zlib.error as error:
+            raise ListUnreadable(f"The list is not valid gzip: {error}.") from None
+
+    def _next(self, data: bytes) -> bytes:
+        return _without_padding(data) if self.at_end and self._members else data
+
+
+class _Zstd:
+    """Frames one after another, inflated a piece at a time."""
+
+    def __init__(self) -> None:
+        self._frame = zstd.ZstdDecompressor()
+        self._frames = 0
+        self.at_end = True
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        try:
+            while (data := self._next(data)) or not self._frame.needs_input:
+                self.at_end = False
+                yield self._frame.decompress(data, _PIECE)
+                data = b""
+                if self._frame.eof:
+                    data = self._frame.unused_data
+                    self._frame = zstd.ZstdDecompressor()
+                    self._frames += 1
+                    self.at_end = True
+        except zstd.ZstdError as error:
+            raise ListUnreadable(f"The list is not valid zstd: {error}.") from None
+
+    def _next(self, data: bytes) -> bytes:
+        return _without_padding(data) if self.at_end and self._frames else data
+
+
+def _without_padding(data: bytes) -> bytes:
+    """Writers of tapes and blocks fill their last block with zeros; no member and no frame begins with one."""
+    return data.lstrip(b"\0")
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ListUnreadable("The line is not UTF-8.") from None

@@ -1,0 +1,285 @@
+"""Deliverer: takes deliveries that are due, each for itself under a lease on its row, makes one try, and writes down
+what came of it. 2xx is success; 410 disables the endpoint; all else is tried again, later and later, and given up at
+last.
+
+No redirect is followed, and every try passes the guard of fetch targets. Each lane (an endpoint, or the place that a
+job named) has a few tries under way and no more, and so has each tenant: who is slow holds up nobody else.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.egress.outbound import Outbound, OutboundFailed, retry_after
+from conveyor.engines.records import Records, Row
+from conveyor.faults import crashpoint
+from conveyor.jobs.event_names import NOTIFY, WEBHOOK, notify_of
+from conveyor.model import TenantId
+from conveyor.notify.deliveries import DELIVERY, LOGGED, Attempt, Delivery, Standing, delivery_of, receiver_of
+from conveyor.notify.signatures import signed_headers, tenant_secret
+from conveyor.notify.webhooks import Endpoint, change_endpoint, endpoint_of, good_secrets
+from conveyor.settings import Settings
+from conveyor.telemetry import metrics, traces
+
+log = structlog.get_logger()
+
+GONE = 410
+
+_IDLE = 0.5
+_BUSY = 0.02
+_WINDOW = 200
+_LEASE_MARGIN = 15.0
+_CLOSE_SECONDS = 5.0
+# Bounds of a wait that a receiver asks for, and of the time for which one more than its lane can take is put off.
+_LONGEST_WAIT = 86_400.0
+_LONGEST_DEFERRAL = 300.0
+_JITTER = 0.2
+
+LaneKey = tuple[TenantId, str]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a delivery goes now, and what signs it."""
+
+    url: str
+    secrets: list[str]
+
+
+class Lane(msgspec.Struct):
+    """What shares its turns."""
+
+    running: int = 0
+    # How long a try takes, of late.
+    seconds: float = 0.5
+    # When the last one that was put off is due.
+    deferred_to: float = 0.0
+
+
+class Deliverer:
+    """A role. Several share the work."""
+
+    def __init__(
+        self, settings: Settings, records: Records, clock: Clock, signing_key: bytes, outbound: Outbound
+    ) -> None:
+        self.name = "deliverer"
+        self.wake: Callable[[], None] = lambda: None
+        self.stopping = False
+        self._settings = settings
+        self._records = records
+        self._clock = clock
+        self._key = signing_key
+        self._outbound = outbound
+        self._pauses = [float(text) for text in settings.webhook_retries.split()]
+        # So that no tenant has all slots, however many endpoints it has.
+        self._share = max(settings.webhook_concurrency, settings.webhook_slots // 4)
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
+        # More were due than could be started: the end of one is a reason to look again.
+        self._more = False
+
+    async def tick(self) -> float:
+        """Start what is due, as far as there is room."""
+        window = await self._records.due_rows(DELIVERY, self._clock.now(), _WINDOW)
+        under_way = set(self._running.values())
+        shares = Counter(tenant for tenant, _ in under_way)
+        waiting: dict[LaneKey, list[Row]] = {}
+        started = 0
+        for row in window:
+            if (row.tenant, row.id) in under_way:
+                continue
+            if len(self._running) >= self._settings.webhook_slots:
+                break
+            name = await self._lane_of(row)
+            if name is None:
+                continue
+            key = (row.tenant, name)
+            lane = self._lanes.setdefault(key, Lane())
+            if lane.running >= self._settings.webhook_concurrency or shares[row.tenant] >= self._share:
+                waiting.setdefault(key, []).append(row)
+                continue
+            self._start(row, key, lane)
+            shares[row.tenant] += 1
+            started += 1
+        full = len(window) == _WINDOW
+        self._more = full or bool(waiting) or len(self._running) >= self._settings.webhook_slots
+        if full and not started:
+            await self._defer(waiting)
+        return _BUSY if started else _IDLE
+
+    async def close(self) -> None:
+        """What is under way has a moment to end; what has not is delivered again when its lease has lapsed."""
+        if self._running:
+            _, late = await asyncio.wait(set(self._running), timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self._outbound.close()
+
+    async def _lane_of(self, row: Row) -> str | None:
+        """None for a row that can not be read: it is not looked at again."""
+        try:
+            return delivery_of(row).lane
+        except msgspec.MsgspecError as error:
+            log.error("delivery can not be read", tenant=row.tenant, delivery=row.id, error=str(error))
+            await self._records.replace_row(msgspec.structs.replace(row, due_at=None))
+            return None
+
+    def _start(self, row: Row, key: LaneKey, lane: Lane) -> None:
+        lane.running += 1
+        task = asyncio.create_task(self._deliver(row, lane), name=f"deliver {row.id}")
+        self._running[task] = (row.tenant, row.id)
+        task.add_done_callback(lambda task: self._ended(task, key, lane))
+
+    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: Lane) -> None:
+        self._running.pop(task, None)
+        lane.running -= 1
+        if lane.running == 0 and lane.deferred_to <= self._clock.now():
+            self._lanes.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its lease lapses, and it is tried again.
+            metrics.ITEM_ERRORS.add(1, self.name)
+            log.error("delivery failed inside Conveyor", exc_info=error)
+        if self._more:
+            self.wake()
+
+    async def _deliver(self, row: Row, lane: Lane) -> None:
+        """One try: claim, send, record."""
+        if row.expires_at is not None and row.expires_at <= self._clock.now():
+            await self._records.remove_row(row)
+            return
+        claimed = await self._claim(row)
+        if claimed is None:
+            return
+        target = await self._target(claimed)
+        if target is None:
+            # Nobody is there any more who could be told.
+            await self._records.remove_row(claimed)
+            return
+        if isinstance(target, str):
+            await self._give_up(claimed, Attempt(self._clock.now(), 0.0, error=target))
+            return
+        attempt, wait = await self._try(delivery_of(claimed), target)
+        _tell(claimed, attempt)
+        lane.seconds += (attempt.seconds - lane.seconds) / 4
+        crashpoint("delivery.sent.after")
+        if attempt.status == GONE:
+            await self._disable(claimed)
+            await self._give_up(claimed, attempt)
+        else:
+            await self._record(claimed, attempt, wait)
+
+    async def _claim(self, row: Row) -> Row | None:
+        """Hold it for as long as a try can take; None if another was first."""
+        until = self._clock.now() + self._settings.webhook_timeout + _LEASE_MARGIN
+        crashpoint("delivery.claim.before")
+        claimed = await self._records.replace_row(msgspec.structs.replace(row, due_at=until))
+        crashpoint("delivery.claim.after")
+        return claimed
+
+    async def _target(self, row: Row) -> Target | str | None:
+        """Where it goes; None if that was removed, a word for why it takes nothing."""
+        receiver = receiver_of(row)
+        if receiver.startswith("job_"):
+            named = await self._records.row(NOTIFY, row.tenant, receiver)
+            url = None if named is None else notify_of(named).url
+            return None if url is None else Target(url, [tenant_secret(self._key, row.tenant)])
+        found = await self._records.row(WEBHOOK, row.tenant, receiver)
+        if found is None:
+            return None
+        endpoint = endpoint_of(found)
+        if endpoint.disabled:
+            return "endpoint_disabled"
+        secrets = good_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())
+        return Target(endpoint.url, secrets)
+
+    async def _try(self, delivery: Delivery, target: Target) -> tuple[Attempt, float]:
+        """What came of it, and how long the receiver wants us to wait."""
+        at, started = self._clock.now(), self._clock.monotonic()
+        body = delivery.payload.encode()
+        headers = [
+            ("content-type", "application/json"),
+            *signed_headers(target.secrets, delivery.event_id, int(at), body),
+        ]
+        status: int | None = None
+        error: str | None = None
+        wait = 0.0
+        try:
+            status, after = await self._outbound.post(target.url, headers, body, self._settings.webhook_timeout)
+            wait = min(retry_after(after, at), _LONGEST_WAIT)
+            error = None if _is_success(status) else f"http_{status}"
+        except OutboundFailed as failed:
+            error = failed.code
+        return Attempt(at, self._clock.monotonic() - started, status, error), wait
+
+    async def _record(self, row: Row, attempt: Attempt, wait: float) -> None:
+        delivery = _with(delivery_of(row), attempt)
+        if attempt.error is None:
+            await self._write(row, msgspec.structs.replace(delivery, standing=Standing.DELIVERED), None)
+            return
+        if delivery.tries > len(self._pauses):
+            metrics.WEBHOOKS_GIVEN_UP.add(1)
+            log.info("webhook given up", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
+            await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
+            return
+        spread = 1 - _JITTER + 2 * _JITTER * self._clock.jitter()
+        pause = max(self._pauses[delivery.tries - 1] * spread, wait)
+        await self._write(row, delivery, self._clock.now() + pause)
+
+    async def _give_up(self, row: Row, attempt: Attempt) -> None:
+        metrics.WEBHOOKS_GIVEN_UP.add(1)
+        delivery = _with(delivery_of(row), attempt)
+        await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
+
+    async def _write(self, row: Row, delivery: Delivery, due_at: float | None) -> None:
+        """If the row is another's by now, or was asked for again, what came of this try is not its last word."""
+        crashpoint("delivery.record.before")
+        body = msgspec.json.encode(delivery)
+        await self._records.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
+        crashpoint("delivery.record.after")
+
+    async def _disable(self, row: Row) -> None:
+        receiver = receiver_of(row)
+        log.info("endpoint answered that it is gone", tenant=row.tenant, receiver=receiver)
+        if receiver.startswith("job_"):
+            named = await self._records.row(NOTIFY, row.tenant, receiver)
+            if named is not None:
+                # Its job has no other use for it.
+                await self._records.remove_row(named)
+            return
+        await change_endpoint(self._records, row.tenant, receiver, _gone)
+
+    async def _defer(self, waiting: dict[LaneKey, list[Row]]) -> None:
+        """All that can be seen waits for lanes that are full: put it off until it is likely to have its turn, so that
+        what is behind it comes to light. What a lane will take within a few seconds stays."""
+        now, most = self._clock.now(), self._settings.webhook_concurrency
+        for key, rows in waiting.items():
+            lane = self._lanes.setdefault(key, Lane())
+            each = max(lane.seconds, 0.001) / most
+            for row in rows[max(most, int(_IDLE * 4 / each)) :]:
+                lane.deferred_to = min(max(lane.deferred_to, now) + each, now + _LONGEST_DEFERRAL)
+                await self._records.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
+
+
+def _tell(row: Row, attempt: Attempt) -> None:
+    metrics.WEBHOOKS.add(1, "delivered" if attempt.error is None else metrics.family_of(attempt.error))
+    metrics.WEBHOOK_SECONDS.observe(attempt.seconds)
+    if row.job_id is not None:
+        ended, event = attempt.at + attempt.seconds, {"conveyor.event": delivery_of(row).event}
+        traces.span("webhook", row.job_id, None, attempt.at, ended, event, error=attempt.error)
+
+
+def _with(delivery: Delivery, attempt: Attempt) -> Delivery:
+    log_: Sequence[Attempt] = [*delivery.log, attempt][-LOGGED:]
+    return msgspec.structs.replace(delivery, tries=delivery.tries + 1, attempts=delivery.attempts + 1, log=log_)
+
+
+def _gone(endpoint: Endpoint) -> Endpoint:
+    return msgspec.structs.replace(endpoint, disabled=True, reason=f"it answered {GONE}: gone")
+
+
+def _is_success(status: int) -> bool:
+    return 200 <= status < 300

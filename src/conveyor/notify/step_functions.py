@@ -1,0 +1,171 @@
+"""Answers to state machines: gets a notice that a run has ended, and puts what is to be told into the rows of those
+that wait for it (callbacks.py); the monitor sends it from there.
+
+A success has a summary of the run, a failure has it as its cause; both name the event that they pass on. Where an
+export is wanted, it is asked for first, and the answer follows when it is ready.
+"""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import structlog
+
+from conveyor.clock import iso_text
+from conveyor.engines.records import Records, Row
+from conveyor.errors import BadInput, Conflict, ConveyorError, EngineFailed, IdempotencyInFlight, NotFound
+from conveyor.export.exports import Exports, ExportState, export_json
+from conveyor.export.request import ExportFormat, ExportSpec
+from conveyor.faults import crashpoint
+from conveyor.jobs.callbacks import (
+    CALLBACK,
+    Answer,
+    Callback,
+    CallbackStatus,
+    callback_of,
+    first_of,
+    is_of,
+    with_callback,
+)
+from conveyor.jobs.event_names import ENDS, MAX_NOTIFY
+from conveyor.jobs.idempotency import Request
+from conveyor.model import Job, JobId, Notice, TenantId
+from conveyor.system import System
+
+log = structlog.get_logger()
+
+_EXPORTED = frozenset({"export.ready", "export.failed"})
+_ERRORS = {"run.failed": "JOB_FAILED", "run.cancelled": "JOB_CANCELLED"}
+_TRIES = 20
+# An answer has room for so many links.
+_PARTS = 50
+
+
+async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Row]:
+    """The callbacks of a job."""
+    page = await records.rows(CALLBACK, tenant, first_of(job_id), MAX_NOTIFY)
+    return [row for row in page.items if is_of(row, job_id)]
+
+
+class StepAnswers:
+    """Looks at each notice once; looking again changes nothing."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._records = system.records
+        self._clock = system.clock
+        # Whoever asks for an export again, because another died over it, need not wait: it is given the same.
+        settings = msgspec.structs.replace(system.settings, idempotency_lease_seconds=0.0)
+        self._exports = Exports(dataclasses.replace(system, settings=settings))
+
+    async def take(self, notice: Notice) -> int:
+        """Have those told who wait for this; returns how many answers there are now that were not there before."""
+        if notice.event not in ENDS | _EXPORTED:
+            return 0
+        answered = 0
+        for row in await callbacks_of(self._records, notice.tenant, notice.job_id):
+            try:
+                answered += await self._take(row, notice)
+            except msgspec.MsgspecError as error:
+                log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
+        return answered
+
+    async def _take(self, row: Row, notice: Notice) -> bool:
+        for _ in range(_TRIES):
+            changed = await self._changed(row, notice)
+            if changed is None:
+                return False
+            crashpoint("callback.answer.before")
+            written = await self._records.replace_row(changed)
+            crashpoint("callback.answer.after")
+            if written is not None:
+                return callback_of(written).answer is not None
+            # The monitor has written to it meanwhile.
+            standing = await self._records.row(CALLBACK, row.tenant, row.id)
+            if standing is None:
+                return False
+            row = standing
+        raise EngineFailed("A callback could not be answered: others write its row all the time.")
+
+    async def _changed(self, row: Row, notice: Notice) -> Row | None:
+        """The row with what this notice makes of it; None if it makes nothing."""
+        callback = callback_of(row)
+        if callback.answer is not None or callback.status is CallbackStatus.TIMED_OUT:
+            return None
+        if notice.event in _EXPORTED:
+            if callback.export_id is None or callback.export_id != notice.data.get("export_id"):
+                return None
+            return self._answered(row, callback, await self._with_export(row.tenant, callback, notice), notice)
+        if callback.run_id != notice.run_id or callback.export_id is not None:
+            return None
+        job = await self._records.job(row.tenant, callback.job_id)
+        summary = await self._summary(job, callback, notice)
+        if notice.event in _ERRORS:
+            cause = msgspec.json.encode(summary).decode()
+            answer = Answer(self._clock.now(), notice.notice_id, error=_ERRORS[notice.event], cause=cause)
+            return self._failed(row, callback, answer)
+        if callback.export is None or job is None:
+            return self._answered(row, callback, summary, notice)
+        return await self._exporting(row, callback, job, summary, notice)
+
+    async def _summary(self, job: Job | None, callback: Callback, notice: Notice) -> dict[str, Any]:
+        run = await self._records.run(callback.job_id, callback.run_id)
+        return {
+            "job_id": callback.job_id,
+            "run_id": callback.run_id,
+            "name": None if job is None else job.name,
+            "event": notice.event,
+            "event_id": notice.notice_id,
+            "at": iso_text(notice.at),
+            "reason": notice.data.get("reason"),
+            "total": None if run is None else run.total,
+            "invalid": None if run is None else run.invalid,
+            "counts": notice.data.get("counts"),
+            "export": None,
+            "export_url": None,
+        }
+
+    async def _exporting(
+        self, row: Row, callback: Callback, job: Job, summary: dict[str, Any], notice: Notice
+    ) -> Row | None:
+        """Ask for the export, once: whoever does it again is given the same."""
+        try:
+            spec = ExportSpec(ExportFormat(callback.export or ""))
+            asked = await self._exports.create(job, spec, Request("callback", row.id, notice.notice_id))
+        except IdempotencyInFlight:
+            raise
+        except (BadInput, Conflict, NotFound, ValueError) as error:
+            code = error.code if isinstance(error, ConveyorError) else "invalid_field"
+            failed = {"id": None, "format": callback.export, "error": {"code": code, "message": str(error)}}
+            return self._answered(row, callback, {**summary, "export": failed}, notice)
+        output = msgspec.json.encode(summary).decode()
+        waiting = msgspec.structs.replace(callback, export_id=asked.subject, output=output)
+        return with_callback(row, waiting, row.due_at)
+
+    async def _with_export(self, tenant: TenantId, callback: Callback, notice: Notice) -> dict[str, Any]:
+        summary: dict[str, Any] = msgspec.json.decode(callback.output or "{}")
+        shown: dict[str, Any] = {"id": callback.export_id, "format": callback.export, "error": notice.data.get("error")}
+        try:
+            found = await self._exports.find(tenant, callback.export_id or "")
+        except NotFound:
+            return {**summary, "export": shown}
+        if found.export.state is ExportState.READY:
+            export = await export_json(self._system.blobs, found.row, found.export, self._clock.now())
+            shown["part_count"] = len(export["parts"])
+            shown["parts"] = [
+                {name: part[name] for name in ("name", "size", "sha256", "url")} for part in export["parts"][:_PARTS]
+            ]
+            shown["expires_at"] = export["expires_at"]
+            summary["export_url"] = export["parts"][0]["url"] if export["parts"] else None
+        return {**summary, "export": shown}
+
+    def _answered(self, row: Row, callback: Callback, summary: dict[str, Any], notice: Notice) -> Row:
+        # The event that is passed on is the one that ended the run, also where an export came after it.
+        event_id = summary.get("event_id", notice.notice_id)
+        answer = Answer(self._clock.now(), event_id, output=msgspec.json.encode(summary).decode())
+        done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
+        return with_callback(row, done, self._clock.now())
+
+    def _failed(self, row: Row, callback: Callback, answer: Answer) -> Row:
+        done = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
+        return with_callback(row, done, self._clock.now())

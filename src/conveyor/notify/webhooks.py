@@ -1,0 +1,222 @@
+"""Webhooks: the endpoints of a tenant. Where each is, which events it gets, and which of its secrets sign.
+
+An endpoint is a row, changed on its version. Its secret is shown when it is made or rotated, and not again; after a
+rotation the old one signs beside the new one for a while.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import iso_text
+from conveyor.engines.records import Records, Row
+from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound
+from conveyor.faults import crashpoint
+from conveyor.jobs.event_names import WEBHOOK, check_events, check_target
+from conveyor.jobs.idempotency import Accepted, Request, Requests, standing_answer
+from conveyor.model import Page, TenantId
+from conveyor.notify.signatures import endpoint_secret
+from conveyor.system import System
+
+CREATED = 201
+MAX_DESCRIPTION = 500
+
+_ID = re.compile(r"webhook_[0-9a-z]{26}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_TRIES = 5
+# Secrets that sign at once, however often one is rotated.
+_MOST_SECRETS = 3
+
+
+class WebhookSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An endpoint to be made. Without `events` it gets all events of all jobs; with none, only those that jobs ask for
+    in `notify`."""
+
+    url: str
+    events: list[str] | None = None
+    description: str | None = None
+
+
+class WebhookChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be different. What is left out stays as it is."""
+
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    events: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    description: str | msgspec.UnsetType | None = msgspec.UNSET
+    disabled: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which secret signs, and until when; None: until it is rotated."""
+
+    number: int
+    until: float | None = None
+
+
+class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an endpoint's row, as JSON."""
+
+    url: str
+    created_at: float
+    # Newest first.
+    secrets: Sequence[Secret]
+    events: Sequence[str] | None = None
+    description: str | None = None
+    disabled: bool = False
+    # Why it was disabled, if nobody asked for that.
+    reason: str | None = None
+
+
+_endpoint = msgspec.json.Decoder(Endpoint)
+
+Change = Callable[[Endpoint], Endpoint]
+
+
+def endpoint_of(row: Row) -> Endpoint:
+    return _endpoint.decode(row.body)
+
+
+def good_secrets(key: bytes, tenant: TenantId, webhook_id: str, endpoint: Endpoint, now: float) -> list[str]:
+    """Those that sign now."""
+    good = [each for each in endpoint.secrets if each.until is None or each.until > now]
+    return [endpoint_secret(key, tenant, webhook_id, each.number) for each in good]
+
+
+class Webhooks:
+    """Makes, shows, changes and removes endpoints."""
+
+    def __init__(self, system: System) -> None:
+        self._records = system.records
+        self._clock = system.clock
+        self._settings = system.settings
+        self._key = system.signing_key
+        self._requests = Requests(system.settings, system.clock, system.records)
+
+    async def create(self, tenant: TenantId, spec: WebhookSpec, request: Request | None = None) -> Accepted:
+        """Make an endpoint. The answer has its secret, which is kept nowhere: not in the answer for replay either."""
+        ticket = await self._requests.claim(tenant, request, self._clock.new_id("webhook"))
+        if isinstance(ticket, Accepted):
+            return self._with_secret(tenant, ticket)
+        async with self._requests.carrying_out(ticket):
+            self._check(spec.url, spec.events, spec.description)
+            await self._check_number(tenant)
+            endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
+            made = Row(WEBHOOK, tenant, ticket.subject, msgspec.json.encode(endpoint))
+            body = msgspec.json.encode(webhook_json(made))
+            row = ticket.answer(CREATED, body, self._requests.keep_until)
+            crashpoint("webhook.create.before")
+            standing = await self._records.create_rows([made], None, row)
+            crashpoint("webhook.create.after")
+            if standing is not None and row is not None:
+                return self._with_secret(tenant, standing_answer(standing, row.fingerprint))
+            return self._with_secret(tenant, Accepted(CREATED, body, ticket.subject))
+
+    async def find(self, tenant: TenantId, webhook_id: str) -> Row:
+        """The tenant's endpoint. One that never was, one that was removed and another's are the same NotFound."""
+        row = await self._records.row(WEBHOOK, tenant, webhook_id) if _ID.fullmatch(webhook_id) else None
+        if row is None:
+            raise NotFound
+        return row
+
+    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Row]:
+        """Endpoints, oldest first."""
+        if cursor is not None and not _ID.fullmatch(cursor):
+            raise BadCursor
+        return await self._records.rows(WEBHOOK, tenant, cursor, limit)
+
+    async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Row:
+        """Change an endpoint. One that is enabled again forgets why it was not."""
+        await self.find(tenant, webhook_id)
+        given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
+        self._check(given.get("url"), given.get("events"), given.get("description"))
+        if "disabled" in given:
+            given["reason"] = None
+        changed = await change_endpoint(
+            self._records, tenant, webhook_id, lambda endpoint: msgspec.structs.replace(endpoint, **given)
+        )
+        if changed is None:
+            raise NotFound
+        return changed
+
+    async def rotate(self, tenant: TenantId, webhook_id: str) -> tuple[Row, str]:
+        """Give the endpoint a new secret; the present one signs beside it for a while."""
+        await self.find(tenant, webhook_id)
+        changed = await change_endpoint(self._records, tenant, webhook_id, self._rotated)
+        if changed is None:
+            raise NotFound
+        number = endpoint_of(changed).secrets[0].number
+        return changed, endpoint_secret(self._key, tenant, webhook_id, number)
+
+    async def remove(self, tenant: TenantId, webhook_id: str) -> None:
+        """Remove an endpoint. What is on its way to it is dropped."""
+        for _ in range(_TRIES):
+            row = await self.find(tenant, webhook_id)
+            crashpoint("webhook.remove.before")
+            if await self._records.remove_row(row):
+                crashpoint("webhook.remove.after")
+                return
+        raise _contended()
+
+    def _rotated(self, endpoint: Endpoint) -> Endpoint:
+        now = self._clock.now()
+        until = now + self._settings.webhook_overlap_seconds
+        newest, *older = endpoint.secrets
+        kept = [each for each in older if each.until is not None and each.until > now]
+        secrets = [Secret(newest.number + 1), Secret(newest.number, until), *kept][:_MOST_SECRETS]
+        return msgspec.structs.replace(endpoint, secrets=secrets)
+
+    def _with_secret(self, tenant: TenantId, accepted: Accepted) -> Accepted:
+        """The answer with the first secret, which is the same each time that it is made."""
+        shown = msgspec.json.decode(accepted.body)
+        shown["secret"] = endpoint_secret(self._key, tenant, accepted.subject, 1)
+        return accepted._replace(body=msgspec.json.encode(shown))
+
+    def _check(self, url: str | None, events: Sequence[str] | None, description: str | None) -> None:
+        if url is not None:
+            check_target(url, self._settings.allow_private_targets)
+        check_events(events)
+        if description is not None and (len(description) > MAX_DESCRIPTION or _CONTROL.search(description)):
+            raise InvalidField(
+                f"`description` must be at most {MAX_DESCRIPTION} characters, without control characters.",
+                field="description",
+            )
+
+    async def _check_number(self, tenant: TenantId) -> None:
+        most = self._settings.max_webhooks
+        if len((await self._records.rows(WEBHOOK, tenant, None, most + 1)).items) >= most:
+            raise LimitReached(f"There are {most} endpoints already, the most that a tenant may have.", limit=most)
+
+
+async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, change: Change) -> Row | None:
+    """Change an endpoint on its version, again while others do; None if it is gone."""
+    for _ in range(_TRIES):
+        row = await records.row(WEBHOOK, tenant, webhook_id)
+        if row is None:
+            return None
+        crashpoint("webhook.change.before")
+        body = msgspec.json.encode(change(endpoint_of(row)))
+        changed = await records.replace_row(msgspec.structs.replace(row, body=body))
+        crashpoint("webhook.change.after")
+        if changed is not None:
+            return changed
+    raise _contended()
+
+
+def webhook_json(row: Row) -> dict[str, Any]:
+    """An endpoint as the API shows it, without its secrets."""
+    endpoint = endpoint_of(row)
+    return {
+        "id": row.id,
+        "url": endpoint.url,
+        "events": endpoint.events,
+        "description": endpoint.description,
+        "disabled": endpoint.disabled,
+        "reason": endpoint.reason,
+        "created_at": iso_text(endpoint.created_at),
+    }
+
+
+def _contended() -> Conflict:
+    return Conflict("Others are changing this endpoint; try again.")

@@ -1,0 +1,131 @@
+"""One exchange with a target whose answer may be long. Gets a request, takes it through the job's route and the guard
+over all redirects, and hands on the answer with its body still on the wire.
+
+Unlike a fetch it has no timeout as a whole: an answer has `patience` to begin, and whoever reads it watches the rest.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.request import StreamRequest
+from pyreqwest.response import Response
+
+from conveyor import __version__
+from conveyor.clock import Clock
+from conveyor.egress.clients import Clients, connect_step
+from conveyor.egress.failures import Failure, is_connecting
+from conveyor.egress.lru import Kept
+from conveyor.egress.redirects import FOLLOWED, Request, redirected
+from conveyor.egress.responses import Head, read_head
+from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
+from conveyor.egress.target_guard import TargetGuard
+from conveyor.errors import BadInput, InvalidSetting
+from conveyor.lists.inputs import gateway_problem, headers_problem
+from conveyor.model import Job, JobId, Options
+from conveyor.settings import Settings
+
+USER_AGENT = f"conveyor/{__version__}"
+MAX_PLANS = 256
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Plan(msgspec.Struct):
+    """The options of a job as an exchange needs them, worked out once."""
+
+    options: Options
+    route: Route
+    headers: Pairs
+    connect: float
+
+
+class Answer(msgspec.Struct):
+    """An answer that has begun, and the request that it answers: the last one, after redirects."""
+
+    response: Response
+    head: Head
+    request: Request
+
+
+class Exchange:
+    """The clients and routes of one executor. `root_certificate` is a PEM to trust beside the usual."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, guard: TargetGuard, *, root_certificate: bytes | None = None
+    ) -> None:
+        self._guard = guard
+        self._clients = Clients(clock, USER_AGENT, root_certificate, streaming=True)
+        self._gateway = operator_gateway(settings.gateway)
+        self._plans: Kept[JobId, Plan] = Kept(MAX_PLANS)
+        wrong = None if self._gateway is None else gateway_problem(self._gateway)
+        if wrong is not None:
+            raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
+
+    async def close(self) -> None:
+        await self._clients.close()
+        await self._guard.close()
+
+    def plan(self, job: Job) -> Plan:
+        """Raises BadInput: what was stored may be older than today's checks."""
+        plan = self._plans.get(job.job_id)
+        if plan is not None and (plan.options is job.options or plan.options == job.options):
+            return plan
+        options = job.options
+        gateway = options.gateway or self._gateway
+        wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        if wrong is not None:
+            raise BadInput(wrong)
+        route = route_of(gateway, self._clients, self._guard, trusted=options.gateway is None)
+        plan = Plan(options, route, tuple(options.headers.items()), connect_step(options.connect_timeout))
+        return self._plans.put(job.job_id, plan)
+
+    @asynccontextmanager
+    async def open(
+        self, plan: Plan, request: Request, patience: float, connect: float | None = None
+    ) -> AsyncIterator[Answer]:
+        """Send the request and follow redirects. Raises what failures.py knows."""
+        connect = plan.connect if connect is None else connect_step(connect)
+        most = plan.options.max_redirects
+        async with AsyncExitStack() as stack:
+            for _ in range(most + 1):
+                hop = plan.route.ready(request, connect) or await plan.route.hop(request, connect, patience)
+                try:
+                    response = await self._begin(stack, request, hop, patience)
+                    head = read_head(response)
+                    if most == 0 or head.status not in FOLLOWED or "location" not in head.fields:
+                        yield Answer(response, head, request)
+                        return
+                except PyreqwestError as error:
+                    if hop.pinned is not None and is_connecting(error):
+                        self._guard.avoid(*hop.pinned)
+                    raise
+                await stack.aclose()
+                request = redirected(request, head.status, head.fields["location"], hop.base, plan.route.origin)
+            raise Failure("too_many_redirects", f"more than {most} redirects")
+
+    async def _begin(self, stack: AsyncExitStack, request: Request, hop: Hop, patience: float) -> Response:
+        try:
+            async with asyncio.timeout(patience):
+                return await stack.enter_async_context(_built(request, hop))
+        except TimeoutError:
+            raise Failure("timeout", f"the answer did not begin within {patience:g} seconds") from None
+
+
+def _built(request: Request, hop: Hop) -> StreamRequest:
+    # Whatever was read ahead is lost to us when the connection breaks.
+    builder = hop.client.request(request.method, hop.url).streamed_read_buffer_limit(0)
+    sent = merged(request.headers, hop.headers)
+    if sent:
+        builder = builder.headers(sent)
+    if request.body is not None:
+        builder = builder.body_bytes(request.body)
+    return builder.build_streamed()
+
+
+def merged(general: Pairs, special: Pairs) -> Pairs:
+    """Both lists of headers; where both have a word on one name, the special one's."""
+    own = {name.lower() for name, _ in special}
+    return (*(pair for pair in general if pair[0].lower() not in own), *special)

@@ -1,0 +1,298 @@
+"""The export_download executor, for APIs that make a file on request. Gets references whose input fills the templates
+of the job's `export`, and hands on the file that the API made of it.
+
+    create the export → keep its id → ask for its state → not yet: wait, holding nothing → ready: download it
+
+The row of the task holds what is known: once the id is in it, every later attempt goes on with that export. Only a
+crash between the answer to `create` and that write makes a second request, under the same Idempotency-Key. A task that
+waits stands in the queue with a delay; it has no worker and spends no attempt, however long the API takes.
+
+Beside the codes of a download:
+
+| Code | Meaning |
+|---|---|
+| export_failed | the export came to a state that means failure |
+| export_timeout | it was not ready within `poll.timeout` |
+| export_api_failed | a call failed more often than it is made again |
+| bad_answer | an answer is not JSON, or lacks what the job says stands in it |
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.egress.failures import Failure
+from conveyor.egress.redirects import Request, is_sensitive
+from conveyor.egress.responses import read_counted
+from conveyor.egress.target_guard import TargetGuard, parse_url
+from conveyor.engines.blobs import Blobs
+from conveyor.engines.records import Records
+from conveyor.errors import BadInput
+from conveyor.faults import crashpoint
+from conveyor.lists.inputs import MAX_TIMEOUT, headers_problem
+from conveyor.lists.templates import (
+    IDEMPOTENCY_KEY,
+    Unfillable,
+    Values,
+    fill_json,
+    fill_text,
+    fill_url,
+    is_call,
+    look_up,
+    scalar,
+)
+from conveyor.model import (
+    Backoff,
+    Export,
+    ExportCall,
+    ExportRetry,
+    Job,
+    Outcome,
+    TaskError,
+    TaskRef,
+    task_id,
+)
+from conveyor.process.executors.download.exchange import Pairs, Plan, merged
+from conveyor.process.executors.download.long_tasks import LongTasks, outcome_of
+from conveyor.process.executors.download.ranges import File
+from conveyor.process.executors.download.transfer import TargetError, Wanted, check_lost
+from conveyor.process.retry import backoff_delay, is_retryable
+from conveyor.process.task_progress import Superseded, Track
+from conveyor.settings import Settings
+from conveyor.states import TaskStatus
+
+_MOST_ANSWER = 1024 * 1024
+# Links to a file lapse; a fresh one is asked for so often in a row.
+_LAPSED = frozenset({401, 403, 404, 410})
+_MOST_LINKS = 5
+_LINK_PAUSE = 1.0
+_SHOWN = 100
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of one export, kept in the task's row."""
+
+    id: str | None = None
+    created_at: float = 0.0
+    polls: int = 0
+    # Calls that failed in a row, and links that had lapsed in a row.
+    failures: int = 0
+    links: int = 0
+    file: File | None = None
+
+
+_state = msgspec.json.Decoder(State | None)
+
+
+class ExportDownloadExecutor:
+    """Runs tasks of kind export_download. One for each event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        guard: TargetGuard,
+        records: Records,
+        blobs: Blobs,
+        *,
+        root_certificate: bytes | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._long = LongTasks(settings, clock, guard, records, blobs, root_certificate)
+        self._retry = ExportRetry(
+            settings.export_retries,
+            settings.export_retry_base,
+            settings.export_retry_rate,
+            settings.export_retry_cap,
+        )
+
+    def grain(self, job: Job) -> int:
+        return 1
+
+    def target(self, ref: TaskRef) -> str | None:
+        return None
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return list(await asyncio.gather(*(self._attempt(job, ref) for ref in refs)))
+
+    async def close(self) -> None:
+        await self._long.exchange.close()
+
+    async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
+        async def step(plan: Plan, track: Track) -> Outcome:
+            if job.options.export is None:
+                raise BadInput("the job has no `export`")
+            return await self._go_on(_Work(job, ref, job.options.export, plan, track))
+
+        return await self._long.attempt(job, ref, step)
+
+    async def _go_on(self, work: "_Work") -> Outcome:
+        """One attempt: as far as the export is."""
+        if work.state.file is None:
+            check_lost(work.track, self._settings)
+        try:
+            if work.state.id is None:
+                await self._create(work)
+            answer, asked = await self._call(work, work.export.status, "GET")
+            now = scalar(look_up(answer, work.export.state), "the state of the export")
+            if now in work.export.failed:
+                raise Failure("export_failed", f"the export ended as {now[:_SHOWN]!r}")
+            if now not in work.export.ready:
+                return await self._wait(work, now)
+            await work.keep(failures=0)
+            wanted = self._wanted(work, answer, asked)
+        except Unfillable as error:
+            raise Failure("bad_answer", f"the answer of the API can not be used: {error}") from None
+        except (BadInput, Superseded):
+            raise
+        except Exception as error:
+            return await self._after_failure(work, error)
+        return await self._download(work, wanted)
+
+    async def _create(self, work: "_Work") -> None:
+        # Whoever makes this request again, after a crash before the id was kept, means the same export.
+        key = ((IDEMPOTENCY_KEY, f"conveyor-{task_id(work.job.run.run_id, work.ref.index)}"),)
+        answer, _ = await self._call(work, work.export.create, "POST", key)
+        made = scalar(look_up(answer, work.export.id), "the id of the export")
+        crashpoint("export.create.before")
+        await work.keep(id=made, created_at=self._clock.now(), failures=0)
+        crashpoint("export.create.after")
+
+    async def _wait(self, work: "_Work", now: str) -> Outcome:
+        poll, state = work.export.poll, work.state
+        if self._clock.now() - state.created_at >= poll.timeout:
+            raise Failure("export_timeout", f"the export was not ready within {poll.timeout:g} seconds")
+        await work.rest(f"the export is {now[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
+        pace = Backoff(poll.first, poll.rate, poll.cap, jitter=False)
+        delay = backoff_delay(pace, state.polls + 1, 0.0, None)
+        return Outcome(TaskStatus.PENDING, retry_after=delay, spend=False)
+
+    async def _after_failure(self, work: "_Work", error: Exception) -> Outcome:
+        """A call failed: make it again later, as the policy for calls of such APIs says."""
+        outcome = outcome_of(error, work.plan.route.blamed)
+        failed = work.state.failures + 1
+        retry = work.export.retry or self._retry
+        if not is_retryable(work.job.options, outcome):
+            await work.rest(None, failures=failed)
+            return outcome
+        assert outcome.error is not None
+        if failed > retry.retries:
+            await work.rest(None, failures=failed)
+            outcome.error = TaskError(
+                "export_api_failed", f"a call failed {failed} times, at last: {outcome.error.message}"
+            )
+            return outcome
+        await work.rest(f"a call failed: {outcome.error.message}", failures=failed)
+        pace = Backoff(retry.base, retry.rate, retry.cap, jitter=False)
+        outcome.retry_after = backoff_delay(pace, failed, 0.0, outcome.retry_after)
+        outcome.spend = False
+        return outcome
+
+    async def _download(self, work: "_Work", wanted: Wanted) -> Outcome:
+        linked = is_call(work.export.download) is None and work.state.links < _MOST_LINKS
+        spare = _LAPSED if linked else frozenset()
+        outcome = await self._long.take(
+            work.job, work.ref, work.plan, work.track, wanted, work.state.file, work.remember, spare
+        )
+        if outcome.status is TaskStatus.FAILED and outcome.http_status in spare:
+            # The next attempt asks for the state again, and with it for a fresh link.
+            await work.rest("the link to the file has lapsed", links=work.state.links + 1)
+            outcome.retry_after = _LINK_PAUSE * 2**work.state.links
+            outcome.spend = False
+        return outcome
+
+    def _wanted(self, work: "_Work", answer: Any, asked: Request) -> Wanted:
+        patience = min(work.job.options.timeout, MAX_TIMEOUT)
+        call = is_call(work.export.download)
+        if call is not None:
+            return Wanted(self._request(work, call, "GET", ()), patience)
+        assert isinstance(work.export.download, str)
+        url = parse_url(scalar(look_up(answer, work.export.download), "the link to the file"))
+        # The headers of the job are for the API; a link to elsewhere gets what a redirect there would.
+        there = url.origin_ascii == asked.url.origin_ascii
+        headers = tuple(pair for pair in work.plan.headers if there or not is_sensitive(pair[0]))
+        return Wanted(Request("GET", url, headers), patience)
+
+    async def _call(self, work: "_Work", call: ExportCall, method: str, more: Pairs = ()) -> tuple[Any, Request]:
+        """The JSON of an answer, and the request that it answers."""
+        request = self._request(work, call, method, more)
+        patience = min(work.job.options.timeout, MAX_TIMEOUT)
+        async with self._long.exchange.open(work.plan, request, patience) as answer:
+            if not 200 <= answer.head.status < 300:
+                raise TargetError(answer.head, self._clock.now())
+            try:
+                async with asyncio.timeout(patience):
+                    body = await read_counted(answer.response, _MOST_ANSWER)
+            except TimeoutError:
+                raise Failure("timeout", f"the answer was not complete within {patience:g} seconds") from None
+        try:
+            return msgspec.json.decode(body), answer.request
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise Failure("bad_answer", "the answer of the API is not JSON", answer.head.status) from None
+
+    def _request(self, work: "_Work", call: ExportCall, method: str, more: Pairs) -> Request:
+        """What a call asks for. Raises BadInput: what the input lacks is known only now."""
+        try:
+            url = parse_url(fill_url(call.url, work.values))
+            own = {name: fill_text(value, work.values) for name, value in call.headers.items()}
+            body, kind = _body(call.body, work.values)
+        except Unfillable as error:
+            raise BadInput(str(error)) from None
+        except UnicodeError:
+            raise BadInput("a value has a lone surrogate") from None
+        wrong = headers_problem(own)
+        if wrong is not None:
+            raise BadInput(wrong)
+        headers = merged(merged(kind, work.plan.headers), merged(tuple(own.items()), more))
+        return Request((call.method or method).upper(), url, (*headers, ("accept-encoding", "identity")), body)
+
+
+class _Work:
+    """One attempt at one export: the task, the description, and the state that is kept in the row."""
+
+    def __init__(self, job: Job, ref: TaskRef, export: Export, plan: Plan, track: Track) -> None:
+        self.job = job
+        self.ref = ref
+        self.export = export
+        self.plan = plan
+        self.track = track
+        self.state = _state.decode(track.state) or State()
+        self._input = msgspec.json.decode(ref.input)
+
+    @property
+    def values(self) -> Values:
+        known = {"input": self._input, "task_id": task_id(self.job.run.run_id, self.ref.index)}
+        return known if self.state.id is None else {**known, "id": self.state.id}
+
+    def remember(self, file: File | None) -> msgspec.Raw:
+        self.state = msgspec.structs.replace(self.state, file=file)
+        return _raw(self.state)
+
+    async def keep(self, **changed: Any) -> None:
+        """Write the state now; the attempt goes on."""
+        state = msgspec.structs.replace(self.state, **changed)
+        if state != self.state:
+            self.state = state
+            await self.track.save(self.track.done, None, state=_raw(state))
+
+    async def rest(self, note: str | None, **changed: Any) -> None:
+        """Write the state; the attempt ends."""
+        self.state = msgspec.structs.replace(self.state, **changed)
+        await self.track.rest(state=_raw(self.state), note=note)
+
+
+def _raw(state: State) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(state))
+
+
+def _body(template: Any, values: Values) -> tuple[bytes | None, Pairs]:
+    """The body of a request and the header that goes with it."""
+    if template is None:
+        return None, ()
+    if isinstance(template, str):
+        return fill_text(template, values).encode(), ()
+    return msgspec.json.encode(fill_json(template, values)), (("content-type", "application/json"),)

@@ -1,0 +1,222 @@
+"""A process that fetches for the workers of another: `python -m conveyor.process.fetcher FD`.
+
+Orders in, packs of outcomes out. It keeps nothing and knows no store; what costs time for each response is done here,
+away from the threads that write rows: the request, the digest of the body, the JSON of the detail. It ends when the
+process that started it does, however that ends: the socket between them is then at its end.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from hashlib import sha256
+from typing import Any, Protocol
+
+import msgspec
+
+from conveyor.clock import SystemClock
+from conveyor.egress.target_guard import TargetGuard
+from conveyor.model import Job, Outcome, TaskError, TaskRef
+from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
+from conveyor.process.executors.fetch.frames import (
+    Drop,
+    Order,
+    Orders,
+    Pack,
+    Packed,
+    Reader,
+    Writer,
+    decode_order,
+    framed,
+    read_frame,
+)
+from conveyor.process.outcomes import detail_json
+from conveyor.settings import Settings
+from conveyor.states import TaskStatus
+from conveyor.telemetry.plain import configure_plain_log
+
+log = logging.getLogger(__name__)
+
+_PACK_COUNT = 64
+_PACK_BYTES = 1024 * 1024
+# How long an outcome waits for others, in seconds.
+_LINGER = 0.004
+
+
+class AttemptsOne(Protocol):
+    """An executor that makes one attempt at one reference; see Executor for what it promises."""
+
+    def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]: ...
+
+
+class Lane:
+    """The orders of one lane of a worker. Between two steps of the loop, `width` of them run or none waits; a lane
+    without a width has none that wait."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.width = 0
+        self.waiting: deque[Order] = deque()
+        self.running: set[asyncio.Task[None]] = set()
+
+
+class Fetcher:
+    """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop, for
+    how long an outcome waits for others."""
+
+    def __init__(self, executor: AttemptsOne, writer: Writer, linger: float = _LINGER) -> None:
+        self._executor = executor
+        self._writer = writer
+        self._linger = linger
+        self._lanes: dict[int, Lane] = {}
+        self._outcomes: list[Packed] = []
+        self._bodies: list[bytes | memoryview] = []
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(self, reader: Reader) -> None:
+        self._writer.write(framed(True))
+        try:
+            while True:
+                order = decode_order(await read_frame(reader))
+                if isinstance(order, Orders):
+                    self._take(order)
+                else:
+                    self._drop(order)
+                await self._writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    def _take(self, given: Orders) -> None:
+        lane = self._lanes.get(given.lane)
+        if lane is None:
+            assert given.job is not None
+            lane = self._lanes[given.lane] = Lane(given.job)
+        elif given.job is not None:
+            lane.job = given.job
+        lane.width = given.width
+        lane.waiting.extend(given.orders)
+        if lane.width == 0:
+            # Other fetchers have the whole width now, and can run these.
+            self._hand_back(lane)
+        self._fill(lane)
+
+    def _fill(self, lane: Lane) -> None:
+        """Have orders that wait run, up to the width."""
+        while lane.waiting and len(lane.running) < lane.width:
+            lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
+
+    def _hand_back(self, lane: Lane) -> None:
+        """Give the worker the orders back that have not begun."""
+        if lane.waiting:
+            self._writer.write(framed(Pack([], b"", [order.number for order in lane.waiting])))
+            lane.waiting.clear()
+
+    def _drop(self, drop: Drop) -> None:
+        lane = self._lanes.get(drop.lane)
+        if lane is None:
+            return
+        if drop.all:
+            del self._lanes[drop.lane]
+            lane.waiting.clear()
+            for runner in lane.running:
+                runner.cancel()
+        else:
+            self._hand_back(lane)
+
+    async def _run(self, lane: Lane, order: Order) -> None:
+        """Run one order after the other, while there are any and the lane is not too wide."""
+        try:
+            await self._attempt(lane.job, order)
+            while lane.waiting and len(lane.running) <= lane.width:
+                await self._attempt(lane.job, lane.waiting.popleft())
+        finally:
+            # In the same step as the test above, not in a callback: the next runner to end counts without this one.
+            runner = asyncio.current_task()
+            assert runner is not None
+            lane.running.discard(runner)
+            self._fill(lane)
+
+    async def _attempt(self, job: Job, order: Order) -> None:
+        """Answer one order, whatever comes of it: one without an answer would be waited for until it is overdue."""
+        try:
+            self._put(order.number, await self._executor.attempt_one(job, order.ref))
+        except asyncio.CancelledError:
+            runner = asyncio.current_task()
+            if runner is not None and runner.cancelling():
+                raise
+            self._put(order.number, _internal())
+        except Exception:
+            # An executor promises not to raise.
+            log.exception("an attempt failed inside Conveyor")
+            self._put(order.number, _internal())
+
+    def _put(self, number: int, outcome: Outcome) -> None:
+        body, detail = outcome.body, detail_json(outcome)
+        self._outcomes.append(
+            Packed(
+                number,
+                outcome.status,
+                outcome.http_status,
+                outcome.error,
+                outcome.retry_after,
+                detail,
+                -1 if body is None else len(body),
+                "" if body is None else sha256(body).hexdigest(),
+                outcome.elapsed,
+            )
+        )
+        if body:
+            self._bodies.append(body)
+            self._bytes += len(body)
+        if len(self._outcomes) >= _PACK_COUNT or self._bytes >= _PACK_BYTES:
+            self._send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._linger, self._send)
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._outcomes:
+            self._writer.write(framed(Pack(self._outcomes, b"".join(self._bodies), [])))
+            self._outcomes, self._bodies, self._bytes = [], [], 0
+
+
+def _internal() -> Outcome:
+    return Outcome(TaskStatus.FAILED, error=TaskError("internal", "the fetch failed inside Conveyor"))
+
+
+async def _main(fd: int) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
+    clock = SystemClock()
+    guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
+    executor = FetchExecutor(settings, clock, guard, room=writer.drain)
+    await Fetcher(executor, writer).serve(reader)
+
+
+def main() -> None:
+    # The process that started this one decides when to stop; a signal to the whole group is for that one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_plain_log("fetcher")
+    try:
+        import uvloop  # noqa: PLC0415  (absent on Windows)
+    except ImportError:
+        run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    else:
+        run = uvloop.run
+    try:
+        run(_main(int(sys.argv[1])))
+    except Exception:
+        # Not by the interpreter, which would show whatever the error says.
+        log.exception("a fetching process failed")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

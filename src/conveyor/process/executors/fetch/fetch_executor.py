@@ -1,0 +1,242 @@
+"""The fetch executor. Gets references whose input is a URL or an object around one, makes one attempt at each, and
+hands on what came of it: status, headers, body, or why there is none (failures.py lists the codes).
+
+Redirects are followed here, hop by hop, so that the guard sees every one of them; one timeout spans all hops and the
+body. The body is read in pieces and counted after decoding: memory is bounded by the cap, whatever is sent.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.request import StreamRequest
+
+from conveyor import __version__
+from conveyor.clock import Clock
+from conveyor.egress.body_budget import Budget
+from conveyor.egress.clients import Clients, connect_step
+from conveyor.egress.failures import Failure, failure_of, is_connecting
+from conveyor.egress.lru import Kept
+from conveyor.egress.redirects import FOLLOWED, Request, redirected
+from conveyor.egress.responses import (
+    Head,
+    declares_at_most,
+    phrase,
+    read_counted,
+    read_declared,
+    read_head,
+    retry_after,
+)
+from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
+from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
+from conveyor.errors import BadInput, InvalidSetting
+from conveyor.lists.inputs import (
+    MAX_TIMEOUT,
+    FetchInput,
+    body_bytes,
+    gateway_problem,
+    headers_problem,
+    is_plain,
+    parse_fetch_input,
+    problem,
+)
+from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
+from conveyor.settings import Settings
+from conveyor.states import TaskStatus
+
+USER_AGENT = f"conveyor/{__version__}"
+MAX_PLANS = 256
+# A URL whose host can be cut out: no escapes, no userinfo, nothing that the parser would change but letter case.
+_PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Plan(msgspec.Struct):
+    """The options of a job as the executor needs them, worked out once."""
+
+    options: Options
+    route: Route
+    headers: Pairs
+    # Empty means 200 to 299.
+    successes: frozenset[int]
+    connect: float
+    timeout: timedelta
+    # What is wrong with the options: no task of the job can be attempted.
+    problem: str | None
+
+    def succeeds(self, status: int) -> bool:
+        return status in self.successes if self.successes else 200 <= status < 300
+
+    def follows(self, answer: Head) -> bool:
+        """A job that takes no redirects, or counts one as its success, gets the answer itself."""
+        wanted = self.options.max_redirects > 0 and answer.status not in self.successes
+        return wanted and "location" in answer.fields
+
+
+class FetchExecutor:
+    """Runs tasks of kind fetch. One for each event loop; `root_certificate` is a PEM to trust beside the usual, `room`
+    is as for Budget."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        guard: TargetGuard,
+        *,
+        root_certificate: bytes | None = None,
+        room: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        # What there is for a worker's process is for all of its fetchers.
+        self._budget = Budget(settings.body_budget_bytes // max(1, settings.fetchers), room)
+        self._clock = clock
+        self._guard = guard
+        self._clients = Clients(clock, USER_AGENT, root_certificate)
+        self._gateway = operator_gateway(settings.gateway)
+        self._plans: Kept[JobId, Plan] = Kept(MAX_PLANS)
+        wrong = None if self._gateway is None else gateway_problem(self._gateway)
+        if wrong is not None:
+            raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
+
+    def grain(self, job: Job) -> int:
+        return 1
+
+    def target(self, ref: TaskRef) -> str | None:
+        return host_of(ref.input)
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        return list(await asyncio.gather(*(self.attempt_one(job, ref) for ref in refs)))
+
+    def attempt_one(self, job: Job, ref: TaskRef) -> Coroutine[Any, Any, Outcome]:
+        return self._attempt(self._plan(job), ref)
+
+    async def close(self) -> None:
+        await self._clients.close()
+        await self._guard.close()
+
+    async def _attempt(self, plan: Plan, ref: TaskRef) -> Outcome:
+        started = self._clock.monotonic()
+        try:
+            outcome = await self._fetch(plan, parse_fetch_input(ref.input), started)
+        except Exception as error:
+            outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.blamed))
+            if isinstance(error, Failure):
+                outcome.http_status = error.http_status
+        outcome.elapsed = self._clock.monotonic() - started
+        return outcome
+
+    async def _fetch(self, plan: Plan, given: FetchInput, started: float) -> Outcome:
+        """All hops of one attempt, in one coroutine: each layer more is felt at thirty thousand a second."""
+        request = first_request(plan, given)
+        connect = plan.connect if given.connect_timeout is None else connect_step(given.connect_timeout)
+        timeout = plan.timeout if given.timeout is None else timedelta(seconds=given.timeout)
+        deadline = started + timeout.total_seconds()
+        for _ in range(plan.options.max_redirects + 1):
+            hop = plan.route.ready(request, connect)
+            if hop is None:
+                hop = await plan.route.hop(request, connect, timeout.total_seconds())
+                timeout = self._left(deadline)
+            try:
+                async with built(request, hop, timeout) as response:
+                    answer = read_head(response)
+                    if answer.status not in FOLLOWED or not plan.follows(answer):
+                        limit = plan.options.max_body_bytes
+                        if declares_at_most(answer, request.method, limit):
+                            body = await read_declared(response, answer, self._budget)
+                        else:
+                            body = await read_counted(response, limit, self._budget)
+                        return self._outcome(plan, request, answer, body)
+            except PyreqwestError as error:
+                if hop.pinned is not None and is_connecting(error):
+                    self._guard.avoid(*hop.pinned)
+                raise
+            request = redirected(request, answer.status, answer.fields["location"], hop.base, plan.route.origin)
+            timeout = self._left(deadline)
+        raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
+
+    def _outcome(self, plan: Plan, request: Request, answer: Head, body: bytes) -> Outcome:
+        outcome = Outcome(
+            TaskStatus.SUCCEEDED,
+            http_status=answer.status,
+            body=body,
+            content_type=answer.fields.get("content-type"),
+            final_url=str(request.url),
+            headers=answer.pairs,
+        )
+        if not plan.succeeds(answer.status):
+            outcome.status = TaskStatus.FAILED
+            outcome.error = TaskError(f"http_{answer.status}", f"the target answered {phrase(answer.status)}")
+            outcome.retry_after = retry_after(answer.fields.get("retry-after"), self._clock.now())
+        return outcome
+
+    def _left(self, deadline: float) -> timedelta:
+        seconds = deadline - self._clock.monotonic()
+        if seconds <= 0:
+            raise Failure("timeout", "the attempt took longer than its timeout")
+        return timedelta(seconds=seconds)
+
+    def _plan(self, job: Job) -> Plan:
+        plan = self._plans.get(job.job_id)
+        if plan is not None and (plan.options is job.options or plan.options == job.options):
+            return plan
+        return self._plans.put(job.job_id, self._make_plan(job.options))
+
+    def _make_plan(self, options: Options) -> Plan:
+        gateway = options.gateway or self._gateway
+        wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        return Plan(
+            options=options,
+            route=route_of(None if wrong else gateway, self._clients, self._guard, trusted=options.gateway is None),
+            headers=tuple(options.headers.items()),
+            successes=frozenset(options.success_statuses),
+            connect=connect_step(options.connect_timeout),
+            timeout=timedelta(seconds=min(options.timeout, MAX_TIMEOUT)),
+            problem=wrong,
+        )
+
+
+def first_request(plan: Plan, given: FetchInput) -> Request:
+    """What the task asks for. Raises BadUrl or BadInput: what was stored may be older than today's checks."""
+    if plan.problem is not None:
+        raise BadInput(plan.problem)
+    url = parse_url(given.url)
+    if is_plain(given):
+        return Request("GET", url, plan.headers)
+    wrong = problem(given)
+    if wrong is not None:
+        raise BadInput(wrong)
+    return Request(given.method.upper(), url, merged(plan.headers, tuple(given.headers.items())), body_bytes(given))
+
+
+def built(request: Request, hop: Hop, timeout: timedelta) -> StreamRequest:
+    """The request, ready to be sent."""
+    builder = hop.client.request(request.method, hop.url).timeout(timeout)
+    sent = merged(request.headers, hop.headers)
+    if sent:
+        builder = builder.headers(sent)
+    if request.body is not None:
+        builder = builder.body_bytes(request.body)
+    return builder.build_streamed()
+
+
+def merged(general: Pairs, special: Pairs) -> Pairs:
+    """Both lists of headers; where both have a word on one name, the special one's."""
+    if not general or not special:
+        return general or special
+    own = {name.lower() for name, _ in special}
+    return (*(pair for pair in general if pair[0].lower() not in own), *special)
+
+
+def host_of(text: str) -> str | None:
+    """The host in the input of a task, under which its limits are kept; None if there is none."""
+    plain = _PLAIN_URL.match(text)
+    if plain is not None:
+        return plain[1]
+    try:
+        return (parse_url(parse_fetch_input(text).url).host_str or "").rstrip(".") or None
+    except (BadUrl, BadInput):
+        return None

@@ -1,0 +1,101 @@
+"""Launching a fetching process: a child on the other end of a socket pair, with its settings sent.
+
+`Fetchers` gets the launcher passed in, so that whatever speaks the frames of frames.py can stand in for the process.
+"""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from conveyor.process.executors.fetch.frames import Reader, Writer, framed
+from conveyor.settings import Settings
+
+_SOCKET_BYTES = 1024 * 1024
+
+
+class Process(Protocol):
+    """A launched process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """End it at once. Killing one that has ended does nothing."""
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+
+
+class Launched(NamedTuple):
+    """A process, and what comes from it and goes to it. Its first frame says that it is ready."""
+
+    reader: Reader
+    writer: Writer
+    process: Process
+
+
+Launch = Callable[[Settings], Awaitable[Launched]]
+
+
+class Subprocess:
+    """A process of the operating system."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def wait(self) -> None:
+        await asyncio.to_thread(self._process.wait)
+
+
+async def launch_fetcher(settings: Settings) -> Launched:
+    """Start the child process (child.py). It ends with the socket. Raises OSError where the machine has no capacity."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = _start(ours, theirs)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        process.kill()
+        await process.wait()
+        raise
+    writer.write(framed(_plain(settings)))
+    return Launched(reader, writer, process)
+
+
+def _start(ours: socket.socket, theirs: socket.socket) -> Subprocess:
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    fd = theirs.fileno()
+    # Not by the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait for ever
+    # for a lock of theirs. Popen runs none of our code in the copy.
+    return Subprocess(
+        subprocess.Popen(  # noqa: S603  (our own module)
+            [sys.executable, "-m", "conveyor.process.executors.fetch.child", str(fd)],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+        )
+    )
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    values = {field: getattr(settings, field) for field in settings.__struct_fields__}
+    return {
+        field: str(value) if isinstance(value, Path) else value for field, value in values.items() if value is not None
+    }

@@ -1,0 +1,162 @@
+"""Calls of handlers: what one came to, and what a worker and the processes that run handlers for it say to each other.
+
+Both sides use it, so that a call ends the same wherever it is made. A frame is four bytes of length and a MessagePack
+value (process/executors/fetch/frames.py); no code and no pickle crosses the line.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from conveyor.handlers import Context, Handler, described, plain_text
+from conveyor.model import Outcome, TaskError, TaskRef
+from conveyor.states import TaskStatus
+
+MAX_MESSAGE = 500
+CONTENT_TYPE = "application/json"
+
+Say = Callable[[int, int | None, str | None], None]
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one call came to: the JSON that it returned, or a code and why."""
+
+    body: bytes | None = None
+    code: str | None = None
+    message: str = ""
+    elapsed: float = 0.0
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
+    """How a process finds the handlers: an app (handlers.load_app), or modules that register with the default ones."""
+
+    app: str | None
+    modules: list[str]
+    path: list[str]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Calls to make one after the other. `slot` is where it is written which one runs (Slots)."""
+
+    number: int
+    slot: int
+    handler: str
+    timeout: float
+    job_id: str
+    run_id: str
+    refs: list[TaskRef]
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Nobody waits for this batch any more."""
+
+    number: int
+
+
+class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag="give_up"):
+    """The call at this position of a batch takes too long: hand over what is there and begin no other of it."""
+
+    number: int
+    position: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The handlers are there, or why they are not."""
+
+    problem: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """Results of a batch, from its first call on; of one that was given up, not of all. `memory` is in bytes."""
+
+    number: int
+    results: list[Result]
+    memory: int = 0
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+    """What a call said of its progress."""
+
+    number: int
+    position: int
+    done: int
+    total: int | None = None
+    note: str | None = None
+
+
+decode_order = msgspec.msgpack.Decoder(Setup | Batch | Cancel | GiveUp).decode
+decode_answer = msgspec.msgpack.Decoder(Ready | Done | Said).decode
+
+
+class Slots:
+    """Memory that a worker shares with one process: which call of each batch runs, and since when. It costs no message
+    and is still there when the process is not: so the worker knows what it died of, and what is stuck."""
+
+    _slot = struct.Struct("<dq")
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        self._table = mmap.mmap(descriptor, max(mmap.PAGESIZE, count * self._slot.size))
+
+    @classmethod
+    def size(cls, count: int) -> int:
+        return max(mmap.PAGESIZE, count * cls._slot.size)
+
+    def mark(self, slot: int, position: int, now: float) -> None:
+        """The call at this position begins; -1: none. The time stands first: read half way it is never too old."""
+        self._slot.pack_into(self._table, slot * self._slot.size, now, position + 1)
+
+    def read(self, slot: int) -> tuple[int, float]:
+        """Position and since when, by the machine's monotonic clock; -1 if none runs."""
+        since, position = self._slot.unpack_from(self._table, slot * self._slot.size)
+        return position - 1, since
+
+    def close(self) -> None:
+        self._table.close()
+
+
+def argued(handler: Handler, ref: TaskRef, context: Context | None) -> Any:
+    """What the handler returns: a value, or a coroutine for an async one."""
+    value = msgspec.json.decode(ref.input)
+    return handler.function(value) if context is None else handler.function(value, context=context)
+
+
+def returned(value: Any) -> Result:
+    try:
+        return Result(msgspec.json.encode(value))
+    except Exception as error:
+        return failed("result_not_json", f"the result can not be kept as JSON: {described(error)}")
+
+
+def raised(error: BaseException) -> Result:
+    return failed("handler_raised", described(error))
+
+
+def timed_out(timeout: float) -> Result:
+    return failed("timeout", f"the handler took longer than {timeout:g} seconds")
+
+
+def failed(code: str, message: str) -> Result:
+    return Result(None, code, plain_text(message, MAX_MESSAGE))
+
+
+def called(handler: Handler, ref: TaskRef, context: Context | None) -> Result:
+    """What one call came to. A handler may raise anything, and a thread must live on."""
+    try:
+        return returned(argued(handler, ref, context))
+    except BaseException as error:
+        return raised(error)
+
+
+def outcome_of(result: Result) -> Outcome:
+    if result.code is None:
+        return Outcome(TaskStatus.SUCCEEDED, body=result.body, content_type=CONTENT_TYPE, elapsed=result.elapsed)
+    error = TaskError(result.code, result.message)
+    return Outcome(TaskStatus.FAILED, error=error, elapsed=result.elapsed)
+
+
+def missing(name: str | None, known: list[str]) -> Result:
+    what = "the job names no handler" if name is None else f"no task is registered as {name!r}"
+    return failed("handler_missing", f"{what} (known: {', '.join(known) or 'none; is --app set?'})")

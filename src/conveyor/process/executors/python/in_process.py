@@ -1,0 +1,156 @@
+"""Handlers inside the worker, without protection: async ones on its event loop, others in threads. For tests of small
+things, and for functions of a main script. One that crashes takes the worker along, one that blocks the loop keeps it
+from its leases, and a thread that is stuck is written off.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from conveyor.clock import Clock
+from conveyor.handlers import Context, Handler
+from conveyor.model import Job, TaskRef
+from conveyor.process.executors.python.handler_calls import Result, argued, called, raised, returned, timed_out
+from conveyor.process.executors.python.threads import Threads
+
+
+class Teller(Protocol):
+    """Keeps what a call says of its progress."""
+
+    def say(self, position: int, done: int, total: int | None, note: str | None) -> None: ...
+
+
+class Inside:
+    """Calls handlers in this process; at most `threads` of those that are not async at once."""
+
+    def __init__(self, threads: int, clock: Clock) -> None:
+        self._clock = clock
+        self._threads = Threads("handler")
+        self._slots = asyncio.Semaphore(threads)
+
+    async def run(self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: Teller | None) -> list[Result]:
+        contexts = _Contexts(job, handler, teller)
+        try:
+            if handler.is_async:
+                return [await self._awaited(handler, ref, job.options.timeout, contexts) for ref in refs]
+            return await self._in_threads(job, handler, refs, contexts)
+        except asyncio.CancelledError:
+            contexts.cancel()
+            raise
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def _awaited(self, handler: Handler, ref: TaskRef, timeout: float, contexts: "_Contexts") -> Result:
+        started = self._clock.monotonic()
+        scope = asyncio.timeout(timeout)
+        try:
+            async with scope:
+                result = returned(await argued(handler, ref, contexts.make(ref)))
+        except asyncio.CancelledError:
+            # The worker is stopping, or else the handler cancelled itself and that is its failure.
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                raise
+            result = raised(asyncio.CancelledError())
+        except (KeyboardInterrupt, GeneratorExit):
+            # Of this process, and not of the handler.
+            raise
+        except BaseException as error:
+            result = timed_out(timeout) if scope.expired() else raised(error)
+        return Result(result.body, result.code, result.message, self._clock.monotonic() - started)
+
+    async def _in_threads(
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], contexts: "_Contexts"
+    ) -> list[Result]:
+        results: list[Result] = []
+        while len(results) < len(refs):
+            async with self._slots:
+                batch = Batch(handler, refs[len(results) :], self._clock, contexts.make)
+                results += await self._hop(job.options.timeout, batch)
+        return results
+
+    async def _hop(self, timeout: float, batch: "Batch") -> list[Result]:
+        """What the thread got done; with a call that is stuck, up to that one, and the thread is written off."""
+        done = self._threads.run(batch.run)
+        try:
+            while not done.done():
+                left = batch.left(timeout)
+                if left <= 0 and (ended := batch.give_up(timeout)) is not None:
+                    return ended
+                await asyncio.wait((done,), timeout=max(left, 0))
+        finally:
+            batch.stopped = True
+        return batch.results
+
+
+class Batch:
+    """References that one thread runs one after the other, while the event loop watches."""
+
+    def __init__(
+        self, handler: Handler, refs: Sequence[TaskRef], clock: Clock, context: Callable[[TaskRef], Context | None]
+    ) -> None:
+        self._handler = handler
+        self._refs = refs
+        self._clock = clock
+        self._context = context
+        # Held by the thread as it goes from one call to the next, by the loop as it decides that a call is stuck:
+        # no call is begun after that, so none is made here and by the next batch too.
+        self._turn = threading.Lock()
+        self._begun = 0
+        self._since: float | None = None
+        self.results: list[Result] = []
+        self.stopped = False
+
+    def run(self) -> None:
+        monotonic = self._clock.monotonic
+        now = monotonic()
+        for ref in self._refs:
+            with self._turn:
+                if self.stopped:
+                    return
+                self._begun += 1
+                self._since = began = now
+            result = called(self._handler, ref, self._context(ref))
+            now = monotonic()
+            self.results.append(Result(result.body, result.code, result.message, now - began))
+
+    def left(self, timeout: float) -> float:
+        """Seconds that the call under way still has; all of them while the thread has not begun."""
+        return timeout if self._since is None else self._since + timeout - self._clock.monotonic()
+
+    def give_up(self, timeout: float) -> list[Result] | None:
+        """Stop before the next call, unless the thread went on to one just now. What came of those begun."""
+        with self._turn:
+            if self.left(timeout) > 0:
+                return None
+            self.stopped = True
+            ended = list(self.results)
+        return ended if len(ended) == self._begun else [*ended, timed_out(timeout)]
+
+
+class _Contexts:
+    """The contexts of the calls of one batch."""
+
+    def __init__(self, job: Job, handler: Handler, teller: Teller | None) -> None:
+        self._job = job
+        self._wanted = handler.wants_context
+        self._teller = teller
+        self._loop = asyncio.get_running_loop()
+        self._made: list[Context] = []
+
+    def make(self, ref: TaskRef) -> Context | None:
+        if not self._wanted:
+            return None
+        context = Context(self._job.job_id, self._job.run.run_id, ref.index, ref.attempt, self._say)
+        self._made.append(context)
+        return context
+
+    def cancel(self) -> None:
+        for context in self._made:
+            context.cancelled = True
+
+    def _say(self, done: int, total: int | None, note: str | None) -> None:
+        """From whatever thread the handler is in."""
+        if self._teller is not None:
+            self._loop.call_soon_threadsafe(self._teller.say, 0, done, total, note)

@@ -1,0 +1,370 @@
+"""The python executor. Gets references whose input is any JSON value, has the job's handler called with each in a child
+process, and hands on what it returned, as JSON, or how it failed.
+
+| Code | Meaning |
+|---|---|
+| handler_missing | no function is registered under the job's `handler` |
+| handler_raised | the function raised; the message has the type and the text, never the traceback |
+| result_not_json | the function returned what JSON can not hold |
+| timeout | the function took longer than `timeout`; the process of one that is not async is replaced |
+| process_failed | no process could be started for it |
+| worker_lost | it took every process along that ran it; it is dead-lettered |
+
+Handlers run in children (children.py), so that none of them can keep the worker's event loop from renewing its leases,
+whatever it does: crash, block, leak or hold the interpreter. When a child dies, the call that it ran is made again
+alone, in a process of its own, and the others of its batch as if nothing had been; a call that is lost
+CONVEYOR_MAX_LOST_STARTS times is given up. So a task that kills takes no other along for more than one start.
+
+With CONVEYOR_HANDLER_PROCESSES=0, and for functions of the main script, which no other process can import, handlers run
+inside the worker (inside.py).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.egress.lru import Kept
+from conveyor.engines.records import Records
+from conveyor.errors import Unavailable
+from conveyor.handlers import Handler, Handlers
+from conveyor.model import Job, JobId, Outcome, TaskRef
+from conveyor.process.executors import WORKER_LOST
+from conveyor.process.executors.python.children import Child, NoCapacity, NotStarted, Ran
+from conveyor.process.executors.python.handler_calls import Result, Setup, failed, missing, outcome_of, timed_out
+from conveyor.process.executors.python.in_process import Inside
+from conveyor.process.task_progress import ProgressBook, Superseded, Track
+from conveyor.settings import Settings
+
+log = structlog.get_logger()
+
+MAX_GRAIN = 256
+# A message to a child and back costs some 100 µs: worth it for one slow call, not for each of many quick ones.
+QUICK_BATCH = 0.005
+SLOW_BATCH = 0.05
+MAX_JOBS = 1024
+# Batches of async handlers that are under way at once.
+_ASYNC_BATCHES = 1024
+_MOST_FAILED_STARTS = 3
+# Children that may die under a batch of which nothing ran.
+_MOST_DEATHS = 10
+_START_PAUSE = 0.2
+_LONGEST_START_PAUSE = 30.0
+
+
+class PythonExecutor:
+    """Runs tasks of kind python. `path` is where modules are looked for; `app` is as for handlers.load_app."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        settings: Settings,
+        clock: Clock,
+        records: Records,
+        path: Sequence[str],
+        app: str | None = None,
+    ) -> None:
+        self._handlers = handlers
+        self._settings = settings
+        self._clock = clock
+        self._book = ProgressBook(records, clock, settings)
+        self._grains: Kept[JobId, int] = Kept(MAX_JOBS)
+        modules = [] if app is not None else handlers.modules()
+        isolated = settings.handler_processes > 0 and "__main__" not in modules
+        self._children = Children(Setup(app, modules, list(path)), settings, clock) if isolated else None
+        self._inside = None if isolated else Inside(settings.handler_threads, clock)
+        self._sync = asyncio.Semaphore(max(1, settings.handler_processes) * settings.handler_threads)
+        self._async = asyncio.Semaphore(_ASYNC_BATCHES)
+
+    def grain(self, job: Job) -> int:
+        return self._grains.get(job.job_id) or 1
+
+    def target(self, ref: TaskRef) -> str | None:
+        return None
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        handler = self._handlers.find(job.options.handler)
+        if handler is None:
+            return [outcome_of(missing(job.options.handler, self._handlers.names())) for _ in refs]
+        if len(refs) == 1 and handler.wants_context:
+            return [await self._attempt_told(job, handler, refs[0])]
+        return [outcome_of(result) for result in await self._results(job, handler, refs, None)]
+
+    async def close(self) -> None:
+        if self._children is not None:
+            await self._children.close()
+        if self._inside is not None:
+            self._inside.close()
+
+    async def _attempt_told(self, job: Job, handler: Handler, ref: TaskRef) -> Outcome:
+        """One call that may say how far it is; what it says is kept. Raises Superseded."""
+        teller = Teller(self._book, job, ref)
+        calling = asyncio.ensure_future(self._results(job, handler, [ref], teller))
+        teller.on_superseded = calling.cancel
+        try:
+            (result,) = await calling
+        except asyncio.CancelledError:
+            calling.cancel()
+            await asyncio.wait([calling])
+            await teller.finish(rest=not teller.superseded)
+            if teller.superseded:
+                raise Superseded from None
+            raise
+        await teller.finish(rest=result.code is not None)
+        return outcome_of(result)
+
+    async def _results(
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
+    ) -> list[Result]:
+        if self._inside is not None:
+            results = await self._inside.run(job, handler, refs, teller)
+        else:
+            results = await self._in_children(job, handler, refs, teller)
+        if handler.wants_context:
+            self._grains.put(job.job_id, 1)
+        else:
+            self._adapt(job, len(refs), sum(result.elapsed for result in results))
+        return results
+
+    async def _in_children(
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
+    ) -> list[Result]:
+        """Results of all, over as many children as it takes."""
+        assert self._children is not None
+        found: dict[int, Result] = {}
+        # Positions in `refs` that are to be called.
+        left = list(range(len(refs)))
+        failed_starts = deaths = 0
+        capacity = CapacityWait(self._clock)
+        while left:
+            async with self._async if handler.is_async else self._sync:
+                try:
+                    child = await self._children.take()
+                    ran = await self._call(child, job, handler, [refs[at] for at in left], teller)
+                except NoCapacity as error:
+                    await capacity.pause(error)
+                    continue
+                except NotStarted as error:
+                    failed_starts += 1
+                    if failed_starts >= _MOST_FAILED_STARTS:
+                        found |= {at: failed("process_failed", str(error)) for at in left}
+                        break
+                    await self._clock.sleep(_START_PAUSE)
+                    continue
+            found |= dict(zip(left, ran.results, strict=False))
+            left = left[len(ran.results) :]
+            if ran.stuck:
+                found[left.pop(0)] = timed_out(job.options.timeout)
+            elif ran.lost is not None:
+                deaths += 1
+                if ran.running >= 0:
+                    at = left.pop(ran.running)
+                    found[at] = await self._after_death(job, handler, refs[at], teller, ran.lost)
+                elif deaths > _MOST_DEATHS:
+                    found |= {at: failed("process_failed", f"process after process ended {ran.lost}") for at in left}
+                    break
+        return [found[at] for at in range(len(refs))]
+
+    async def _after_death(
+        self, job: Job, handler: Handler, ref: TaskRef, teller: "Teller | None", cause: str
+    ) -> Result:
+        """The call that a child ran when it died: killed because it took too long, or else what it died of."""
+        if not cause:
+            return timed_out(job.options.timeout)
+        return await self._alone(job, handler, ref, teller, cause)
+
+    async def _alone(self, job: Job, handler: Handler, ref: TaskRef, teller: "Teller | None", cause: str) -> Result:
+        """A call whose process died: is it what it died of? It is made again where it can harm nobody else."""
+        assert self._children is not None
+        lost, most = 1, max(1, self._settings.max_lost_starts)
+        capacity = CapacityWait(self._clock)
+        while lost < most:
+            log.warning("a call is made again alone", run=job.run.run_id, index=ref.index, lost=lost, cause=cause)
+            try:
+                async with self._children.alone() as child:
+                    ran = await self._call(child, job, handler, [ref], teller)
+            except NoCapacity as error:
+                await capacity.pause(error)
+                continue
+            except NotStarted as error:
+                return failed("process_failed", str(error))
+            if ran.results:
+                return ran.results[0]
+            if ran.stuck or not ran.lost:
+                return timed_out(job.options.timeout)
+            cause = ran.lost
+            lost += 1
+        return failed(WORKER_LOST, f"The process was lost {lost} times while it ran this task, at last {cause}.")
+
+    async def _call(
+        self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
+    ) -> Ran:
+        report = None if teller is None else teller.say
+        return await child.run(job, handler.name, refs, is_async=handler.is_async, report=report)
+
+    def _adapt(self, job: Job, count: int, seconds: float) -> None:
+        grain = self.grain(job)
+        if seconds < QUICK_BATCH and count >= grain:
+            grain = min(grain * 2, MAX_GRAIN)
+        elif seconds > SLOW_BATCH:
+            grain = max(grain // 2, 1)
+        self._grains.put(job.job_id, grain)
+
+
+class CapacityWait:
+    """Pauses that grow, while the machine has no capacity for another child. They spend no attempt of a task."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = _START_PAUSE
+
+    async def pause(self, error: NoCapacity) -> None:
+        log.error("no capacity for a process for handlers; retrying", error=str(error), seconds=self._seconds)
+        await self._clock.sleep(self._seconds)
+        self._seconds = min(_LONGEST_START_PAUSE, self._seconds * 2)
+
+
+class Children:
+    """The children of one executor. The first is started when there is something to call, more when all are busy."""
+
+    def __init__(self, setup: Setup, settings: Settings, clock: Clock) -> None:
+        self._setup = setup
+        self._settings = settings
+        self._clock = clock
+        self._ready: list[Child] = []
+        self._all: set[Child] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._problem: NotStarted | None = None
+        self._one_alone = asyncio.Semaphore(1)
+
+    async def take(self) -> Child:
+        """The one with least to do. Raises NotStarted."""
+        while True:
+            ready = [child for child in self._ready if not child.retired]
+            idle = min(ready, key=lambda child: child.load, default=None)
+            wanted = len(ready) + len(self._starting) < self._settings.handler_processes
+            if wanted and (idle is None or idle.load > 0):
+                self._start()
+            if idle is not None:
+                return idle
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+            if self._problem is not None and not self._ready:
+                raise self._problem
+
+    def alone(self) -> "Alone":
+        """A child for one call, beside the others."""
+        return Alone(self)
+
+    async def make(self) -> Child:
+        child = Child(self._setup, self._settings, self._settled)
+        self._all.add(child)
+        try:
+            await child.start()
+        except BaseException:
+            self._all.discard(child)
+            raise
+        return child
+
+    async def close(self) -> None:
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(child.end() for child in list(self._all)))
+
+    @property
+    def one_alone(self) -> asyncio.Semaphore:
+        return self._one_alone
+
+    def _start(self) -> None:
+        task = asyncio.create_task(self._start_one())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_one(self) -> None:
+        try:
+            self._ready.append(await self.make())
+            self._problem = None
+        except NotStarted as error:
+            log.error("a process for handlers could not be started", error=str(error))
+            self._problem = error
+        except Exception as error:
+            # Whoever waits for one must learn of it.
+            log.exception("a process for handlers could not be started")
+            self._problem = NotStarted(f"the process can not be started: {type(error).__name__}")
+
+    def _settled(self, child: Child) -> None:
+        if child.retired and child in self._ready:
+            self._ready.remove(child)
+        if child.ended:
+            self._all.discard(child)
+
+
+class Alone:
+    """async with: a child that nobody else has; one at a time."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._child: Child | None = None
+
+    async def __aenter__(self) -> Child:
+        await self._children.one_alone.acquire()
+        try:
+            self._child = await self._children.make()
+        except BaseException:
+            self._children.one_alone.release()
+            raise
+        return self._child
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._child is not None
+        try:
+            await self._child.end()
+        finally:
+            self._children.one_alone.release()
+
+
+class Teller:
+    """Keeps what one call says of its progress, and hears whether the task has gone to another attempt."""
+
+    def __init__(self, book: ProgressBook, job: Job, ref: TaskRef) -> None:
+        self._book = book
+        self._job = job
+        self._ref = ref
+        self._track: Track | None = None
+        self._last: tuple[int, int | None, str | None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self.superseded = False
+        self.on_superseded: Callable[[], object] = lambda: None
+
+    def say(self, position: int, done: int, total: int | None, note: str | None) -> None:
+        self._last = (done, total, note)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+
+    async def finish(self, *, rest: bool) -> None:
+        """The call has ended."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        if self._track is not None and rest:
+            try:
+                await self._track.rest()
+            except (Superseded, Unavailable):
+                return
+
+    async def _write(self) -> None:
+        try:
+            while self._last is not None and not self.superseded:
+                (done, total, note), self._last = self._last, None
+                if self._track is None:
+                    self._track = await self._book.begin(self._job, self._ref)
+                    await self._track.save(done, total, note=note)
+                elif self._track.is_due(done, total) or note != self._track.note:
+                    await self._track.save(done, total, note=note)
+        except Superseded:
+            self.superseded = True
+            self.on_superseded()
+        except Unavailable as error:
+            log.warning("progress was not written", run=self._job.run.run_id, index=self._ref.index, error=repr(error))
+        finally:
+            self._writing = None

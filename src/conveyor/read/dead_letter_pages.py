@@ -1,0 +1,36 @@
+"""Dead letters of one tenant. Gets a cursor, reads what was given up, and hands on what is the tenant's own."""
+
+from typing import Any
+
+from conveyor.engines.queue import Queue
+from conveyor.jobs.dead_letters import Letter, read_letter
+from conveyor.model import Page, TenantId
+from conveyor.read.results import iso_time
+
+# A listing reads over the letters of others; after so many reads a page ends early rather than late.
+_MOST_READS = 20
+
+
+async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[Letter]:
+    """Up to `limit` letters of the tenant, oldest first. A page may have fewer and still not be the last."""
+    items: list[Letter] = []
+    for _ in range(_MOST_READS):
+        page = await queue.dead_letters(cursor, limit - len(items))
+        read = [letter for letter in map(read_letter, page.items) if letter is not None]
+        items += [letter for letter in read if letter.tenant == tenant]
+        cursor = page.next_cursor
+        if cursor is None or len(items) == limit:
+            break
+    return Page(items, cursor)
+
+
+def letter_json(letter: Letter) -> dict[str, Any]:
+    """A letter as the API shows it; what it carried stays inside."""
+    return {
+        "id": letter.message_id,
+        "queue": "control" if letter.chunk is None else "run",
+        "job_id": letter.job_id,
+        "run_id": letter.run_id,
+        "reason": letter.reason,
+        "at": iso_time(letter.at),
+    }

@@ -1,0 +1,194 @@
+"""Results. Gets a run and a cursor, reads tasks and bodies through the seams, and hands on pages, the public
+shape of a task, and its body, checked against the sha256 that was stored with it.
+"""
+
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from conveyor.clock import iso_text
+from conveyor.engines.blobs import Blobs
+from conveyor.engines.records import Records
+from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.errors import EngineFailed, NoBody, NotFound
+from conveyor.model import PROGRESS, BodyRef, Page, Progress, RunKey, Task, TaskError, piece_key, progress_id
+from conveyor.read import cursors
+from conveyor.read.body_names import body_name
+from conveyor.read.merge import merged_page
+from conveyor.states import TaskStatus
+from conveyor.telemetry import metrics
+
+BODY_SECONDS = 86_400.0
+
+
+async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
+    """Up to `limit` tasks that match, in order of task_id. Only so many rows are looked at: where few match, a page may
+    have fewer, or none, and still not be the last. Raises BadCursor."""
+    positions = cursors.decode(cursor, run.shard_count)
+    if run.shard_count > 1:
+        merged = await merged_page(tasks, run, where, limit, positions)
+        _count(merged.rows_read, len(merged.items))
+        return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
+    # One more than asked for tells whether there is a next page, without a page that turns out empty.
+    scanned = await tasks.scan(run, 0, positions[0], limit + 1, where)
+    items = scanned.tasks[:limit]
+    _count(len(scanned.tasks), len(items))
+    last = items[-1].task_id if len(scanned.tasks) > limit else scanned.last
+    return Page(items, None if last is None else cursors.encode([last]))
+
+
+def _count(read: int, returned: int) -> None:
+    metrics.ROWS_READ.add(read)
+    metrics.ROWS_RETURNED.add(returned)
+
+
+def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
+    """A task as the API shows it. `headers` are [name, value] pairs as they were received: names repeat
+    (Set-Cookie) and their order means something. `body_url` is shown only if there is a body to get."""
+    detail = task.detail
+    body = detail.body
+    return {
+        "task_id": task.task_id,
+        "index": task.index,
+        "input": task.input,
+        "status": task.status.label,
+        "attempts": task.attempts,
+        "http_status": task.http_status,
+        "error": error_json(task),
+        "content_type": detail.content_type,
+        "size": body.length if body else None,
+        "sha256": body.sha256 if body else None,
+        "final_url": detail.final_url,
+        "headers": detail.headers,
+        "elapsed": detail.elapsed if task.finished_at is not None else None,
+        "finished_at": iso_time(task.finished_at),
+        "body_url": body_url if body else None,
+    }
+
+
+async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, Any] | None:
+    """How far an attempt at the task is, as the API shows it; None if it has ended, or says nothing of the kind."""
+    if task.status is not TaskStatus.PENDING:
+        return None
+    row = await records.row(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
+    if row is None:
+        return None
+    at = msgspec.json.decode(row.body, type=Progress)
+    return {
+        "at": iso_text(at.at),
+        "attempt": at.attempt,
+        "done": at.done,
+        "total": at.total,
+        "rate": at.rate,
+        "note": at.note,
+    }
+
+
+async def body_link(blobs: Blobs, task: Task, path: str) -> str:
+    """Where to get the body: the store's own link to it, good for a day, if it is an object by itself and the store
+    signs one; else `path`, of the API."""
+    body = task.detail.body
+    if body is None or body.offset >= 0 or body.piece:
+        return path
+    name = body_name(task).rpartition("/")[2]
+    signed = await blobs.presigned_get(body.key, BODY_SECONDS, "application/octet-stream", name)
+    return path if signed is None else signed.url
+
+
+def error_json(task: Task) -> TaskError | None:
+    """Why the task failed. The code is in the row even where the detail was dropped."""
+    if task.detail.error is None and task.error_code is not None:
+        return TaskError(task.error_code, "")
+    return task.detail.error
+
+
+def iso_time(at: float | None) -> str | None:
+    """A time as it is shown; None where there is none."""
+    return None if at is None else iso_text(at)
+
+
+def body_ref(task: Task) -> BodyRef:
+    """Where the task's body is. Raises NoBody."""
+    if task.detail.body is None:
+        raise NoBody
+    return task.detail.body
+
+
+async def read_body(blobs: Blobs, task: Task) -> bytes:
+    """The task's body, whole: for bodies that fit into memory. Raises NoBody."""
+    ref = body_ref(task)
+    if ref.piece:
+        return b"".join([piece async for piece in stream_body(blobs, ref)])
+    # An object that is longer than it should be is caught by the one byte more.
+    start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
+    data = await blobs.get(ref.key, start, length)
+    if data is None:
+        raise missing_body(ref)
+    check_body(ref, len(data), sha256(data).hexdigest())
+    return data
+
+
+async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
+    """A body in pieces, in flat memory. It is checked when the last piece has gone out: if it is damaged,
+    the stream ends in an exception and not as if it were whole."""
+    digest = sha256()
+    got = 0
+    try:
+        async for piece in _pieces(blobs, ref):
+            kept = piece if ref.offset < 0 else piece[: ref.length - got]
+            digest.update(kept)
+            got += len(kept)
+            if kept:
+                yield kept
+            if ref.offset >= 0 and got == ref.length:
+                break
+    except NotFound:
+        raise missing_body(ref) from None
+    check_body(ref, got, digest.hexdigest())
+
+
+async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes from `start` up to `end` of a body. Only the whole could be checked against its sha256; who asks for a
+    part compares what it puts together."""
+    left = end - start
+    try:
+        async for piece in _pieces(blobs, ref, start):
+            kept = piece[:left]
+            left -= len(kept)
+            yield kept
+            if left == 0:
+                return
+    except NotFound:
+        raise missing_body(ref) from None
+    raise EngineFailed("A stored body is shorter than it was.", key=ref.key, offset=ref.offset)
+
+
+async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[bytes]:
+    """The bytes of a body from `start` on, and of a segment what follows it too. Raises NotFound."""
+    if not ref.piece:
+        async for part in blobs.stream(ref.key, max(ref.offset, 0) + start):
+            yield part
+        return
+    first, inside = divmod(start, ref.piece)
+    for number in range(first, -(-ref.length // ref.piece)):
+        async for part in blobs.stream(piece_key(ref.key, number), inside):
+            yield part
+        inside = 0
+
+
+def check_body(ref: BodyRef, length: int, digest: str) -> None:
+    """Raise unless these are the bytes that were stored."""
+    if length != ref.length or digest != ref.sha256:
+        raise EngineFailed(
+            f"A stored body is damaged: {length} bytes with sha256 {digest[:16]}…, "
+            f"where {ref.length} bytes with {ref.sha256[:16]}… were written.",
+            key=ref.key,
+            offset=ref.offset,
+        )
+
+
+def missing_body(ref: BodyRef) -> EngineFailed:
+    """A row points to an object that is not there."""
+    return EngineFailed("A stored body is missing.", key=ref.key, offset=ref.offset)

@@ -1,0 +1,198 @@
+"""Deadlines: catches runs that are not done in time. Their unfinished tasks are queued again, by the recovery queue and
+with fresh attempts, some times; then the run fails and a dead letter says so. A run never waits, or loops, for ever.
+
+Each step is first written to the run's row, on the version that was seen, and the row stays due until the step is done:
+another monitor takes no part in it, and one that dies has it done by the next.
+"""
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.coordination.isolation import Isolation
+from conveyor.coordination.waits import Wait, say_waiting
+from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, recovery_queue
+from conveyor.engines.records import Records, Row
+from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.errors import EngineFailed
+from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import decode, encode, messages, send_all
+from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import Chunk, IngestJob, InputJson, Job, Notice, TaskId, TaskSeed
+from conveyor.recover.monitored import Monitored
+from conveyor.settings import Settings
+from conveyor.states import ENDED, RunState, TaskStatus
+
+log = structlog.get_logger()
+
+# Where the last message of a run that is given up goes, to be buried.
+OVERDUE = QueueName("overdue")
+
+_PAGE = 100
+_PAGES = 10
+_ROWS = 5000
+# Seconds after which a step that was begun is done again, by whoever finds it.
+_REDO = 300.0
+_HOLD_SECONDS = 30.0
+_LOOKS = 50
+_LOOK_PAUSE = 0.2
+
+
+class Deadlines:
+    """A part of the monitor."""
+
+    def __init__(
+        self,
+        records: Records,
+        tasks: Tasks,
+        queue: Queue,
+        coordinator: Coordinator,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._records = records
+        self._tasks = tasks
+        self._queue = queue
+        self._coordinator = coordinator
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._settings = settings
+        self._isolation = Isolation("monitor", clock)
+
+    async def run_once(self, seen: Monitored) -> None:
+        for _ in range(_PAGES):
+            rows = await self._records.due_rows(DEADLINE, self._clock.now(), _PAGE)
+            for row in rows:
+                await self._isolation.due_row(self._records, row, partial(self._look, row, seen))
+            if len(rows) < _PAGE:
+                break
+
+    async def _look(self, row: Row, seen: Monitored) -> None:
+        job = None if row.job_id is None else await self._records.job(row.tenant, row.job_id)
+        deadline = _decoded(row)
+        if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
+            await self._records.remove_row(row)
+            return
+        now, seconds = self._clock.now(), job.options.deadline
+        if seconds is None:
+            await self._records.remove_row(row)
+        elif job.state is RunState.PAUSED:
+            # Nobody is late with what is not to run; its time counts on.
+            await self._put_off(row, now + self._settings.monitor_seconds)
+        elif not deadline.under_way and deadline.since + seconds > now:
+            await self._put_off(row, deadline.since + seconds)
+        # A step that another began and did not see through is not one more.
+        elif deadline.tries + (not deadline.under_way) <= self._settings.deadline_tries:
+            await self._queue_again(job, row, deadline, seconds, seen)
+        else:
+            await self._give_up(job, row, deadline, seconds, seen)
+
+    async def _put_off(self, row: Row, until: float) -> None:
+        await self._records.replace_row(msgspec.structs.replace(row, due_at=until))
+
+    async def _queue_again(self, job: Job, row: Row, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+        now, most = self._clock.now(), self._settings.deadline_tries
+        tries = deadline.tries + (not deadline.under_way)
+        begun = Deadline(deadline.run_id, now, tries, under_way=True)
+        notice = None if deadline.under_way else self._notice(job, {"tries": tries, "of": most, "deadline": seconds})
+        crashpoint("monitor.overdue.before")
+        held = await self._records.replace_row(_with(row, begun, now + _REDO), notice)
+        crashpoint("monitor.overdue.after")
+        if held is None:
+            return
+        detail = f"past its deadline of {seconds:g} s: its unfinished tasks were queued again, {tries} of {most} times"
+        await say_waiting(self._coordinator, job.run.run_id, Wait("deadline", detail, now + seconds), seconds)
+        sent = await self._requeue(job)
+        crashpoint("monitor.requeue.after")
+        done = msgspec.structs.replace(begun, under_way=False)
+        await self._records.replace_row(_with(held, done, now + seconds))
+        seen.overdue += 1
+        log.warning("run is past its deadline", job=job.job_id, run=job.run.run_id, tries=tries, tasks=sent)
+
+    async def _requeue(self, job: Job) -> int:
+        """Queue all pending tasks again, in bounded memory. What was in a queue already falls to the status guard."""
+        sent = 0
+        if not job.run.last_batch:
+            ingest = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))
+            await send_all(self._queue, CONTROL, [Outgoing(ingest)], self._clock)
+        async for page in self._pending(job, _ROWS):
+            outgoing = messages(job.key, page, job.options.chunk_size)
+            await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
+            sent += len(page)
+        return sent
+
+    async def _pending(self, job: Job, limit: int) -> AsyncGenerator[list[TaskSeed], None]:
+        """The tasks that have not ended, so many at a time."""
+        for shard in range(max(1, job.task_shard_count)):
+            after: TaskId | None = None
+            while page := await self._tasks.page(job.key, shard, after, limit, TaskFilter(status=TaskStatus.PENDING)):
+                yield [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
+                after = page[-1].task_id
+
+    async def _give_up(self, job: Job, row: Row, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+        counts = await self._tasks.counts(job.key)
+        left = job.run.total - counts.ended if job.run.last_batch else None
+        unfinished = "its list is not ingested" if left is None else f"{left} tasks are unfinished"
+        most = self._settings.deadline_tries
+        again = f", nor after its tasks were queued again {most} times" if most else ""
+        reason = f"deadline: not done within {seconds:g} s{again}; {unfinished}"
+        begun = msgspec.structs.replace(deadline, tries=most + 1, under_way=True)
+        crashpoint("monitor.expire.before")
+        held = await self._records.replace_row(_with(row, begun, self._clock.now() + _REDO))
+        crashpoint("monitor.expire.after")
+        if held is None:
+            return
+        # The letter first: a run that shows as failed for this always has one.
+        await self._write_letter(job, reason)
+        crashpoint("monitor.letter.after")
+        await self._lifecycle.move(job, RunState.FAILED, reason, counts)
+        await self._records.remove_row(held)
+        seen.expired += 1
+        log.error("run given up", job=job.job_id, run=job.run.run_id, reason=reason)
+
+    async def _write_letter(self, job: Job, reason: str) -> None:
+        """A dead letter with the first of the tasks that are left. A message is buried by who holds it: so it is sent,
+        received and buried, and with it any that another monitor left there."""
+        pages = self._pending(job, job.options.chunk_size)
+        left: list[TaskSeed] = await anext(pages, [])
+        await pages.aclose()
+        (first, *_) = messages(job.key, left, job.options.chunk_size) or [encode(Chunk(job.key, []))]
+        chunk = Chunk(job.key, decode(first.body).refs, lost=reason, code="deadline")
+        await send_all(self._queue, OVERDUE, [encode(chunk)], self._clock)
+        for _ in range(_LOOKS):
+            for delivery in await self._queue.receive(OVERDUE, 10, _HOLD_SECONDS):
+                letter = decode(delivery.body)
+                await self._queue.bury(OVERDUE, [delivery.receipt], letter.lost)
+                if letter.run == job.key:
+                    return
+            await self._clock.sleep(_LOOK_PAUSE)
+        raise EngineFailed("The dead letter of a run that is past its deadline did not come back from its queue.")
+
+    def _notice(self, job: Job, data: dict[str, object]) -> Notice:
+        return Notice(
+            notice_id=self._clock.new_id("evt"),
+            tenant=job.tenant,
+            job_id=job.job_id,
+            run_id=job.run.run_id,
+            event="run.overdue",
+            at=self._clock.now(),
+            data=data,
+        )
+
+
+def _with(row: Row, deadline: Deadline, due_at: float) -> Row:
+    return msgspec.structs.replace(row, body=msgspec.json.encode(deadline), due_at=due_at)
+
+
+def _decoded(row: Row) -> Deadline | None:
+    try:
+        return deadline_of(row)
+    except msgspec.MsgspecError:
+        log.error("the deadline of a run can not be read", tenant=row.tenant, row=row.id)
+        return None

@@ -1,0 +1,81 @@
+"""The log of a command: on standard error, above the live bar, at the level of the settings. Lines for people on a
+terminal, JSON everywhere else; whatever is logged, by libraries too, passes the redaction last."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.typing import Processor
+
+from conveyor.errors import InvalidSetting
+from conveyor.telemetry import metrics
+from conveyor.telemetry.redact import printable, redact_event
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _StandardError:
+    """Whatever standard error is at the moment: a live bar puts itself in its place."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def configure_log(level: str, quiet: bool = False, form: str = "auto") -> None:
+    """`quiet` is for commands that show a bar: information is what the bar is for."""
+    number = _LEVELS.get(level.lower())
+    if number is None:
+        raise InvalidSetting(f"CONVEYOR_LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {level!r}")
+    if quiet and number == logging.INFO:
+        number = logging.WARNING
+    every: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _count,
+    ]
+    last = [redact_event, _renderer(form)]
+    structlog.configure(
+        processors=[*every, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _StandardError())),
+    )
+    _configure_libraries([structlog.stdlib.add_logger_name, *every], last)
+
+
+def _renderer(form: str) -> Processor:
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if form == "json" or (form == "auto" and not terminal):
+        return structlog.processors.JSONRenderer(ensure_ascii=False)
+    render = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+
+    def rendered(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        for name, value in event.items():
+            if isinstance(value, str) and name != "exception":
+                event[name] = printable(value)
+        return render(logger, method, event)
+
+    return rendered
+
+
+def _configure_libraries(before: list[Processor], last: list[Processor]) -> None:
+    """Libraries log by the standard module: their warnings come out as lines of the same log."""
+    remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler = logging.StreamHandler(cast(TextIO, _StandardError()))
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[remove, *last]))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def _count(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    level = "error" if event["level"] == "critical" else event["level"]
+    if level in ("warning", "error"):
+        metrics.LOGGED.add(1, level)
+    return event
