@@ -131,13 +131,13 @@ async def submits(count: int, place: str) -> dict[str, Any]:
     from bench.belt import TENANT, store
     from conveyor.accept.spec import decode_spec
     from conveyor.accept.submit import Submit
-    from conveyor.model import Upload
+    from conveyor.model import UploadRecord
 
     data = write_list(place, count).read_bytes()
     async with store(place) as system:
         now = system.clock.now()
         name = system.clock.new_id("upload")
-        upload = Upload(
+        upload = UploadRecord(
             TENANT, name, f"uploads/{TENANT}/{name}", len(data), sha256(data).hexdigest(), now, now + 3600.0
         )
         await system.blobs.put(upload.key, data)

@@ -10,7 +10,7 @@ import msgspec
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import Tasks
 from conveyor.export.exporter import Exporter
-from conveyor.export.exports import Export, Exports, ExportState, part_range
+from conveyor.export.exports import ExportRecord, Exports, ExportState, part_range
 from conveyor.export.request import ExportSpec
 from conveyor.model import (
     BodyRef,
@@ -19,8 +19,8 @@ from conveyor.model import (
     JobId,
     JobKind,
     Mode,
-    Notice,
     Options,
+    OutboxEvent,
     ResultDetail,
     ResultLayout,
     Run,
@@ -118,7 +118,9 @@ def new_job(system: System, total: int, shards: int = 1, state: RunState = RunSt
 async def stored_job(system: System, total: int, shards: int = 1, per_segment: int = 500) -> Job:
     """A job that has ended, with its tasks and their bodies."""
     job = new_job(system, total, shards)
-    notice = Notice(system.clock.new_id("evt"), ACME, job.job_id, job.run.run_id, "job.accepted", job.created_at, {})
+    notice = OutboxEvent(
+        system.clock.new_id("evt"), ACME, job.job_id, job.run.run_id, "job.accepted", job.created_at, {}
+    )
     await system.records.create_job(job, notice, None)
     await store_tasks(system, job, range(total), per_segment)
     return job
@@ -155,7 +157,7 @@ async def asked(system: System, job: Job, **spec: Any) -> str:
     return accepted.subject
 
 
-async def found(system: System, export_id: str) -> Export:
+async def found(system: System, export_id: str) -> ExportRecord:
     return (await Exports(system).find(ACME, export_id)).export
 
 

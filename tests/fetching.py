@@ -5,7 +5,7 @@ import asyncio
 import itertools
 
 from conveyor.model import Job, Outcome, TaskRef
-from conveyor.process.executors.fetch.child import Fetcher
+from conveyor.process.executors.fetch.child import ChildFetcher
 from conveyor.process.executors.fetch.launch import Launched
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -76,7 +76,7 @@ class InProcess:
 
     _pids = itertools.count(1_000_000)
 
-    def __init__(self, fetcher: Fetcher, orders: asyncio.StreamReader, back: PipeEnd) -> None:
+    def __init__(self, fetcher: ChildFetcher, orders: asyncio.StreamReader, back: PipeEnd) -> None:
         self.pid = next(self._pids)
         self.killed = False
         self._fetcher = fetcher
@@ -101,7 +101,7 @@ class Launcher:
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
-        self.fetchers: list[Fetcher] = []
+        self.fetchers: list[ChildFetcher] = []
         self.executors: list[Attempts] = []
         self.processes: list[InProcess] = []
 
@@ -111,7 +111,7 @@ class Launcher:
         there, here = asyncio.StreamReader(), asyncio.StreamReader()
         back = PipeEnd(here)
         executor = Attempts()
-        fetcher = Fetcher(executor, back, linger=0.0)
+        fetcher = ChildFetcher(executor, back, linger=0.0)
         process = InProcess(fetcher, there, back)
         self.fetchers.append(fetcher)
         self.executors.append(executor)

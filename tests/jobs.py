@@ -10,8 +10,8 @@ from conveyor.model import (
     JobKind,
     ListFormat,
     Mode,
-    Notice,
     Options,
+    OutboxEvent,
     Range,
     ResultLayout,
     Run,
@@ -65,8 +65,8 @@ def make_job(
     )
 
 
-def make_notice(clock: Clock, job: Job, event: str = "job.accepted", **data: Any) -> Notice:
-    return Notice(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
+def make_notice(clock: Clock, job: Job, event: str = "job.accepted", **data: Any) -> OutboxEvent:
+    return OutboxEvent(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
 
 
 def make_run(clock: Clock, shards: int = 1, tenant: TenantId = ACME) -> RunKey:

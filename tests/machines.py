@@ -13,12 +13,12 @@ from aiohttp import ClientSession, web
 from botocore.config import Config
 
 from conveyor.engines.aws_session import aws_session
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.jobs.callbacks import CALLBACK, Callback, callback_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, TaskEnd
 from conveyor.notify.callback_monitor import Callbacks
-from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.intake import Intake
 from conveyor.notify.step_functions import StepAnswers
 from conveyor.states import TaskStatus
@@ -138,7 +138,7 @@ class Roles:
         self.intake = Intake(system)
         self.callbacks = Callbacks(system, system.step_functions)
         answers = StepAnswers(system)
-        self.notifier = Notifier(system.settings, system.records, system.tasks, system.clock, answers)
+        self.notifier = OutboxDispatcher(system.settings, system.records, system.tasks, system.clock, answers)
 
     async def take_in(self, number: int = 1) -> None:
         """Until so many jobs came in."""
@@ -168,7 +168,7 @@ class Roles:
     async def all(self) -> list[Callback]:
         return [callback_of(row) for row in await self.rows()]
 
-    async def rows(self) -> list[Row]:
+    async def rows(self) -> list[Document]:
         return (await self.system.records.rows(CALLBACK, ACME, None, 1000)).items
 
     async def only(self) -> Callback:

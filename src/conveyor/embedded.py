@@ -19,15 +19,15 @@ from conveyor.export.exporter import Exporter
 from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
 from conveyor.ingest.ingester import Ingester
-from conveyor.ingest.pipeline import Ingest
+from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.list_files import list_format, pieces_of
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
 from conveyor.notify.callback_monitor import Callbacks
 from conveyor.notify.deliverer import Deliverer
-from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.intake import Intake
-from conveyor.notify.progress_notifier import Herald
+from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.notify.step_functions import StepAnswers
 from conveyor.process.body_store import Bodies
 from conveyor.process.executors import Executor
@@ -156,7 +156,7 @@ class Embedded:
     def ingesters(self) -> list[Role]:
         """The roles that make tasks of staged lists."""
         system = self.system
-        ingest = Ingest(
+        ingest = IngestPipeline(
             system.settings,
             system.clock,
             system.records,
@@ -191,8 +191,8 @@ class Embedded:
         system = self.system
         settings, records, clock = system.settings, system.records, system.clock
         return [
-            Herald(records, system.tasks, system.coordinator, clock, settings.failure_notice_seconds),
-            Notifier(settings, records, system.tasks, clock, StepAnswers(system)),
+            ProgressNotifier(records, system.tasks, system.coordinator, clock, settings.failure_notice_seconds),
+            OutboxDispatcher(settings, records, system.tasks, clock, StepAnswers(system)),
             Deliverer(settings, records, clock, system.signing_key, self._outbound()),
         ]
 

@@ -13,8 +13,8 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.progress_events import Milestones
-from conveyor.model import Counts, FailureThreshold, Job, Notice, Run
+from conveyor.jobs.progress_events import ProgressEvents
+from conveyor.model import Counts, FailureThreshold, Job, OutboxEvent, Run
 from conveyor.states import ENDED, RunState, sources_of
 from conveyor.telemetry import traces
 
@@ -37,7 +37,7 @@ class Lifecycle:
         self._records = records
         self._tasks = tasks
         self._clock = clock
-        self._milestones = Milestones(records, clock)
+        self._milestones = ProgressEvents(records, clock)
 
     async def settle(self, job: Job, counts: Counts) -> RunState | None:
         """Complete the run, or stop it at its failure threshold, if these counts say so. Returns the new state."""
@@ -74,7 +74,7 @@ class Lifecycle:
     ) -> RunState | None:
         """Move the run to `target` if its state allows it, or is one of `sources`; None if somebody else was first.
         With `keep`, what it leaves is not swept."""
-        notice = Notice(
+        notice = OutboxEvent(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,

@@ -168,7 +168,7 @@ class ExportRetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cap: float = 900.0
 
 
-class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ExportApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An API that makes a file on request. `id`, `state` and `download` say where these stand in its answers, as a JSON
     Pointer (/data/id) or a dotted path ($.data.id); `download` may be a call of its own."""
 
@@ -219,7 +219,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     # For the kinds "download" and "export_download".
     download: Download = Download()
     # For kind "export_download".
-    export: Export | None = None
+    export: ExportApi | None = None
     # Among one tenant's runs, a higher number is served first.
     priority: int = 0
     retention_days: float = 14.0
@@ -346,7 +346,7 @@ class Ingested(msgspec.Struct, frozen=True):
         return self.ranges_done == self.ranges
 
 
-class Upload(msgspec.Struct, frozen=True):
+class UploadRecord(msgspec.Struct, frozen=True):
     """A place for one list, promised to a client before it is filled."""
 
     tenant: TenantId
@@ -435,7 +435,7 @@ def progress_id(run_id: RunId, index: int) -> str:
     return f"{run_id}:{index}"
 
 
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a long task is: the body of its row, as JSON. The row's `due_at` is when it counts as stuck; None while
     no attempt is under way. Who begins an attempt writes the row, and so takes it from whoever had it."""
 
@@ -600,7 +600,7 @@ def resumable(job: Job) -> bool:
     )
 
 
-class Notice(msgspec.Struct, frozen=True):
+class OutboxEvent(msgspec.Struct, frozen=True):
     """An outbox entry: something a client is to be told, written in the same step as the change it tells of."""
 
     notice_id: str
@@ -612,7 +612,7 @@ class Notice(msgspec.Struct, frozen=True):
     data: dict[str, Any]
 
 
-class Event(msgspec.Struct, frozen=True):
+class EventRecord(msgspec.Struct, frozen=True):
     """An entry of a job's audit trail."""
 
     seq: int

@@ -16,7 +16,7 @@ from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
-from conveyor.engines.records import AcceptsWhole, Records
+from conveyor.engines.records import AtomicAccept, Records
 from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
@@ -53,7 +53,7 @@ class System:
     coordinator: Coordinator
     blobs: Blobs
     # None where records, tasks and queue are not one database.
-    whole: AcceptsWhole | None
+    whole: AtomicAccept | None
     # Calls back with the name of each queue that any process sends to; None where the engine can not tell.
     wakes: Callable[[Callable[[QueueName], None]], AbstractAsyncContextManager[None]] | None
     # What upload links are signed with.

@@ -9,11 +9,11 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.engines.dynamodb import DynamoEngine
-from conveyor.engines.dynamodb.address import Address, parse_address
+from conveyor.engines.dynamodb.address import DynamoAddress, parse_address
 from conveyor.engines.dynamodb.layout import partition
 from conveyor.engines.dynamodb.table import Key
 from conveyor.engines.dynamodb.wire import Patience
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, ListFormat, Mode, Options, Range, Source, shard_of, task_id
@@ -170,7 +170,7 @@ class TestEarlierForms:
         assert [task.index for task in await engine.tasks.at(run, range(3))] == [0, 1, 2]
 
     async def test_rows_without_a_version(self, engine: DynamoEngine) -> None:
-        row = Row("schedule", ACME, "one", b"body")
+        row = Document("schedule", ACME, "one", b"body")
         await engine.records.create_rows([row])
         await change(engine, Key("Rows#schedule#acme", "row#one"), "records", "v", "version", "rev")
         assert await engine.records.row("schedule", ACME, "one") == row
@@ -249,9 +249,9 @@ class TestTimeToLive:
     async def test_it_is_for_what_nobody_reads_any_more(self, engine: DynamoEngine, clock: ManualClock) -> None:
         now = clock.now()
         rows = [
-            Row("export", ACME, "lasting", b""),
-            Row("export", ACME, "expiring", b"", expires_at=now + DAY),
-            Row("export", ACME, "due", b"", expires_at=now + DAY, due_at=now),
+            Document("export", ACME, "lasting", b""),
+            Document("export", ACME, "expiring", b"", expires_at=now + DAY),
+            Document("export", ACME, "due", b"", expires_at=now + DAY, due_at=now),
         ]
         await engine.records.create_rows(rows)
         items = await raw(engine, "Rows#export#acme", "records")
@@ -322,9 +322,9 @@ class TestChecks:
 
 class TestAddress:
     def test_a_url_is_read(self) -> None:
-        assert parse_address(f"dynamodb://{REGION}/conveyor") == Address(REGION, "conveyor")
+        assert parse_address(f"dynamodb://{REGION}/conveyor") == DynamoAddress(REGION, "conveyor")
         full = parse_address("dynamodb://us-gov-west-1/a_b.C-1?endpoint=http%3A%2F%2F127.0.0.1%3A8000&pitr=true")
-        assert full == Address("us-gov-west-1", "a_b.C-1", "http://127.0.0.1:8000", True)
+        assert full == DynamoAddress("us-gov-west-1", "a_b.C-1", "http://127.0.0.1:8000", True)
         assert (full.records, full.tasks) == ("a_b.C-1-records", "a_b.C-1-tasks")
 
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor.engines.ingest_sums import sums_of
-from conveyor.engines.records import IdempotencyRow, Records, Row
+from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.errors import BadCursor
 from conveyor.model import (
     ApiKey,
@@ -26,7 +26,7 @@ from conveyor.model import (
     RunId,
     Source,
     TenantId,
-    Upload,
+    UploadRecord,
 )
 from conveyor.states import ENDED, MOVES, RunState, sources_of
 from tests.clocks import ManualClock
@@ -47,13 +47,13 @@ LEGAL = [
 
 def row(
     clock: ManualClock, key: str = "k1", tenant: TenantId = ACME, route: str = "POST /v1/jobs", ttl: float = 60.0
-) -> IdempotencyRow:
+) -> IdempotencyClaim:
     """A claim as a request makes it, with an id of its own for what it is to make."""
     now = clock.now()
-    return IdempotencyRow(tenant, route, key, f"sha of {key}", clock.new_id("job"), now + LEASE, now + ttl)
+    return IdempotencyClaim(tenant, route, key, f"sha of {key}", clock.new_id("job"), now + LEASE, now + ttl)
 
 
-def answered(claim: IdempotencyRow, body: bytes = b"the answer\0\xff") -> IdempotencyRow:
+def answered(claim: IdempotencyClaim, body: bytes = b"the answer\0\xff") -> IdempotencyClaim:
     return msgspec.structs.replace(claim, status=201, body=body)
 
 
@@ -659,8 +659,8 @@ class TestRanges:
 
 class TestOpenJobs:
     async def append(
-        self, records: Records, job: Job, lines: int, answer: IdempotencyRow | None = None, seal: bool = False
-    ) -> Range | IdempotencyRow | None:
+        self, records: Records, job: Job, lines: int, answer: IdempotencyClaim | None = None, seal: bool = False
+    ) -> Range | IdempotencyClaim | None:
         return await records.append_range(job.job_id, job.run.run_id, LIST, lines, answer, seal)
 
     async def test_indexes_are_handed_out_once(self, records: Records, clock: ManualClock) -> None:
@@ -770,9 +770,9 @@ class TestOpenJobs:
         assert (await stored(records, job)).reason == "nobody added"
 
 
-def upload(clock: ManualClock, upload_id: str = "upload_1", tenant: TenantId = ACME, ttl: float = 60.0) -> Upload:
+def upload(clock: ManualClock, upload_id: str = "upload_1", tenant: TenantId = ACME, ttl: float = 60.0) -> UploadRecord:
     now = clock.now()
-    return Upload(tenant, upload_id, f"uploads/{tenant}/{upload_id}", 7, "0" * 64, now, now + ttl)
+    return UploadRecord(tenant, upload_id, f"uploads/{tenant}/{upload_id}", 7, "0" * 64, now, now + ttl)
 
 
 class TestUploads:
@@ -899,9 +899,9 @@ class TestReferences:
         assert {each.upload_id for each in found} == {"upload_1", "upload_2", "upload_3"}
 
 
-def referring(id: str, upload_id: str) -> Row:
+def referring(id: str, upload_id: str) -> Document:
     """A row that refers to an upload, as that of a schedule does."""
-    return Row("schedule", ACME, id, b"every day", upload_id=upload_id)
+    return Document("schedule", ACME, id, b"every day", upload_id=upload_id)
 
 
 async def forgotten(records: Records, job: Job) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.records import IdempotencyRow, Records, Row
+from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.model import JobId, TenantId
 from tests.clocks import ManualClock
 from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
@@ -18,17 +18,17 @@ KIND = "schedule"
 replace = msgspec.structs.replace
 
 
-def make_row(name: str = "one", **fields: object) -> Row:
+def make_row(name: str = "one", **fields: object) -> Document:
     given = {"kind": KIND, "tenant": ACME, "id": name, "body": b"body of " + name.encode()}
-    return Row(**given | fields)  # type: ignore[arg-type]
+    return Document(**given | fields)  # type: ignore[arg-type]
 
 
-def claim_of(clock: ManualClock, key: str = "k1") -> IdempotencyRow:
+def claim_of(clock: ManualClock, key: str = "k1") -> IdempotencyClaim:
     now = clock.now()
-    return IdempotencyRow(ACME, "POST /v1/schedules", key, "print", "one", now + 30, now + 60)
+    return IdempotencyClaim(ACME, "POST /v1/schedules", key, "print", "one", now + 30, now + 60)
 
 
-def answered(claim: IdempotencyRow, body: bytes = b"answer") -> IdempotencyRow:
+def answered(claim: IdempotencyClaim, body: bytes = b"answer") -> IdempotencyClaim:
     return replace(claim, status=201, body=body)
 
 
@@ -38,8 +38,8 @@ async def ids(records: Records, kind: str = KIND, tenant: TenantId = ACME, job_i
     return [row.id for row in page.items]
 
 
-async def walk(records: Records, limit: int, job_id: JobId | None = None) -> list[Row]:
-    got: list[Row] = []
+async def walk(records: Records, limit: int, job_id: JobId | None = None) -> list[Document]:
+    got: list[Document] = []
     cursor: str | None = None
     while True:
         page = await records.rows(KIND, ACME, cursor, limit, job_id)
@@ -148,7 +148,7 @@ class TestCreate:
 
 class TestReplace:
     async def test_each_write_raises_the_version(self, records: Records, clock: ManualClock) -> None:
-        row: Row | None = make_row(due_at=clock.now())
+        row: Document | None = make_row(due_at=clock.now())
         assert row is not None
         await records.create_rows([row])
         for number in range(2, 5):
@@ -448,15 +448,15 @@ async def test_whatever_is_done_the_rows_are_those_of_the_model(
     steps: list[tuple[str, str, float | None, float | None]],
 ) -> None:
     kind = clock.new_id("kind")
-    model: dict[str, Row] = {}
+    model: dict[str, Document] = {}
 
-    def live(name: str) -> Row | None:
+    def live(name: str) -> Document | None:
         row = model.get(name)
         return row if row is not None and (row.expires_at is None or row.expires_at > clock.now()) else None
 
     for number, (step, name, due, expires) in enumerate(steps):
         now = clock.now()
-        row = Row(
+        row = Document(
             kind,
             ACME,
             name,

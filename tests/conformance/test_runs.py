@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from conveyor.engines.records import IdempotencyRow, Records, Row
-from conveyor.model import Backoff, Job, JobId, Lineage, Notice, Options, Run, RunId
+from conveyor.engines.records import Document, IdempotencyClaim, Records
+from conveyor.model import Backoff, Job, JobId, Lineage, Options, OutboxEvent, Run, RunId
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.clocks import ManualClock
 from tests.jobs import ACME, OTHER, make_job, make_notice
@@ -49,7 +49,7 @@ def with_next_run(clock: ManualClock, job: Job, **fields: object) -> Job:
     return replace(job, run=run, state=run.state, reason=None)
 
 
-async def add(records: Records, clock: ManualClock, job: Job, answer: IdempotencyRow | None = None) -> object:
+async def add(records: Records, clock: ManualClock, job: Job, answer: IdempotencyClaim | None = None) -> object:
     return await records.add_run(job, make_notice(clock, job, "run.added", number=job.run.number), answer)
 
 
@@ -63,12 +63,12 @@ async def events(records: Records, job: Job) -> list[str]:
     return [event.event for event in (await records.notices(job.tenant, job.job_id, None, 1000)).items]
 
 
-def claim_of(clock: ManualClock, job: Job, key: str = "k1") -> IdempotencyRow:
+def claim_of(clock: ManualClock, job: Job, key: str = "k1") -> IdempotencyClaim:
     now = clock.now()
-    return IdempotencyRow(ACME, "rerun", key, "print", job.job_id, now + 30, now + 60)
+    return IdempotencyClaim(ACME, "rerun", key, "print", job.job_id, now + 30, now + 60)
 
 
-def answered(claim: IdempotencyRow, body: bytes = b"answer") -> IdempotencyRow:
+def answered(claim: IdempotencyClaim, body: bytes = b"answer") -> IdempotencyClaim:
     return replace(claim, status=202, body=body)
 
 
@@ -233,7 +233,7 @@ class TestRuns:
         job = await ended(records, clock)
         again = with_next_run(clock, job)
         await add(records, clock, again)
-        await records.create_rows([Row("export", ACME, "one", b"", job_id=job.job_id)])
+        await records.create_rows([Document("export", ACME, "one", b"", job_id=job.job_id)])
         await records.hide_job(ACME, job.job_id)
         assert [run.state for run in await records.runs(job.job_id)] == [RunState.COMPLETED, RunState.CANCELLED]
         assert len(await records.hidden_jobs(clock.now(), 10)) == 1, "a job, not a run"
@@ -297,7 +297,7 @@ class TestOptions:
 
 class TestUntold:
     async def test_all_that_was_not_passed_on_oldest_first(self, records: Records, clock: ManualClock) -> None:
-        made: list[Notice] = []
+        made: list[OutboxEvent] = []
         for number in range(12):
             job = make_job(clock, tenant=(ACME, OTHER)[number % 2])
             notice = make_notice(clock, job, "job.accepted", number=number, text="ü", deep={"a": [1, None]})

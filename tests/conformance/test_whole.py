@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskFilter
 from conveyor.jobs.chunks import decode, messages
 from conveyor.model import Job, ListFormat, Source
@@ -16,20 +16,24 @@ from tests.clocks import ManualClock
 from tests.jobs import ACME, make_job, make_notice, seeds
 
 
-async def accept(engine: Any, clock: ManualClock, job: Job, row: IdempotencyRow | None = None) -> IdempotencyRow | None:
+async def accept(
+    engine: Any, clock: ManualClock, job: Job, row: IdempotencyClaim | None = None
+) -> IdempotencyClaim | None:
     given = seeds(job.run.total)
     queue = run_queue(job.run.run_id)
     outgoing = messages(job.key, given, 10)
-    taken: IdempotencyRow | None = await engine.accept_whole(job, make_notice(clock, job), row, given, queue, outgoing)
+    taken: IdempotencyClaim | None = await engine.accept_whole(
+        job, make_notice(clock, job), row, given, queue, outgoing
+    )
     return taken
 
 
-def make_claim(clock: ManualClock, job: Job) -> IdempotencyRow:
+def make_claim(clock: ManualClock, job: Job) -> IdempotencyClaim:
     now = clock.now()
-    return IdempotencyRow(ACME, "route", "key", "print", job.job_id, now + 30, now + 60)
+    return IdempotencyClaim(ACME, "route", "key", "print", job.job_id, now + 30, now + 60)
 
 
-def answered(claim: IdempotencyRow, body: bytes) -> IdempotencyRow:
+def answered(claim: IdempotencyClaim, body: bytes) -> IdempotencyClaim:
     return msgspec.structs.replace(claim, status=201, body=body)
 
 
@@ -46,7 +50,7 @@ async def test_all_of_it_is_there_at_once(whole: Any, clock: ManualClock) -> Non
 
 async def test_its_rows_are_there_with_it(whole: Any, clock: ManualClock) -> None:
     job = make_job(clock, total=2)
-    queue, rows = run_queue(job.run.run_id), [Row("callback", ACME, "one", b"x", job_id=job.job_id)]
+    queue, rows = run_queue(job.run.run_id), [Document("callback", ACME, "one", b"x", job_id=job.job_id)]
     assert await whole.accept_whole(job, make_notice(clock, job), None, seeds(2), queue, [], rows) is None
     assert (await whole.records.rows("callback", ACME, None, 10, job.job_id)).items == rows
 
@@ -56,7 +60,7 @@ async def test_a_taken_key_writes_no_rows(whole: Any, clock: ManualClock) -> Non
     claim = make_claim(clock, first)
     await whole.records.claim(claim)
     assert await accept(whole, clock, first, answered(claim, b"first")) is None
-    rows = [Row("callback", ACME, "one", b"x")]
+    rows = [Document("callback", ACME, "one", b"x")]
     late = answered(claim, b"second")
     standing = await whole.accept_whole(second, make_notice(clock, second), late, seeds(1), CONTROL, [], rows)
     assert standing == answered(claim, b"first")
@@ -93,7 +97,7 @@ async def test_an_error_in_any_part_leaves_nothing(whole: Any, clock: ManualCloc
     job = make_job(clock, total=3)
     queue = run_queue(job.run.run_id)
     spoiled = [Outgoing(b"fine"), Outgoing(object())]  # type: ignore[arg-type]
-    rows = [Row("callback", ACME, "one", b"x")]
+    rows = [Document("callback", ACME, "one", b"x")]
     with pytest.raises(Exception):  # noqa: B017  (whatever the engine says to a body that is not bytes)
         await whole.accept_whole(job, make_notice(clock, job), None, seeds(3), queue, spoiled, rows)
     assert await whole.records.row("callback", ACME, "one") is None

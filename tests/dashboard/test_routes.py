@@ -12,9 +12,9 @@ from conveyor.coordination.breaker import Open, breaker_key
 from conveyor.coordination.durations import count_durations
 from conveyor.coordination.history import MOST, Moment, history, remember
 from conveyor.engines.queue import Outgoing, run_queue
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, LongTask, RunId, TaskEnd, task_id
-from conveyor.notify.progress_notifier import Herald
+from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Api
@@ -53,7 +53,7 @@ async def end(system: System, job: Job, indexes: range, code: str | None = None)
 async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) -> None:
     system = server.system
     job = await started(system, 100)
-    herald = Herald(system.records, system.tasks, system.coordinator, clock, 60.0)
+    herald = ProgressNotifier(system.records, system.tasks, system.coordinator, clock, 60.0)
     for start in range(0, 80, 20):
         await end(system, job, range(start, start + 20), "http_500" if start == 20 else None)
         clock.advance(10)
@@ -137,7 +137,7 @@ async def test_the_fleet_is_shown_as_one_tenant_may_see_it(server: Api, clock: J
     }
     await system.coordinator.cache("breakers", msgspec.json.encode(doc), 60.0)
     tasks = [LongTask(each.tenant, each.job_id, each.run.run_id, 0) for each in (job, foreign)]
-    await system.records.create_rows([Row(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))])
+    await system.records.create_rows([Document(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))])
 
     breakers = await ask(server, "/v1/breakers", shapes.BreakersPage)
     assert [(each.target, each.state, each.at_once) for each in breakers.items] == [

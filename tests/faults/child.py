@@ -41,11 +41,11 @@ from conveyor.export import exporter, sorting
 from conveyor.export.direct import export_to_file
 from conveyor.export.exports import Exports, ExportState
 from conveyor.export.request import ExportCompression, ExportSpec
-from conveyor.export.writer import Assembly
+from conveyor.export.writer import ExportWriter
 from conveyor.ingest import ingester as ingest_worker
 from conveyor.ingest.ingester import Ingester
-from conveyor.ingest.pipeline import Ingest
-from conveyor.jobs.idempotency import Accepted, Request
+from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists import reader as lists
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import (
@@ -172,10 +172,10 @@ class Client:
         self.submit = Submit(system)
         self.told: dict[str, Accepted] = {}
 
-    async def ask(self, key: str, send: Callable[[Request], Awaitable[Accepted]]) -> Accepted:
+    async def ask(self, key: str, send: Callable[[IdempotentRequest], Awaitable[Accepted]]) -> Accepted:
         while True:
             try:
-                accepted = await send(Request("POST /v1", key, f"fingerprint of {key}"))
+                accepted = await send(IdempotentRequest("POST /v1", key, f"fingerprint of {key}"))
                 break
             except IdempotencyInFlight:
                 await asyncio.sleep(0.005)
@@ -363,7 +363,7 @@ class _Stuck:
 async def overtake(client: Client, embedded: Embedded, job_id: JobId) -> None:
     """One ingester hangs, its lease lapses, another does its range; then the first goes on as if nothing were."""
     system = client.system
-    ingest = Ingest(
+    ingest = IngestPipeline(
         system.settings, system.clock, system.records, system.tasks, system.queue, system.blobs, embedded.lifecycle
     )
     quick = Ingester(ingest, system.coordinator, "quick")
@@ -519,7 +519,7 @@ def run(
     if scenario == "doubled":
         SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
     if scenario == "export_failed":
-        Assembly.run = _no_assembly  # type: ignore[method-assign, assignment]
+        ExportWriter.run = _no_assembly  # type: ignore[method-assign, assignment]
     for name in planted:
         plants.PLANTS[name](directory)
     faults.arm(listening(directory, crash_at))

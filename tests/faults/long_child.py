@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conveyor.accept.spec import decode_spec
 from conveyor.embedded import Embedded
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import JobId, TenantId
 from conveyor.process import feeder, worker
 from conveyor.settings import Settings
@@ -36,7 +36,7 @@ async def work(directory: Path, crash_at: str | None) -> None:
     async with open_system(settings) as system:
         embedded = Embedded(system)
         spec = decode_spec((directory / "spec.json").read_bytes())
-        accepted = await embedded.submit.submit(TENANT, spec, Request("POST /v1/jobs", "once", "the same"))
+        accepted = await embedded.submit.submit(TENANT, spec, IdempotentRequest("POST /v1/jobs", "once", "the same"))
         (directory / "job").write_text(accepted.subject)
         async with embedded.running():
             while (await embedded.job(TENANT, JobId(accepted.subject))).state not in ENDED:  # noqa: ASYNC110

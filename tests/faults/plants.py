@@ -24,9 +24,9 @@ from conveyor.engines.tasks import Finished
 from conveyor.faults import crashpoint
 from conveyor.ingest import pipeline
 from conveyor.jobs import chunks as references
-from conveyor.jobs.idempotency import Requests, Ticket
+from conveyor.jobs.idempotency import Claim, Idempotency
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import BodyRef, Counts, Notice, TaskEnd
+from conveyor.model import BodyRef, Counts, OutboxEvent, TaskEnd
 from conveyor.process.body_store import Bodies
 from conveyor.process.recorder import Recorder
 from conveyor.recover import sweeper
@@ -190,7 +190,7 @@ def completes_unlatched(_: Path) -> None:
 def _ingest_in_order(steps: str) -> None:
     """The pipeline with its steps in another order: p(ut), e(nqueue), c(heckpoint)."""
 
-    async def ingest_range(self: pipeline.Ingest, job: Any, one: Any, lease: Any, keep_hold: Any) -> bool:
+    async def ingest_range(self: pipeline.IngestPipeline, job: Any, one: Any, lease: Any, keep_hold: Any) -> bool:
         pieces = pipeline.range_pieces(self.blobs, one, self.settings.max_list_bytes)
         async for batch in pipeline.read(pieces, pipeline.reading_of(one, job.kind)):
             one = pipeline._advanced(one, batch)
@@ -212,7 +212,7 @@ def _ingest_in_order(steps: str) -> None:
         await self.finish(job)
         return True
 
-    pipeline.Ingest.ingest_range = ingest_range  # type: ignore[method-assign]
+    pipeline.IngestPipeline.ingest_range = ingest_range  # type: ignore[method-assign]
 
 
 @plant
@@ -253,13 +253,13 @@ def ids_of_the_attempt(directory: Path) -> None:
 @plant
 def subject_of_the_attempt(_: Path) -> None:
     """Whoever takes a claim over makes a thing of another id."""
-    claim = Requests.claim
+    claim = Idempotency.claim
 
-    async def forgetful(self: Requests, tenant: Any, request: Any, subject: str) -> Any:
+    async def forgetful(self: Idempotency, tenant: Any, request: Any, subject: str) -> Any:
         ticket = await claim(self, tenant, request, subject)
-        return ticket._replace(subject=subject) if isinstance(ticket, Ticket) else ticket
+        return ticket._replace(subject=subject) if isinstance(ticket, Claim) else ticket
 
-    Requests.claim = forgetful  # type: ignore[method-assign]
+    Idempotency.claim = forgetful  # type: ignore[method-assign]
 
 
 @plant
@@ -288,7 +288,7 @@ def notice_outside_move(_: Path) -> None:
             return None
         event, data = lifecycle._EVENTS[target], {"counts": msgspec.structs.asdict(counts), "reason": reason}
         new = self._clock.new_id("evt")
-        notice = Notice(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
+        notice = OutboxEvent(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
         database = self._records._database  # type: ignore[attr-defined]
         await database.write(lambda db: notices.insert_notice(db, notice))
         return target

@@ -16,7 +16,7 @@ from conveyor.accept.spec import JobSpec
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Records
 from conveyor.jobs.deadlines import DEADLINE
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
 from conveyor.process import feeder, worker
 from conveyor.process.task_progress import ProgressBook
@@ -98,7 +98,7 @@ async def work(directory: Path, scenario: str, crash_at: str | None) -> None:
     )
     async with open_system(settings) as system:
         embedded = Embedded(system, dict.fromkeys(JobKind, Scripted(system, directory, scenario)))
-        request = Request("POST /v1/jobs", "once", "the same")
+        request = IdempotentRequest("POST /v1/jobs", "once", "the same")
         accepted = await embedded.submit.submit(TENANT, spec_of(scenario), request)
         (directory / "job").write_text(accepted.subject)
         async with embedded.running():

@@ -23,7 +23,7 @@ from conveyor.accept.spec import JobSpec
 from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.errors import IdempotencyInFlight, NotFound, UploadConflict
-from conveyor.jobs.idempotency import Accepted, Request
+from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import Backoff, Job, JobId, JobKind
 from conveyor.notify import deliverer
@@ -55,10 +55,10 @@ class LongAgo(SystemClock):
         return super().now() - 400 * 86_400
 
 
-async def ask(send: Callable[[Request], Awaitable[Accepted]], key: str) -> Accepted:
+async def ask(send: Callable[[IdempotentRequest], Awaitable[Accepted]], key: str) -> Accepted:
     while True:
         try:
-            return await send(Request("POST /v1", key, f"fingerprint of {key}"))
+            return await send(IdempotentRequest("POST /v1", key, f"fingerprint of {key}"))
         except IdempotencyInFlight:
             await asyncio.sleep(0.005)
 

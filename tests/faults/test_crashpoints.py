@@ -27,7 +27,7 @@ import pytest
 from conveyor.engines.queue import CONTROL, Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
 from conveyor.export.exports import Exports, ExportState, part_range
-from conveyor.model import EXPORT, Event
+from conveyor.model import EXPORT, EventRecord
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
@@ -353,7 +353,7 @@ async def check(place: Path, scenario: str, letters: int | None = 0) -> None:
         check_archive(place / "out.zip")
 
 
-async def check_export(system: System, place: Path, scenario: str, events: list[Event]) -> None:
+async def check_export(system: System, place: Path, scenario: str, events: list[EventRecord]) -> None:
     """It came to its end once, its files are whole and hold every task; nothing is left of the deleted one."""
     export_id = (place / "export").read_text()
     told = [event.event for event in events if event.data.get("export_id") == export_id]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from conveyor.accept.schedules import Schedule, fire_job_id, schedule_of
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.jobs.event_names import WEBHOOK
 from conveyor.model import Job
-from conveyor.notify.deliveries import DELIVERY, Standing, delivery_of
+from conveyor.notify.deliveries import DELIVERY, DeliveryStatus, delivery_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
@@ -158,11 +158,11 @@ async def check_told(system: System, place: Path, events: dict[str | None, str])
         bodies.setdefault(line["webhook-id"], set()).add(line["body"])
     assert all(len(same) == 1 for same in bodies.values())
     (endpoint,) = (await system.records.rows(WEBHOOK, TENANT, None, 10)).items
-    rows: list[Row] = (await system.records.rows(DELIVERY, TENANT, None, 100)).items
+    rows: list[Document] = (await system.records.rows(DELIVERY, TENANT, None, 100)).items
     assert [row.id for row in rows] == [f"{endpoint.id}:{event_id}" for event_id in sorted(map(str, events))]
     for row in rows:
         delivery = delivery_of(row)
-        assert (delivery.standing, row.due_at) == (Standing.DELIVERED, None)
+        assert (delivery.standing, row.due_at) == (DeliveryStatus.DELIVERED, None)
         assert [attempt.error for attempt in delivery.log][-1] is None
 
 
@@ -170,7 +170,7 @@ async def check_fired(system: System, place: Path, job: Job, listed: bool) -> No
     """One fire, for which there is one job, under the id that follows from it."""
     schedule_id = (place / "schedule").read_text()
     assert (await system.records.rows("schedule", TENANT, None, 10)).items == []
-    schedule: Schedule = schedule_of(Row("schedule", TENANT, schedule_id, (place / "row").read_bytes()))
+    schedule: Schedule = schedule_of(Document("schedule", TENANT, schedule_id, (place / "row").read_bytes()))
     (fire,) = schedule.fires
     assert (schedule.fired, schedule.firing, schedule.name) == (1, None, "renamed")
     assert fire.job_id == job.job_id == fire_job_id(TENANT, schedule_id, fire.at)

@@ -19,7 +19,7 @@ import pytest
 from conveyor import faults as crashes
 from conveyor.engines.dynamodb import DynamoEngine
 from conveyor.engines.dynamodb.wire import Patience
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Job, Mode, Range, RunKey, Source, Task, shard_of, task_id
@@ -224,9 +224,9 @@ async def test_events_are_noted_once_and_all_is_removed(seed: int) -> None:
         assert await truth.tasks.counts(run) == Counts()
 
 
-def claim_of(clock: ManualClock, subject: str) -> IdempotencyRow:
+def claim_of(clock: ManualClock, subject: str) -> IdempotencyClaim:
     now = clock.now()
-    return IdempotencyRow(ACME, "POST /v1/jobs", f"key of {subject}", "print", subject, now + 30, now + 60)
+    return IdempotencyClaim(ACME, "POST /v1/jobs", f"key of {subject}", "print", subject, now + 30, now + 60)
 
 
 @pytest.mark.parametrize("seed", range(CASES // 2))
@@ -315,7 +315,7 @@ async def _hand_out_once(clock: ManualClock, one: DynamoEngine, two: DynamoEngin
 async def _replace_once(
     clock: ManualClock, seed: int, one: DynamoEngine, two: DynamoEngine, truth: DynamoEngine
 ) -> None:
-    row = Row("schedule", ACME, f"row of {seed}", b"0", due_at=clock.now())
+    row = Document("schedule", ACME, f"row of {seed}", b"0", due_at=clock.now())
     await asyncio.gather(*(engine.records.create_rows([row]) for engine in (one, two, one, two)))
     won = 0
     for _ in range(3):

@@ -18,10 +18,10 @@ import pytest
 from conveyor import faults
 from conveyor.engines.postgres import PostgresEngine, migrate
 from conveyor.engines.queue import Depth, Outgoing, QueueName, run_queue
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskEvent
 from conveyor.errors import EngineFailed
-from conveyor.model import Counts, Mode, Options, Range, Source, Upload
+from conveyor.model import Counts, Mode, Options, Range, Source, UploadRecord
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.clocks import ManualClock
 from tests.conformance.test_records import key, part
@@ -198,12 +198,12 @@ class TestRestarts:
             assert (await heard.get()).startswith("q_")
 
 
-def claim_of(clock: ManualClock) -> IdempotencyRow:
+def claim_of(clock: ManualClock) -> IdempotencyClaim:
     now = clock.now()
-    return IdempotencyRow(ACME, "route", "key", "print", "subject", now + 30, now + 60)
+    return IdempotencyClaim(ACME, "route", "key", "print", "subject", now + 30, now + 60)
 
 
-def answered(claim: IdempotencyRow) -> IdempotencyRow:
+def answered(claim: IdempotencyClaim) -> IdempotencyClaim:
     return replace(claim, status=201, body=b"answer")
 
 
@@ -221,7 +221,7 @@ def case(function: Case) -> Case:
 @case
 async def create_job(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job, claim = make_job(clock), claim_of(clock)
-    rows = [Row("export", ACME, "one", b"x", job_id=job.job_id)]
+    rows = [Document("export", ACME, "one", b"x", job_id=job.job_id)]
     await engine.records.claim(claim)
     notice = make_notice(clock, job)
 
@@ -365,7 +365,7 @@ async def claim(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, 
 async def create_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row, now = claim_of(clock), clock.now()
     await engine.records.claim(row)
-    upload = Upload(ACME, "upload_1", "uploads/acme/upload_1", 7, "0" * 64, now, now + 600)
+    upload = UploadRecord(ACME, "upload_1", "uploads/acme/upload_1", 7, "0" * 64, now, now + 600)
 
     async def left() -> Any:
         return await engine.records.upload("upload_1") == upload, (await engine.records.claim(row)).row.status
@@ -376,7 +376,7 @@ async def create_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Ope
 @case
 async def mark_stored(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
-    await engine.records.create_upload(Upload(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
+    await engine.records.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
     return lambda: engine.records.mark_stored("upload_1"), lambda: engine.records.mark_stored("upload_1")
 
 
@@ -384,7 +384,7 @@ async def mark_stored(engine: PostgresEngine, clock: ManualClock) -> tuple[Opera
 async def forget_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
     for number in range(3):
-        upload = Upload(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 1)
+        upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 1)
         await engine.records.create_upload(upload, None)
     clock.advance(2)
     return lambda: engine.records.forget_upload("upload_1"), lambda: engine.records.expired_uploads(now + 2, 5)
@@ -394,9 +394,9 @@ async def forget_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Ope
 async def replace_referring_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
     for number in range(2):
-        upload = Upload(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 600)
+        upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 600)
         await engine.records.create_upload(upload, None)
-    made = Row("schedule", ACME, "one", b"", upload_id="upload_0")
+    made = Document("schedule", ACME, "one", b"", upload_id="upload_0")
     await engine.records.create_rows([made])
     other = msgspec.structs.replace(made, upload_id="upload_1")
     return lambda: engine.records.replace_row(other), lambda: engine.records.expired_uploads(now, 5)
@@ -405,8 +405,8 @@ async def replace_referring_row(engine: PostgresEngine, clock: ManualClock) -> t
 @case
 async def remove_referring_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
-    await engine.records.create_upload(Upload(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
-    made = Row("schedule", ACME, "one", b"", upload_id="upload_1")
+    await engine.records.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
+    made = Document("schedule", ACME, "one", b"", upload_id="upload_1")
     await engine.records.create_rows([made])
     return lambda: engine.records.remove_row(made), lambda: engine.records.expired_uploads(now, 5)
 
@@ -423,7 +423,7 @@ async def create_rows(engine: PostgresEngine, clock: ManualClock) -> tuple[Opera
     await engine.records.claim(row)
     notice = make_notice(clock, job)
     return (
-        lambda: engine.records.create_rows([Row("export", ACME, "one", b"x")], notice, answered(row)),
+        lambda: engine.records.create_rows([Document("export", ACME, "one", b"x")], notice, answered(row)),
         lambda: engine.records.untold(10),
     )
 
@@ -433,14 +433,14 @@ async def create_rows_untold(engine: PostgresEngine, clock: ManualClock) -> tupl
     row = claim_of(clock)
     await engine.records.claim(row)
     return (
-        lambda: engine.records.create_rows([Row("export", ACME, "one", b"x")], None, answered(row)),
+        lambda: engine.records.create_rows([Document("export", ACME, "one", b"x")], None, answered(row)),
         lambda: engine.records.row("export", ACME, "one"),
     )
 
 
 @case
 async def replace_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
-    row = Row("export", ACME, "one", b"x", due_at=5.5)
+    row = Document("export", ACME, "one", b"x", due_at=5.5)
     await engine.records.create_rows([row])
     notice = make_notice(clock, make_job(clock))
     return (
@@ -451,7 +451,7 @@ async def replace_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Opera
 
 @case
 async def remove_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
-    row = Row("export", ACME, "one", b"x")
+    row = Document("export", ACME, "one", b"x")
     await engine.records.create_rows([row])
     return lambda: engine.records.remove_row(row), lambda: engine.records.row("export", ACME, "one")
 

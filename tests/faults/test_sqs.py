@@ -21,7 +21,7 @@ from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqs import SqsEngine
 from conveyor.engines.sqs.address import parse, plain
 from conveyor.engines.sqs.calls import _packed
-from conveyor.engines.sqs.dead_letter_documents import Letters
+from conveyor.engines.sqs.dead_letter_documents import DeadLetterDocuments
 from conveyor.engines.sqs.envelope import from_text, to_text, wrap
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.jobs.chunks import send_all
@@ -53,7 +53,7 @@ class Site:
         self.clock = clock
         self.shim = shim
         self.records = records
-        self.letters = Letters(records, TenantId(f"~{parse(url_of(place)).prefix}"), clock)
+        self.letters = DeadLetterDocuments(records, TenantId(f"~{parse(url_of(place)).prefix}"), clock)
         self._stack = stack
 
     async def process(self, limit: int = 500, **options: object) -> Queue:

@@ -17,7 +17,7 @@ import pytest
 
 from conveyor import faults
 from conveyor.auth.sealing import Seals
-from conveyor.engines.step_functions import Told
+from conveyor.engines.step_functions import CallOutcome
 from conveyor.jobs.callbacks import Callback, CallbackStatus, callback_of, seal_name
 from conveyor.notify import intake
 from conveyor.settings import Settings
@@ -213,7 +213,7 @@ class TestCrashPoints:
         assert output["job_id"] == callback.job_id
         # Whoever was to remove the message removes it, and it makes no second job.
         story.pass_time(61)
-        await story.take(lambda roles: roles.intake.run_once(), lambda taken: taken == intake.Taken())
+        await story.take(lambda roles: roles.intake.run_once(), lambda taken: taken == intake.IntakePass())
         assert len((await story.roles.system.records.jobs(ACME, None, 10)).items) == 1
         assert await waiter.waiting("intake") == 0
 
@@ -355,7 +355,7 @@ class TestSeals:
         (row,) = await roles.rows()
         assert system.step_functions is not None
         told = await system.step_functions.heartbeat(callback_of(row).token, seal_name(row).replace("acme", "other"))
-        assert told is Told.LATER
+        assert told is CallOutcome.LATER
         assert between.calls == []
 
 

@@ -20,11 +20,11 @@ from conveyor.accept.submit import Submit
 from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
 from conveyor.ingest.ingester import Ingester
-from conveyor.ingest.pipeline import Ingest
+from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     Counts,
-    Event,
+    EventRecord,
     Job,
     JobKind,
     ListFormat,
@@ -207,7 +207,7 @@ class Belt:
 
     def ingester(self, name: str = "ingester") -> Ingester:
         system = self.system
-        ingest = Ingest(
+        ingest = IngestPipeline(
             system.settings, self.clock, system.records, system.tasks, system.queue, self.blobs, self.lifecycle
         )
         return Ingester(ingest, system.coordinator, name)
@@ -314,7 +314,7 @@ class Belt:
         page = await self.system.records.notices(job.tenant, job.job_id, None, 1000)
         return [event.event for event in page.items]
 
-    async def events(self, job: Job) -> list[Event]:
+    async def events(self, job: Job) -> list[EventRecord]:
         return (await self.system.tasks.events(job.key, None, None, 10_000)).items
 
     async def check(self, job: Job, state: RunState = RunState.COMPLETED) -> dict[int, Task]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor.model import Outcome, TaskRef
-from conveyor.process.executors.fetch.fetchers import Fetchers, HeldRef, Port
+from conveyor.process.executors.fetch.fetchers import Fetchers, LeasedReference, Port
 from tests.flow.belt import Recording
 
 _AHEAD = 48
@@ -19,8 +19,8 @@ class LocalFetchers(Fetchers):
         self.executor = executor
         self.members = []
         self._ports = 0
-        self._orders: dict[Port, deque[HeldRef]] = {}
-        self._attempts: dict[Port, dict[asyncio.Task[None], HeldRef]] = {}
+        self._orders: dict[Port, deque[LeasedReference]] = {}
+        self._attempts: dict[Port, dict[asyncio.Task[None], LeasedReference]] = {}
 
     def target(self, ref: TaskRef) -> str | None:
         return self.executor.target(ref)
@@ -29,7 +29,7 @@ class LocalFetchers(Fetchers):
         load = len(self._orders.get(port, ())) + len(self._attempts.get(port, ()))
         return max(0, 2 * port.width + _AHEAD - load) if port.width else 0
 
-    def start(self, port: Port, held: Sequence[HeldRef]) -> None:
+    def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
         assert len(held) <= self.room(port)
         self._orders.setdefault(port, deque()).extend(held)
         self._pump(port)

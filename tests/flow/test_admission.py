@@ -10,7 +10,7 @@ from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.control import Control
 from conveyor.accept.spec import TasksSpec, decode_spec
 from conveyor.accept.submit import Submit
-from conveyor.api.request_budget import InHand, Intake
+from conveyor.api.request_budget import InHand, RequestBudget
 from conveyor.errors import Overloaded, QuotaExceeded
 from conveyor.jobs.admission import Admission
 from conveyor.lists.uploads import Uploads, UploadSpec
@@ -147,7 +147,7 @@ class TestIntake:
             assert (await server.post("/v1/jobs", {"kind": "python", "tasks": [1]})).status == 400
 
     def test_what_was_in_hand_is_let_go_of(self, settings: Settings) -> None:
-        intake = Intake(msgspec.structs.replace(settings, max_requests=2))
+        intake = RequestBudget(msgspec.structs.replace(settings, max_requests=2))
         first, second, third = (InHand(intake) for _ in range(3))
         first.enter(10)
         first.take(600_000)

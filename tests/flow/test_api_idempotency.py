@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import JobId, TenantId
 from tests.api import Answer, Api
@@ -202,11 +202,11 @@ async def test_a_key_is_free_again_after_a_day(server: Api, case: Case, clock: J
     assert later.json[case.made] != first.json[case.made]
 
 
-def claim_of(server: Api, case: Case, clock: JumpingClock) -> IdempotencyRow:
+def claim_of(server: Api, case: Case, clock: JumpingClock) -> IdempotencyClaim:
     """What a request leaves that dies right after it claimed its key."""
     prefix = {"id": "job", "upload_id": "upload", "batch_id": "batch"}[case.made]
     lease = server.system.settings.idempotency_lease_seconds
-    return IdempotencyRow(
+    return IdempotencyClaim(
         tenant=ACME,
         route=case.route,
         key="k1",

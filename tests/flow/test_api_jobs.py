@@ -19,7 +19,7 @@ from conveyor.api import schemas as shapes
 from conveyor.api.router import application
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
 from conveyor.engines.tasks import TaskEvent
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Chunk, Job, JobId, ResultDetail, TaskEnd, TaskError, TenantId, task_id
 from conveyor.settings import Settings
@@ -434,7 +434,7 @@ async def test_messages_that_were_not_taken_are_sent_again(system: System) -> No
 async def test_submit_itself_replays_too(system: System) -> None:
     submit = Submit(system)
     spec = JobSpec(tasks=[msgspec.Raw(b'"http://example.com/"')])
-    key = Request("POST /v1/jobs", "k", "f")
+    key = IdempotentRequest("POST /v1/jobs", "k", "f")
     first = await submit.submit(ACME, spec, key)
     again = await submit.submit(ACME, spec, key)
     assert (again.replayed, again.subject, again.body) == (True, first.subject, first.body)

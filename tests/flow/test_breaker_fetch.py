@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.accept.spec import decode_spec
 from conveyor.coordination.waits import waiting
-from conveyor.egress.body_budget import Budget
+from conveyor.egress.body_budget import BodyBudget
 from conveyor.embedded import Embedded
 from conveyor.engines.tasks import TaskFilter
 from conveyor.model import Job, JobId, Task
@@ -117,14 +117,14 @@ async def test_large_bodies_take_turns_within_the_budget(
     changed = msgspec.structs.replace(system.settings, fetchers=0, body_budget_bytes=8 * MIB)
     object.__setattr__(system, "settings", changed)
     most = 0
-    take = Budget._take
+    take = BodyBudget._take
 
-    async def watched(self: Budget, amount: int) -> None:
+    async def watched(self: BodyBudget, amount: int) -> None:
         nonlocal most
         await take(self, amount)
         most = max(most, self.taken)
 
-    monkeypatch.setattr(Budget, "_take", watched)
+    monkeypatch.setattr(BodyBudget, "_take", watched)
     embedded = Embedded(system)
     async with embedded.running({"work"}):
         job = await submitted(embedded, [good.url(number) for number in range(40)], concurrency=20)

@@ -16,7 +16,7 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import Depth, run_queue
 from conveyor.export.direct import export_to_file
-from conveyor.model import PROGRESS, InputJson, Job, JobId, JobKind, Outcome, Progress, TaskRef, progress_id
+from conveyor.model import PROGRESS, InputJson, Job, JobId, JobKind, Outcome, TaskProgress, TaskRef, progress_id
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.download.pieces import piece_size
 from conveyor.process.task_progress import Superseded
@@ -396,11 +396,11 @@ class TestRows:
         async with FileSite(Behaviour(SIZE, rate=2 * MIB)) as site:
             attempting = asyncio.create_task(attempt(made, site.url(), job))
             row = None
-            seen: Progress | None = None
+            seen: TaskProgress | None = None
             while not attempting.done() and (seen is None or seen.done == 0):
                 await asyncio.sleep(0.02)
                 row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
-                seen = msgspec.json.decode(row.body, type=Progress) if row else None
+                seen = msgspec.json.decode(row.body, type=TaskProgress) if row else None
             assert row is not None and seen is not None
             assert (seen.index, seen.total, seen.attempt) == (0, SIZE, 1)
             assert 0 < seen.done < SIZE

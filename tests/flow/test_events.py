@@ -14,12 +14,12 @@ import pytest
 from conveyor.api.server import serve
 from conveyor.engines.tasks import TaskEvent
 from conveyor.jobs.event_names import EVENTS
-from conveyor.jobs.progress_events import Milestones
+from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, Outcome, TaskError, TaskRef, task_id
 from conveyor.notify import progress_notifier as herald
-from conveyor.notify.dispatcher import Notifier
-from conveyor.notify.progress_notifier import Herald
+from conveyor.notify.dispatcher import OutboxDispatcher
+from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.read import job_stream as stream
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
@@ -352,8 +352,8 @@ class TestMilestones:
         page = await system.records.notices(job.tenant, job.job_id, None, 1000)
         return [(event.event, event.data) for event in page.items][1:]
 
-    def herald(self, system: System, seconds: float = 60.0) -> Herald:
-        return Herald(system.records, system.tasks, system.coordinator, system.clock, seconds)
+    def herald(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
+        return ProgressNotifier(system.records, system.tasks, system.coordinator, system.clock, seconds)
 
     async def test_quarters_are_told_once_whoever_looks(self, system: System) -> None:
         job = await self.started(system)
@@ -415,7 +415,7 @@ class TestMilestones:
         batches = [data["failed"] for event, data in found if event == "tasks.failed"]
         assert sum(batches) == 10
         # Told again, as after a crash before the mark, it finds nothing more to say.
-        notifier = Notifier(settings, system.records, system.tasks, system.clock)
+        notifier = OutboxDispatcher(settings, system.records, system.tasks, system.clock)
         page = await system.records.notices(ACME, JobId(job_id), None, 100)
         last = next(event for event in page.items if event.event == "run.completed")
         job = await stored(system, job_id)
@@ -429,7 +429,7 @@ class TestMilestones:
         await system.records.create_job(job, make_notice(system.clock, job), None)
         await system.tasks.finish(job.key, [end(index) for index in range(3)])
         lifecycles = [Lifecycle(system.records, system.tasks, system.clock) for _ in range(4)]
-        milestones = Milestones(system.records, system.clock)
+        milestones = ProgressEvents(system.records, system.clock)
         # Beside them somebody tells of failures in the same row.
         counts = await system.tasks.counts(job.key)
         await asyncio.gather(

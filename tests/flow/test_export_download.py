@@ -13,7 +13,18 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import recovery_queue
 from conveyor.faults import arm
-from conveyor.model import PROGRESS, Export, InputJson, Job, JobId, JobKind, Outcome, Progress, TaskRef, progress_id
+from conveyor.model import (
+    PROGRESS,
+    ExportApi,
+    InputJson,
+    Job,
+    JobId,
+    JobKind,
+    Outcome,
+    TaskProgress,
+    TaskRef,
+    progress_id,
+)
 from conveyor.model import task_id as id_of
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.settings import Settings
@@ -28,7 +39,7 @@ from tests.site import Seen
 SIZE = MIB + 17
 
 
-class ExportApi(FileSite):
+class ExportSite(FileSite):
     """POST /exports makes one; GET /exports/<id> says how far it is; /files/<id>?link=<n> is the file."""
 
     def __init__(self, ready_after: int = 2) -> None:
@@ -98,8 +109,8 @@ INPUT = {"kind": "a/b?c", "from": "2026-01-01", "days": [1, 2]}
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[ExportApi]:
-    async with ExportApi() as made:
+async def api() -> AsyncIterator[ExportSite]:
+    async with ExportSite() as made:
         yield made
 
 
@@ -113,7 +124,7 @@ async def executor(settings: Settings, system: System) -> AsyncIterator[ExportDo
 
 
 def job_for(clock: JumpingClock, described: dict[str, Any], **options: Any) -> Job:
-    export = msgspec.convert(described, Export)
+    export = msgspec.convert(described, ExportApi)
     return make_job(clock, kind=JobKind.EXPORT_DOWNLOAD, chunk_size=1, export=export, **options)
 
 
@@ -123,10 +134,10 @@ async def attempt(executor: ExportDownloadExecutor, job: Job, given: Any = None,
     return outcome
 
 
-async def row_of(system: System, job: Job) -> tuple[Progress, float | None]:
+async def row_of(system: System, job: Job) -> tuple[TaskProgress, float | None]:
     row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
     assert row is not None
-    return msgspec.json.decode(row.body, type=Progress), row.due_at
+    return msgspec.json.decode(row.body, type=TaskProgress), row.due_at
 
 
 def code(outcome: Outcome) -> str | None:
@@ -134,7 +145,7 @@ def code(outcome: Outcome) -> str | None:
 
 
 async def test_from_request_to_file(
-    executor: ExportDownloadExecutor, api: ExportApi, system: System, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, system: System, clock: JumpingClock
 ) -> None:
     job = job_for(clock, api.described(), headers={"X-Job": "1", "Cookie": "a=1"})
     for delay in (5.0, 10.0):
@@ -161,7 +172,7 @@ async def test_from_request_to_file(
 
 
 async def test_a_link_to_elsewhere_gets_no_secrets(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     api.ready_after = 0
     job = job_for(clock, api.described(), headers={"X-Job": "1", "Authorization": "Bearer of the job"})
@@ -180,7 +191,7 @@ async def test_a_link_to_elsewhere_gets_no_secrets(
 
 
 async def test_a_file_at_a_place_of_its_own(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     api.ready_after = 0
     for download in (
@@ -194,7 +205,7 @@ async def test_a_file_at_a_place_of_its_own(
 
 @pytest.mark.parametrize("point", ["export.create.before", "export.create.after"])
 async def test_a_crash_makes_no_second_export(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock, point: str
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock, point: str
 ) -> None:
     class Crash(BaseException):
         pass
@@ -219,7 +230,7 @@ async def test_a_crash_makes_no_second_export(
 
 
 async def test_calls_are_made_again_by_their_own_policy(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     job = job_for(clock, api.described(), attempts=1)
     api.failures = [(503, "")] * 5
@@ -241,7 +252,7 @@ async def test_calls_are_made_again_by_their_own_policy(
 
 
 async def test_the_job_may_have_a_policy_of_its_own(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     retry = {"retries": 1, "base": 1, "rate": 1, "cap": 9}
     job = job_for(clock, api.described(retry=retry))
@@ -262,7 +273,7 @@ async def test_the_job_may_have_a_policy_of_its_own(
     ],
 )
 async def test_what_the_api_says_is_not_what_was_described(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock, change: dict[str, Any], want: str
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock, change: dict[str, Any], want: str
 ) -> None:
     api.ready_after = 0
     assert code(await attempt(executor, job_for(clock, api.described(**change)))) == want
@@ -270,7 +281,7 @@ async def test_what_the_api_says_is_not_what_was_described(
 
 @pytest.mark.parametrize("given", [{"kind": "a"}, "text", {**INPUT, "kind": ".."}, {**INPUT, "kind": {}}])
 async def test_an_input_that_does_not_fill_the_templates(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock, given: Any
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock, given: Any
 ) -> None:
     described = api.described()
     described["create"]["url"] = api.url("/exports/{input.kind}")
@@ -279,7 +290,7 @@ async def test_an_input_that_does_not_fill_the_templates(
 
 
 async def test_a_header_can_not_be_broken_out_of(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     described = api.described()
     described["create"]["headers"] = {"X-Kind": "{input.from}"}
@@ -288,7 +299,7 @@ async def test_a_header_can_not_be_broken_out_of(
 
 
 async def test_an_export_that_fails_or_takes_too_long(
-    executor: ExportDownloadExecutor, api: ExportApi, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
 ) -> None:
     job = job_for(clock, api.described())
     assert (await attempt(executor, job)).status is TaskStatus.PENDING
@@ -300,7 +311,7 @@ async def test_an_export_that_fails_or_takes_too_long(
 
 
 async def test_a_link_that_lapses_is_replaced_and_the_file_gone_on_with(
-    executor: ExportDownloadExecutor, api: ExportApi, system: System, clock: JumpingClock
+    executor: ExportDownloadExecutor, api: ExportSite, system: System, clock: JumpingClock
 ) -> None:
     api.ready_after = 0
     api.file.cuts = [SIZE - 100_000]
@@ -328,7 +339,7 @@ async def test_a_link_that_lapses_is_replaced_and_the_file_gone_on_with(
 async def test_the_guard_stands_before_every_call(settings: Settings, system: System, clock: JumpingClock) -> None:
     guard = TargetGuard(allow_private=False, clock=clock)
     made = ExportDownloadExecutor(settings, clock, guard, system.records, system.blobs)
-    async with ExportApi() as api:
+    async with ExportSite() as api:
         assert code(await attempt(made, job_for(clock, api.described()))) == "target_refused"
         assert api.seen == []
     await made.close()
@@ -338,7 +349,7 @@ async def test_a_job_waits_without_a_worker(system: System, clock: JumpingClock)
     """From submit to the end, on a worker with one slot: both tasks wait at the same time."""
     system_settings = msgspec.structs.replace(system.settings, worker_concurrency=1)
     object.__setattr__(system, "settings", system_settings)
-    async with ExportApi(ready_after=6) as api:
+    async with ExportSite(ready_after=6) as api:
         embedded = Embedded(system)
         spec = {
             "kind": "export_download",

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.export import exporter, sorting
 from conveyor.export import writer as assembly
-from conveyor.export.exports import Export, ExportState
-from conveyor.model import BodyRef, InputJson, Job, Notice, TaskSeed
+from conveyor.export.exports import ExportRecord, ExportState
+from conveyor.model import BodyRef, InputJson, Job, OutboxEvent, TaskSeed
 from conveyor.read import walk
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
@@ -70,7 +70,7 @@ async def slow_system(by_index: bool = True) -> AsyncIterator[System]:
                 yield dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
 
 
-def how_far(export: Export) -> tuple[Any, ...]:
+def how_far(export: ExportRecord) -> tuple[Any, ...]:
     making = export.making
     return len(export.parts), making.sorting, making.position, making.size, making.step
 
@@ -162,7 +162,7 @@ async def large_body(system: System, pieces: int) -> tuple[Job, bytes]:
     """A job of one task with one large body."""
     job, body = new_job(system, 1), random.Random(1).randbytes(1 << 18) * pieces
     await system.records.create_job(
-        job, Notice("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {}), None
+        job, OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {}), None
     )
     await system.tasks.put(job.key, [TaskSeed(0, InputJson(f'"{url_of(0)}"'))])
     key = f"results/acme/{job.job_id}/0"

@@ -29,7 +29,7 @@ from conveyor.export import writer as assembly
 from conveyor.export.exports import Exports, ExportState
 from conveyor.export.request import ExportSpec
 from conveyor.lists.reader import zstd
-from conveyor.model import BodyRef, Lineage, Notice, Run, RunId, RunKey, TaskSeed, task_id
+from conveyor.model import BodyRef, Lineage, OutboxEvent, Run, RunId, RunKey, TaskSeed, task_id
 from conveyor.read import walk
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.settings import Settings
@@ -295,7 +295,7 @@ async def second_run(system: System, job: Any, indexes: Sequence[int]) -> RunKey
         lineage=Lineage(job.run.run_id),
     )
     again = msgspec.structs.replace(job, run=run, state=RunState.RUNNING)
-    notice = Notice(system.clock.new_id("evt"), ACME, job.job_id, run.run_id, "run.added", 1.0, {})
+    notice = OutboxEvent(system.clock.new_id("evt"), ACME, job.job_id, run.run_id, "run.added", 1.0, {})
     assert await system.records.add_run(again, notice, None) is True
     await system.tasks.put(again.key, [TaskSeed(index, f'{{"url":"{url_of(index)}"}}') for index in indexes])
     ends = []
@@ -351,7 +351,7 @@ async def test_large_bodies(system: System, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(reading, "LARGE", 50_000)
     monkeypatch.setattr(assembly, "LARGE", 50_000)
     job = new_job(system, 4)
-    notice = Notice("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
+    notice = OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
     await system.records.create_job(job, notice, None)
     bodies = [b"small", random.Random(1).randbytes(500_000), b"text " * 30_000, b"small too"]
     await system.tasks.put(job.key, [TaskSeed(index, f'"{url_of(index)}"') for index in range(4)])
@@ -581,13 +581,13 @@ async def test_a_turn_over_does_not_hash_again(system: System, monkeypatch: pyte
     await asked(system, job, compression="none")
     monkeypatch.setattr(exporter, "_TURN_SECONDS", 0.0)
     again: list[int] = []
-    opened = drafts.Draft.open
+    opened = drafts.StagedFile.open
 
-    async def counted(self: drafts.Draft) -> None:
+    async def counted(self: drafts.StagedFile) -> None:
         again.append(self.pieces if self._digest is None else 0)
         await opened(self)
 
-    monkeypatch.setattr(drafts.Draft, "open", counted)
+    monkeypatch.setattr(drafts.StagedFile, "open", counted)
     role = new_exporter(system)
     while await role.tick() == 0.0:
         pass
@@ -714,10 +714,10 @@ async def test_an_export_that_kills_its_process_is_given_up(system: System, monk
     class Died(BaseException):
         pass
 
-    async def die(self: assembly.Assembly) -> None:
+    async def die(self: assembly.ExportWriter) -> None:
         raise Died
 
-    monkeypatch.setattr(assembly.Assembly, "run", die)
+    monkeypatch.setattr(assembly.ExportWriter, "run", die)
     for _ in range(11):
         with pytest.raises(Died):
             await new_exporter(system).tick()
@@ -769,7 +769,7 @@ async def test_parquet_that_is_not_installed(system: System, monkeypatch: pytest
 
 async def test_while_the_job_goes_on_only_if_it_is_asked_for(system: System) -> None:
     job = new_job(system, 5, state=RunState.RUNNING)
-    notice = Notice("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
+    notice = OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
     await system.records.create_job(job, notice, None)
     await system.tasks.put(job.key, [TaskSeed(index, f'"{url_of(index)}"') for index in range(5)])
     from conveyor.errors import Conflict

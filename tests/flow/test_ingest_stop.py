@@ -9,7 +9,7 @@ import pytest
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import CONTROL
 from conveyor.ingest.ingester import Ingester
-from conveyor.ingest.pipeline import Ingest
+from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.model import Job, TenantId
 from conveyor.service import Service
 from conveyor.settings import Settings
@@ -27,7 +27,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
 
 def ingester(system: System, embedded: Embedded, name: str) -> Ingester:
     parts = (system.settings, system.clock, system.records, system.tasks, system.queue, system.blobs)
-    return Ingester(Ingest(*parts, embedded.lifecycle), system.coordinator, name)
+    return Ingester(IngestPipeline(*parts, embedded.lifecycle), system.coordinator, name)
 
 
 async def submitted(embedded: Embedded, place: Path, on_invalid: str) -> Job:

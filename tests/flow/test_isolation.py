@@ -9,12 +9,12 @@ from conveyor.accept.schedules import SCHEDULE
 from conveyor.coordination.isolation import Isolation
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
 from conveyor.jobs.deadlines import DEADLINE
-from conveyor.model import FailureThreshold, Job, Notice
-from conveyor.notify.dispatcher import Notifier
-from conveyor.notify.progress_notifier import Herald
+from conveyor.model import FailureThreshold, Job, OutboxEvent
+from conveyor.notify.dispatcher import OutboxDispatcher
+from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.recover.sweeper import Sweeper
@@ -140,10 +140,10 @@ async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
         bad = await belt.submit(1)
         await belt.submit(1, tenant=OTHER)
         records = Poisoned(belt.system.records, "rows", bad.job_id)
-        notifier = Notifier(belt.system.settings, records, belt.system.tasks, belt.clock)
+        notifier = OutboxDispatcher(belt.system.settings, records, belt.system.tasks, belt.clock)
         passed = await notifier.run_once()
         assert passed.notices >= 1
-        left: list[Notice] = await belt.system.records.untold(100)
+        left: list[OutboxEvent] = await belt.system.records.untold(100)
         assert {notice.job_id for notice in left} == {bad.job_id}
         records.poison = ()
         belt.clock.advance(60.0)
@@ -157,7 +157,7 @@ async def test_the_herald_goes_on_after_a_run_that_makes_it_fail() -> None:
         good = await belt.submit(4, tenant=OTHER)
         tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
         system = belt.system
-        herald = Herald(system.records, tasks, system.coordinator, belt.clock, 60.0)
+        herald = ProgressNotifier(system.records, tasks, system.coordinator, belt.clock, 60.0)
         await system.tasks.finish(good.key, [end(0), end(1)])
         told = await herald.run_once()
         assert told.quarters == 1
@@ -197,7 +197,7 @@ async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:
 
 async def test_a_schedule_that_can_not_be_read_is_put_off() -> None:
     async with open_belt() as belt:
-        row = Row(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=belt.clock.now())
+        row = Document(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=belt.clock.now())
         await belt.system.records.create_rows([row])
         outbound = Outbound(TargetGuard(allow_private=True, clock=belt.clock))
         before = errors_of("scheduler")

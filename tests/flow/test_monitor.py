@@ -16,7 +16,7 @@ from conveyor.accept.option_changes import change_options
 from conveyor.accept.redrive import redrive
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.engines.queue import recovery_queue, run_queue
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import (
     BEAT,
@@ -29,7 +29,7 @@ from conveyor.model import (
     JobKind,
     LongTask,
     Outcome,
-    Progress,
+    TaskProgress,
     TaskRef,
     progress_id,
     resumable,
@@ -82,10 +82,10 @@ async def download(belt: Belt, count: int = 1, **spec: Any) -> Job:
     return await belt.submit(urls, kind=JobKind.DOWNLOAD, handler=None, **spec)
 
 
-async def progress_of(belt: Belt, job: Job, index: int = 0) -> tuple[Row, Progress]:
+async def progress_of(belt: Belt, job: Job, index: int = 0) -> tuple[Document, TaskProgress]:
     row = await belt.system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, index))
     assert row is not None
-    return row, msgspec.json.decode(row.body, type=Progress)
+    return row, msgspec.json.decode(row.body, type=TaskProgress)
 
 
 class TestStuck:
@@ -175,10 +175,10 @@ class TestStuck:
         job = await download(belt, 3)
         await belt.system.tasks.cancel_pending(job.key, 1, now)
         (ended,) = [task.index for task in (await belt.tasks(job)).values() if task.status is TaskStatus.CANCELLED]
-        fresh = Progress(job.run.run_id, ended, 1, "hold_1", now)
+        fresh = TaskProgress(job.run.run_id, ended, 1, "hold_1", now)
 
-        def row(name: str, body: bytes, expires_at: float | None = None) -> Row:
-            return Row(PROGRESS, ACME, name, body, due_at=now, expires_at=expires_at, job_id=job.job_id)
+        def row(name: str, body: bytes, expires_at: float | None = None) -> Document:
+            return Document(PROGRESS, ACME, name, body, due_at=now, expires_at=expires_at, job_id=job.job_id)
 
         gone = msgspec.structs.replace(fresh, run_id="run_gone")
         await records.create_rows(
@@ -201,12 +201,12 @@ class TestStuck:
         for start in range(0, 250, 25):
             await records.create_rows(
                 [
-                    Row(PROGRESS, ACME, f"old {number}", b"{", due_at=now - 1000 + number)
+                    Document(PROGRESS, ACME, f"old {number}", b"{", due_at=now - 1000 + number)
                     for number in range(start, start + 25)
                 ]
             )
-        fresh = Progress(job.run.run_id, 0, 1, "hold_1", now - 900)
-        late = Row(
+        fresh = TaskProgress(job.run.run_id, 0, 1, "hold_1", now - 900)
+        late = Document(
             PROGRESS, ACME, progress_id(job.run.run_id, 0), msgspec.json.encode(fresh), due_at=now, job_id=job.job_id
         )
         await records.create_rows([late])
@@ -227,7 +227,7 @@ class TestStuck:
     async def test_whoever_wants_to_know_is_told(self, belt: Belt) -> None:
         told: list[tuple[str, int]] = []
 
-        async def hear(job: Job, progress: Progress) -> None:
+        async def hear(job: Job, progress: TaskProgress) -> None:
             told.append((job.job_id, progress.index))
 
         async def more() -> dict[str, int]:

@@ -16,8 +16,8 @@ import pytest
 from conveyor.accept.spec import decode_spec
 from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
-from conveyor.engines.records import Row
-from conveyor.model import PROGRESS, InputJson, Job, JobId, Outcome, Progress, Task, TaskRef, progress_id
+from conveyor.engines.records import Document
+from conveyor.model import PROGRESS, InputJson, Job, JobId, Outcome, Task, TaskProgress, TaskRef, progress_id
 from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.process.task_progress import Superseded
 from conveyor.read.results import read_body
@@ -291,7 +291,7 @@ class TestContext:
         assert outcome.status is TaskStatus.SUCCEEDED
         row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
         assert row is not None
-        progress = msgspec.json.decode(row.body, type=Progress)
+        progress = msgspec.json.decode(row.body, type=TaskProgress)
         assert (progress.done, progress.total, progress.note) == (3, 3, "step 3")
         assert row.due_at is not None
         await made.close()
@@ -325,7 +325,7 @@ class TestContext:
         first = asyncio.create_task(made.attempt(job, refs(value)))
         name = progress_id(job.run.run_id, 0)
 
-        async def take_over() -> Row | None:
+        async def take_over() -> Document | None:
             """As the attempt does that the monitor starts when this one seems stuck. This one may write in between."""
             row = await system.records.row(PROGRESS, job.tenant, name)
             return None if row is None else await system.records.replace_row(row)

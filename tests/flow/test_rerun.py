@@ -14,7 +14,7 @@ from conveyor.accept.rerun import Rerun, RerunSpec, Selection
 from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL
 from conveyor.errors import ConveyorError
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.lists import reader as lists
 from conveyor.model import Job, JobId, RunKey, TaskRef, TenantId, task_id
 from conveyor.process import worker
@@ -435,7 +435,7 @@ class TestIdempotency:
 
             async def ask(key: str | None) -> object:
                 try:
-                    request = None if key is None else Request("rerun", key, "print")
+                    request = None if key is None else IdempotentRequest("rerun", key, "print")
                     return (await made.rerun(job, RerunSpec(), request)).subject
                 except ConveyorError as error:
                     return error.code
@@ -551,7 +551,7 @@ class TestCrashes:
             if name == point and left == 0:
                 raise Crash
 
-        made, request = Rerun(belt.system), Request("rerun", "once", "print")
+        made, request = Rerun(belt.system), IdempotentRequest("rerun", "once", "print")
         faults.arm(die)
         try:
             answer = await made.rerun(job, RerunSpec(select), request)

@@ -12,7 +12,7 @@ from conveyor import faults
 from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.accept.spec import JobSpec, SourceSpec
 from conveyor.accept.submit import Submit
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import JobId, JobKind
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
@@ -110,10 +110,10 @@ async def test_expired_rows_are_removed_as_fast_as_they_come() -> None:
     async with open_belt() as belt:
         records, now = belt.system.records, belt.clock.now()
         claims = [
-            IdempotencyRow(ACME, "POST /v1/jobs", f"key {number}", "", "", now, now + 60) for number in range(EXPIRED)
+            IdempotencyClaim(ACME, "POST /v1/jobs", f"key {number}", "", "", now, now + 60) for number in range(EXPIRED)
         ]
         await asyncio.gather(*map(records.claim, claims))
-        rows = [Row("delivery", ACME, f"{number}", b"", expires_at=now + 60) for number in range(EXPIRED)]
+        rows = [Document("delivery", ACME, f"{number}", b"", expires_at=now + 60) for number in range(EXPIRED)]
         await asyncio.gather(*(records.create_rows(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
         belt.clock.advance(60)
         belt.start(retention(belt))

@@ -23,7 +23,7 @@ from conveyor.clock import SystemClock
 from conveyor.errors import EngineFailed, ListUnreadable
 from conveyor.export import direct as export
 from conveyor.ingest import pipeline
-from conveyor.lists.reader import Batch, Reading, read
+from conveyor.lists.reader import ListBatch, ListReading, read
 from tests.places import quick_place
 
 # More than is read to know a list by, and than two batches of its ingest: what is cut off before that was never begun.
@@ -136,7 +136,7 @@ def _in_a_thread(main: Coroutine[Any, Any, Any]) -> Any:
     return outcome[0]()
 
 
-async def _read_late(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator[Batch, None]:
+async def _read_late(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGenerator[ListBatch, None]:
     """A list is as large as users have them: some of it was run when its end is reached."""
     try:
         async for batch in read(pieces, reading):

@@ -31,9 +31,9 @@ from conveyor.accept.schedules import (
 )
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
-from conveyor.model import Job, Upload
+from conveyor.model import Job, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
@@ -425,7 +425,7 @@ class TestFiring:
         stuck = asyncio.Event()
         make_job = Scheduler._make_job
 
-        async def slow(self: Scheduler, row: Row, *rest: Any) -> None:
+        async def slow(self: Scheduler, row: Document, *rest: Any) -> None:
             if row.tenant == ACME:
                 await stuck.wait()
             await make_job(self, row, *rest)
@@ -701,7 +701,7 @@ class TestExactlyOnce:
         now = clock.now()
         digest = "0" * 64
         await system.records.create_upload(
-            Upload(ACME, f"upload_{'0' * 26}", upload_key, len(URL) + 1, digest, now, now + 100 * DAY, now), None
+            UploadRecord(ACME, f"upload_{'0' * 26}", upload_key, len(URL) + 1, digest, now, now + 100 * DAY, now), None
         )
         templates = [b'{"tasks": ["%s"]}' % URL.encode()] * 2
         templates += [b'{"tasks": ["%s", "%s"]}' % (URL.encode(), URL.encode())]
@@ -714,7 +714,7 @@ class TestExactlyOnce:
         deaths: Counter[str] = Counter()
 
         # The fire in the same task as the rest, so that one death is the death of all of it.
-        async def fire_held(self: Scheduler, row: Row, plan: Any) -> Any:
+        async def fire_held(self: Scheduler, row: Document, plan: Any) -> Any:
             return await self._fire(row, plan)
 
         monkeypatch.setattr(Scheduler, "_fire_held", fire_held)

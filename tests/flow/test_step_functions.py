@@ -21,10 +21,10 @@ from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
-from conveyor.model import EXPORT, PROGRESS, JobId, Progress, progress_id
+from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
 from conveyor.notify.intake import Intake
 from conveyor.notify.step_functions import StepAnswers
 from conveyor.recover.monitor import monitor_of
@@ -416,14 +416,14 @@ class TestFresh:
         records = roles.system.records
         for number in range(3):
             clock.advance(1100)
-            said = Progress(job.run.run_id, 1, 1, "hold_x", clock.now(), done=number)
+            said = TaskProgress(job.run.run_id, 1, 1, "hold_x", clock.now(), done=number)
             name = progress_id(job.run.run_id, 1)
             standing = await records.row(PROGRESS, ACME, name)
             body = msgspec.json.encode(said)
             if standing is None:
-                await records.create_rows([Row(PROGRESS, ACME, name, body, job_id=job.job_id)])
+                await records.create_rows([Document(PROGRESS, ACME, name, body, job_id=job.job_id)])
             else:
-                await records.replace_row(Row(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id))
+                await records.replace_row(Document(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id))
             await roles.callbacks.run_once()
         assert between.taken("SendTaskFailure") == []
         clock.advance(1201)

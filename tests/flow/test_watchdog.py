@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from conveyor.engines.records import Row
-from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, Progress, RunId, TaskRef, TenantId
+from conveyor.engines.records import Document
+from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, RunId, TaskProgress, TaskRef, TenantId
 from conveyor.process.task_progress import Superseded
 from conveyor.process.watchdog import GRACE, Watchdog
 from conveyor.states import TaskStatus
@@ -32,14 +32,14 @@ class SlowProgress:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._records, name)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         if kind != PROGRESS:
-            found: Row | None = await self._records.row(kind, tenant, id)
+            found: Document | None = await self._records.row(kind, tenant, id)
             return found
         self.asked.set()
         await self.answered.wait()
-        progress = Progress(self._run_id, 0, 1, "", 0.0, turn=1)
-        return Row(kind, tenant, id, msgspec.json.encode(progress))
+        progress = TaskProgress(self._run_id, 0, 1, "", 0.0, turn=1)
+        return Document(kind, tenant, id, msgspec.json.encode(progress))
 
 
 async def test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_attempt() -> None:

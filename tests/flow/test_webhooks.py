@@ -21,13 +21,13 @@ from conveyor.clock import SystemClock
 from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
-from conveyor.engines.records import Row
-from conveyor.model import Notice, TenantId
+from conveyor.engines.records import Document
+from conveyor.model import OutboxEvent, TenantId
 from conveyor.notify import deliverer
 from conveyor.notify import dispatcher as notify
 from conveyor.notify import progress_notifier as herald
 from conveyor.notify.deliveries import DELIVERY, delivery_of
-from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.webhooks import Webhooks, WebhookSpec
 from conveyor.service import Service
 from conveyor.settings import Settings
@@ -70,7 +70,7 @@ async def made(api: Api, url: str, **spec: Any) -> dict[str, Any]:
     return shown
 
 
-async def tell(system: System, event: str = "run.progress", **data: Any) -> Notice:
+async def tell(system: System, event: str = "run.progress", **data: Any) -> OutboxEvent:
     """A notice of a job that is not there: it only has to be passed on."""
     notice = make_notice(system.clock, make_job(system.clock), event, **data)
     await system.records.create_rows([], notice)
@@ -595,7 +595,7 @@ class TestTrying:
             await made(server, slow.url())
             for number in range(300):
                 await tell(system, number=number)
-            notifier = Notifier(settings, system.records, system.tasks, system.clock)
+            notifier = OutboxDispatcher(settings, system.records, system.tasks, system.clock)
             while (await notifier.run_once()).notices:
                 pass
             quick = await made(server, receiver.url())
@@ -630,7 +630,7 @@ class TestKeeping:
     ) -> None:
         webhook = await made(server, "https://hooks.example/")
         notices = [await tell(system, number=number) for number in range(30)]
-        first, second = (Notifier(settings, system.records, system.tasks, system.clock) for _ in range(2))
+        first, second = (OutboxDispatcher(settings, system.records, system.tasks, system.clock) for _ in range(2))
         await asyncio.gather(first.run_once(), second.run_once())
         found = await deliveries(server, webhook["id"])
         assert [each["event_id"] for each in found] == sorted(notice.notice_id for notice in notices)
@@ -676,7 +676,7 @@ class TestKeeping:
         self, server: Api, system: System, receiver: Receiver
     ) -> None:
         webhook = await made(server, receiver.url())
-        broken = Row(DELIVERY, ACME, f"{webhook['id']}:evt_broken", b"{", due_at=0.0)
+        broken = Document(DELIVERY, ACME, f"{webhook['id']}:evt_broken", b"{", due_at=0.0)
         await system.records.create_rows([broken])
         async with telling(system):
             await tell(system)
@@ -772,7 +772,7 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
 
                 while await left():  # noqa: ASYNC110  (seen from outside)
                     await asyncio.sleep(0.1)
-            rows: list[Row] = []
+            rows: list[Document] = []
             cursor: str | None = None
             while True:
                 page = await system.records.rows(DELIVERY, ACME, cursor, 1000)

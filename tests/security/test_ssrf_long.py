@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.clock import SystemClock
 from conveyor.egress.target_guard import TargetGuard
-from conveyor.model import Export, InputJson, JobKind, Outcome, TaskRef
+from conveyor.model import ExportApi, InputJson, JobKind, Outcome, TaskRef
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.system import System
@@ -80,12 +80,12 @@ async def test_exports(system: System, ports: Ports, site: Site) -> None:
         executor,
         JobKind.EXPORT_DOWNLOAD,
         [json.dumps(url) for url in vectors(ports)],
-        export=msgspec.convert(linked, Export),
+        export=msgspec.convert(linked, ExportApi),
     )
     assert codes(outcomes) <= REFUSALS
     for url in urls:
         for change in ({"create": {"url": url}}, {"status": {"url": url}}, {"download": {"url": url}}):
-            export = msgspec.convert({**good, "download": {"url": api}, **change}, Export)
+            export = msgspec.convert({**good, "download": {"url": api}, **change}, ExportApi)
             outcomes = await run(executor, JobKind.EXPORT_DOWNLOAD, ["1"], export=export)
             assert codes(outcomes) <= REFUSALS, change
     await executor.close()

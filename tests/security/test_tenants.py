@@ -11,7 +11,7 @@ import pytest
 from conveyor.api.router import application
 from conveyor.engines.queue import CONTROL, Outgoing
 from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskEnd, TenantId, task_id
-from conveyor.notify.dispatcher import Notifier
+from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.api import Answer, Api
@@ -142,7 +142,7 @@ async def make_job(api: Api, tenant: str) -> Owned:
     while await exporter(api.system).tick() == 0.0:
         pass
     webhook_id = (await api.post("/v1/webhooks", {"url": f"https://{tenant}.example/"})).json["id"]
-    await Notifier(api.system.settings, api.system.records, api.system.tasks, api.system.clock).run_once()
+    await OutboxDispatcher(api.system.settings, api.system.records, api.system.tasks, api.system.clock).run_once()
     sent = (await api.get(f"/v1/webhooks/{webhook_id}/deliveries")).json["items"][0]["id"]
     template = {"cron": "0 0 * * *", "job": {"tasks": [URL]}, "name": f"of {tenant}"}
     schedule_id = (await api.post("/v1/schedules", template)).json["id"]

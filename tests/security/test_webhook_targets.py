@@ -15,7 +15,7 @@ from conveyor.accept.sources import Sources, SourceUnavailable
 from conveyor.clock import SystemClock
 from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.target_guard import TargetGuard, refusal
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import BadInput
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.model import JobId
@@ -118,8 +118,8 @@ async def test_what_was_stored_all_the_same_is_refused_by_each_try(
         job = make_job(system.clock)
         webhook_id, named = system.clock.new_id("webhook"), notify_id(job.job_id, 0)
         rows = [
-            Row(WEBHOOK, ACME, webhook_id, msgspec.json.encode(Endpoint(url, now, [Secret(1)]))),
-            Row(NOTIFY, ACME, named, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id),
+            Document(WEBHOOK, ACME, webhook_id, msgspec.json.encode(Endpoint(url, now, [Secret(1)]))),
+            Document(NOTIFY, ACME, named, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id),
         ]
         notice = make_notice(system.clock, job, "run.completed")
         rows += [delivery_row(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]

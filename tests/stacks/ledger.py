@@ -15,7 +15,7 @@ from conveyor.accept.submit import Submit
 from conveyor.engines.queue import CONTROL
 from conveyor.engines.tasks import Finished, TaskFilter, Tasks
 from conveyor.errors import IdempotencyInFlight, Unavailable
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import (
     Counts,
     Job,
@@ -145,7 +145,7 @@ class Ledger:
             spec = TasksSpec(_inputs(count), last_batch=number == len(batches))
             request = self._key()
 
-            async def add(spec: TasksSpec = spec, request: Request = request) -> object:
+            async def add(spec: TasksSpec = spec, request: IdempotentRequest = request) -> object:
                 job = await self._system.records.job(ACME, job_id)
                 assert job is not None
                 return await self._add.add(job, spec, request)
@@ -177,9 +177,9 @@ class Ledger:
     def _spec(self, **more: Any) -> JobSpec:
         return msgspec.convert({**self._options, **more}, JobSpec)
 
-    def _key(self) -> Request:
+    def _key(self) -> IdempotentRequest:
         key = self._system.clock.new_id("key")
-        return Request("POST /v1/jobs", key, key)
+        return IdempotentRequest("POST /v1/jobs", key, key)
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from conveyor.egress.body_budget import SMALL, Budget
+from conveyor.egress.body_budget import SMALL, BodyBudget
 
 MIB = 1024 * 1024
 
 
-async def holding(budget: Budget, amount: int, log: list[str], name: str, leave: asyncio.Event) -> None:
+async def holding(budget: BodyBudget, amount: int, log: list[str], name: str, leave: asyncio.Event) -> None:
     async with budget.taking(amount):
         log.append(name)
         await leave.wait()
@@ -21,7 +21,7 @@ async def settle() -> None:
 
 
 async def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
-    budget, log, leave = Budget(10 * MIB), [], [asyncio.Event() for _ in range(4)]
+    budget, log, leave = BodyBudget(10 * MIB), [], [asyncio.Event() for _ in range(4)]
     tasks = [
         asyncio.create_task(holding(budget, amount * MIB, log, str(number), leave[number]))
         for number, amount in enumerate([6, 6, 1, 20])
@@ -41,14 +41,14 @@ async def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
 
 
 async def test_small_ones_do_not_wait() -> None:
-    budget = Budget(MIB)
+    budget = BodyBudget(MIB)
     async with budget.taking(MIB), budget.taking(SMALL):
         assert budget.taken == MIB
 
 
 @pytest.mark.parametrize("granted", [False, True])
 async def test_who_gives_up_while_waiting_leaves_no_trace(granted: bool) -> None:
-    budget, log = Budget(MIB), []
+    budget, log = BodyBudget(MIB), []
     first, second = asyncio.Event(), asyncio.Event()
     holder = asyncio.create_task(holding(budget, MIB, log, "a", first))
     await settle()
@@ -69,7 +69,7 @@ async def test_who_gives_up_while_waiting_leaves_no_trace(granted: bool) -> None
 
 async def test_it_is_held_until_there_is_room() -> None:
     room = asyncio.Event()
-    budget = Budget(MIB, room.wait)
+    budget = BodyBudget(MIB, room.wait)
 
     async def read() -> None:
         async with budget.taking(MIB):

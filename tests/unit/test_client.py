@@ -13,7 +13,7 @@ import pytest
 
 from conveyor import errors
 from conveyor.client import AsyncClient, Client, Job
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.problem_errors import BY_CODE, problem
 from tests.said import Hurried, HurriedAsync, Said, Server, serving
 
@@ -44,7 +44,7 @@ def io() -> Hurried:
 @pytest.fixture
 def client(server: Server, io: Hurried) -> Iterator[Client]:
     with Client(server.url, "cv_key") as made:
-        made._session = Session(io, server.url, "cv_key", PATIENCE)
+        made._session = ClientSession(io, server.url, "cv_key", PATIENCE)
         yield made
 
 
@@ -375,7 +375,7 @@ def test_a_gateway_in_front_of_a_server_that_starts(server: Server, client: Clie
 
 def test_nobody_listens(io: Hurried) -> None:
     client = Client("http://127.0.0.1:9", "key")
-    client._session = Session(io, "http://127.0.0.1:9", "key", PATIENCE)
+    client._session = ClientSession(io, "http://127.0.0.1:9", "key", PATIENCE)
     with client, pytest.raises(errors.ServerUnreachable, match="conveyor up"):
         client.health()
     assert io.pauses == pytest.approx([0.1, 0.3, 0.9])
@@ -679,7 +679,7 @@ def test_a_body_to_a_file(server: Server, job: Job, tmp_path: Path) -> None:
 
 async def test_the_async_client(server: Server, urls: Path, tmp_path: Path) -> None:
     async with AsyncClient(server.url, "cv_key") as client:
-        client._session = Session(HurriedAsync(), server.url, "cv_key", PATIENCE)
+        client._session = ClientSession(HurriedAsync(), server.url, "cv_key", PATIENCE)
 
         async def tasks() -> Any:
             for number in range(1500):

@@ -15,16 +15,16 @@ from conveyor.states import TaskStatus
 
 PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (options.JobOptions, model.Options),
-    (options.Backoff, model.Backoff),
-    (options.Gateway, model.Gateway),
-    (options.FailureThreshold, model.FailureThreshold),
-    (options.Outage, model.Outage),
-    (options.Breaker, model.Breaking),
-    (options.Download, model.Download),
-    (options.ExportApi, model.Export),
-    (options.ExportCall, model.ExportCall),
-    (options.ExportPoll, model.ExportPoll),
-    (options.ExportRetry, model.ExportRetry),
+    (options.BackoffOptions, model.Backoff),
+    (options.GatewayOptions, model.Gateway),
+    (options.FailureThresholdOptions, model.FailureThreshold),
+    (options.OutageOptions, model.Outage),
+    (options.BreakerOptions, model.Breaking),
+    (options.DownloadOptions, model.Download),
+    (options.ExportApiOptions, model.ExportApi),
+    (options.ExportCallOptions, model.ExportCall),
+    (options.ExportPollOptions, model.ExportPoll),
+    (options.ExportRetryOptions, model.ExportRetry),
     (options.Filter, ExportSelect),
 ]
 

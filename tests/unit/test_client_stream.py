@@ -8,7 +8,7 @@ import pytest
 
 from conveyor import errors
 from conveyor.client import Client, Event, Job, Progress
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.event_frames import Frame, frames_of
 from conveyor.client.io import drive
 from tests.said import Hurried, Said, Server, serving
@@ -31,7 +31,7 @@ def io() -> Hurried:
 @pytest.fixture
 def job(server: Server, io: Hurried) -> Iterator[Job]:
     with Client(server.url, "cv_key") as client:
-        client._session = Session(io, server.url, "cv_key", PATIENCE)
+        client._session = ClientSession(io, server.url, "cv_key", PATIENCE)
         yield Job(client._session, SHOWN)
 
 

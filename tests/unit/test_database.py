@@ -20,7 +20,7 @@ from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqlite import database as module
-from conveyor.engines.sqlite.database import MIGRATIONS, Database, named_queries, open_database
+from conveyor.engines.sqlite.database import MIGRATIONS, SqliteDatabase, named_queries, open_database
 from conveyor.engines.tasks import MOST_SCANNED, TaskFilter
 from conveyor.errors import DataDirectoryInUse, EngineFailed
 from conveyor.model import Ingested, RunId
@@ -51,15 +51,15 @@ def passed() -> Iterator[list[str]]:
     faults.arm(None)
 
 
-async def table(database: Database) -> None:
+async def table(database: SqliteDatabase) -> None:
     await database.change("CREATE TABLE numbers (n INTEGER PRIMARY KEY)", {})
 
 
-async def insert(database: Database, number: int) -> int:
+async def insert(database: SqliteDatabase, number: int) -> int:
     return await database.change("INSERT INTO numbers VALUES (:n)", {"n": number})
 
 
-async def numbers(database: Database) -> list[int]:
+async def numbers(database: SqliteDatabase) -> list[int]:
     return [row[0] for row in await database.rows("SELECT n FROM numbers ORDER BY n", {})]
 
 
@@ -533,7 +533,7 @@ class TestWal:
         """Every read method leaves no statement open behind it."""
         clock = ManualClock()
         async with SqliteEngine.open(place, clock) as engine:
-            database: Database = engine._database
+            database: SqliteDatabase = engine._database
             run = make_run(clock)
             await engine.tasks.put(run, seeds(500))
             for _ in range(6):
@@ -545,7 +545,7 @@ class TestWal:
             assert _wal(place) < 80 * MIB
 
 
-async def _churn(database: Database, mebibytes: int) -> None:
+async def _churn(database: SqliteDatabase, mebibytes: int) -> None:
     """Write so much, in commits of 1 MiB, over the same rows."""
     await database.change("CREATE TABLE IF NOT EXISTS churn (id INTEGER PRIMARY KEY, body BLOB)", {})
     fill = (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.model import InputJson, Job, JobKind, Outcome, TaskRef
-from conveyor.process.executors.fetch.child import Fetcher
+from conveyor.process.executors.fetch.child import ChildFetcher
 from conveyor.process.executors.fetch.frames import Drop, Order, Orders, decode_pack, framed, read_frame
 from conveyor.states import TaskStatus
 from tests.clocks import ManualClock
@@ -27,7 +27,7 @@ class Child:
         self.jobs = [make_job(clock, kind=JobKind.FETCH) for _ in range(2)]
         self.attempts = Attempts()
         self._orders, self._packs = asyncio.StreamReader(), asyncio.StreamReader()
-        self.fetcher = Fetcher(executor or self.attempts, PipeEnd(self._packs), linger=0.0)
+        self.fetcher = ChildFetcher(executor or self.attempts, PipeEnd(self._packs), linger=0.0)
         self._serving = [asyncio.create_task(self.fetcher.serve(self._orders)), asyncio.create_task(self._read())]
         self._told: set[int] = set()
         self._number = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.process.retry_first_queue import Line
+from conveyor.process.retry_first_queue import RetryFirstQueue
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class One:
     recovered: bool
 
 
-def filled(ratio: int, again: int, new: int) -> Line[One]:
-    line: Line[One] = Line(ratio)
+def filled(ratio: int, again: int, new: int) -> RetryFirstQueue[One]:
+    line: RetryFirstQueue[One] = RetryFirstQueue(ratio)
     line.extend(One(number, recovered=False) for number in range(new))
     line.extend(One(number, recovered=True) for number in range(again))
     return line
 
 
-def drained(line: Line[One]) -> list[One]:
+def drained(line: RetryFirstQueue[One]) -> list[One]:
     return [line.popleft() for _ in range(len(line))]
 
 

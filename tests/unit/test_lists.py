@@ -20,9 +20,9 @@ from conveyor.lists import reader as lists
 from conveyor.lists.inputs import MAX_INPUT_BYTES
 from conveyor.lists.list_files import list_format, named_format, pieces_of
 from conveyor.lists.reader import (
-    Batch,
-    InvalidLine,
-    Reading,
+    InvalidListLine,
+    ListBatch,
+    ListReading,
     check_header,
     decompressed,
     detect_compression,
@@ -46,19 +46,19 @@ async def cut(data: bytes, size: int = 1 << 16) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-async def read_all(data: bytes, reading: Reading, size: int = 1 << 16) -> list[Batch]:
+async def read_all(data: bytes, reading: ListReading, size: int = 1 << 16) -> list[ListBatch]:
     return [batch async for batch in lists.read(cut(data, size), reading)]
 
 
 def read(
     form: ListFormat, data: bytes | str, kind: JobKind = JobKind.FETCH, size: int = 1 << 16
-) -> tuple[dict[int, Any], list[InvalidLine]]:
+) -> tuple[dict[int, Any], list[InvalidListLine]]:
     """The inputs by index, and the lines that are none."""
     raw = data.encode() if isinstance(data, str) else data
     header = None
     if form is ListFormat.CSV:
         header, _, raw = raw.partition(b"\n")
-    batches = asyncio.run(read_all(raw, Reading(kind, form, header=header), size))
+    batches = asyncio.run(read_all(raw, ListReading(kind, form, header=header), size))
     inputs = {seed.index: json.loads(seed.input) for batch in batches for seed in batch.seeds}
     return inputs, [line for batch in batches for line in batch.invalid]
 
@@ -234,7 +234,7 @@ async def zeros_behind_and_between_are_ignored(
 async def others_run_between_two_batches(form: ListFormat = ListFormat.TEXT) -> None:
     """All bytes are at hand: nothing but the reader itself gives way."""
     line = b'"https://example.com/a"\n'
-    reading = Reading(JobKind.PYTHON, form, header=b"url" if form is ListFormat.CSV else None)
+    reading = ListReading(JobKind.PYTHON, form, header=b"url" if form is ListFormat.CSV else None)
     async with Turns() as turns:
         before, lines = turns.count, 0
         async for batch in lists.read(cut(line * 20 * lists.BATCH, 1 << 30), reading):
@@ -278,14 +278,14 @@ class TestBounds:
     @pytest.mark.parametrize("form", ListFormat)
     async def test_a_line_without_end_is_refused_early(self, form: ListFormat) -> None:
         endless = Endless(f'"{A}"\n"'.encode() if form is ListFormat.JSONL else f"{A}\n".encode())
-        reading = Reading(JobKind.FETCH, form, header=b"url" if form is ListFormat.CSV else None)
+        reading = ListReading(JobKind.FETCH, form, header=b"url" if form is ListFormat.CSV else None)
         with pytest.raises(ListUnreadable, match="more than"):
             [batch async for batch in lists.read(endless.pieces(), reading)]
         assert endless.given < 4 * MAX_INPUT_BYTES
 
     async def test_a_quoted_field_without_end_too(self) -> None:
         endless = Endless(f'{A},"\n'.encode(), b"some\nlines\n" * 5000)
-        reading = Reading(JobKind.FETCH, ListFormat.CSV, header=b"url,id")
+        reading = ListReading(JobKind.FETCH, ListFormat.CSV, header=b"url,id")
         with pytest.raises(ListUnreadable, match="more than"):
             [batch async for batch in lists.read(endless.pieces(), reading)]
         assert endless.given < 4 * MAX_INPUT_BYTES
@@ -314,24 +314,26 @@ class TestBounds:
             inflate(packed, compression, 999)
 
     async def test_batches_are_bounded(self) -> None:
-        batches = await read_all(b"1\n" * (2 * lists.BATCH + 345), Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
+        batches = await read_all(
+            b"1\n" * (2 * lists.BATCH + 345), ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20
+        )
         sizes = [len(batch.seeds) for batch in batches]
         assert sum(sizes) == 2 * lists.BATCH + 345
         assert sizes == [lists.BATCH, lists.BATCH, 345], "no more than there must be"
 
     async def test_large_lines_make_short_batches(self) -> None:
         line = b'"%b"\n' % (b"x" * 99_998)
-        batches = await read_all(line * 25, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 16)
+        batches = await read_all(line * 25, ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 16)
         assert [len(batch.seeds) for batch in batches] == [11, 11, 3]
 
     @pytest.mark.parametrize("piece", [1000, 4096, 100_000, 1 << 22])
     async def test_who_reads_again_from_a_batch_makes_the_same_ones(self, piece: int) -> None:
         data = b"".join(b'"%b"\n' % (b"x" * (number * 7919 % 1999)) for number in range(4000))
-        first = await read_all(data, Reading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
+        first = await read_all(data, ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 20)
         ends = [(batch.index, batch.offset) for batch in first]
         assert len(ends) > 3
         for number, (index, offset) in enumerate(ends[:-1]):
-            again = Reading(JobKind.PYTHON, ListFormat.JSONL, index, offset)
+            again = ListReading(JobKind.PYTHON, ListFormat.JSONL, index, offset)
             batches = await read_all(data[offset:], again, piece)
             assert [(batch.index, batch.offset) for batch in batches] == ends[number + 1 :]
 
@@ -498,14 +500,14 @@ class TestAnywhere:
         header = b"url,id" if form is ListFormat.CSV else None
         before, lists.BATCH = lists.BATCH, batch
         try:
-            whole = asyncio.run(read_all(raw, Reading(JobKind.FETCH, form, header=header), size))
-            every = _flat(asyncio.run(read_all(raw, Reading(JobKind.FETCH, form, header=header), 1 << 20)))
+            whole = asyncio.run(read_all(raw, ListReading(JobKind.FETCH, form, header=header), size))
+            every = _flat(asyncio.run(read_all(raw, ListReading(JobKind.FETCH, form, header=header), 1 << 20)))
             assert _flat(whole) == every
             for number, reached in enumerate(whole):
-                reading = Reading(JobKind.FETCH, form, reached.index, reached.offset, header=header)
+                reading = ListReading(JobKind.FETCH, form, reached.index, reached.offset, header=header)
                 rest = asyncio.run(read_all(raw[reached.offset :], reading, size))
                 assert _flat(rest) == _flat(whole[number + 1 :])
-                start = Reading(JobKind.FETCH, form, end=reached.offset, header=header)
+                start = ListReading(JobKind.FETCH, form, end=reached.offset, header=header)
                 head = asyncio.run(read_all(raw, start, size))
                 assert _flat(head) == _flat(whole[: number + 1])
         finally:
@@ -520,7 +522,7 @@ class TestAnywhere:
         assert (inputs, invalid) == (want, [])
 
 
-def _flat(batches: Sequence[Batch]) -> tuple[list[Any], list[InvalidLine]]:
+def _flat(batches: Sequence[ListBatch]) -> tuple[list[Any], list[InvalidListLine]]:
     return [seed for batch in batches for seed in batch.seeds], [line for batch in batches for line in batch.invalid]
 
 

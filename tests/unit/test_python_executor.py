@@ -13,9 +13,9 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.handlers import AppUnloadable, Context, Handlers, InvalidHandler, load_app
 from conveyor.handlers import default as default_handlers
-from conveyor.model import PROGRESS, InputJson, Job, Outcome, Progress, TaskRef, progress_id
-from conveyor.process.executors.python.handler_calls import Done, outcome_of, raised
-from conveyor.process.executors.python.in_process import Inside
+from conveyor.model import PROGRESS, InputJson, Job, Outcome, TaskProgress, TaskRef, progress_id
+from conveyor.process.executors.python.handler_calls import BatchDone, outcome_of, raised
+from conveyor.process.executors.python.in_process import InProcessHandlers
 from conveyor.process.executors.python.python_executor import MAX_GRAIN, PythonExecutor
 from conveyor.process.outcomes import detail_json
 from conveyor.settings import Settings
@@ -131,7 +131,7 @@ async def test_odd_things_that_a_call_says_of_its_progress_are_kept(executor: Py
     assert outcome.body == b'"done"'
     row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
     assert row is not None
-    progress = msgspec.json.decode(row.body, type=Progress)
+    progress = msgspec.json.decode(row.body, type=TaskProgress)
     assert (progress.done, progress.total) == (2**63 - 1, 2**63 - 1)
     assert progress.note is not None
     assert progress.note.startswith("note \\ud800x")
@@ -143,7 +143,7 @@ def test_a_result_that_says_anything_can_be_sent_and_written() -> None:
         result = raised(error)
         assert len(result.message) <= 500
         try:
-            sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Done(1, [result])), type=Done)
+            sent = msgspec.msgpack.decode(msgspec.msgpack.encode(BatchDone(1, [result])), type=BatchDone)
             written = detail_json(outcome_of(result))
         except UnicodeError as problem:
             raise AssertionError(f"{result.message!a} can not be passed on") from problem
@@ -233,7 +233,7 @@ async def test_functions_of_the_main_script_run_inside(system: System) -> None:
     shout.__module__ = "__main__"
     mine.task("shout")(shout)
     made = executor_on(system, app=None, found=mine)
-    assert isinstance(made._inside, Inside)
+    assert isinstance(made._inside, InProcessHandlers)
     assert (await one(made, "shout", '"a"')).body == b'"A"'
     await made.close()
 

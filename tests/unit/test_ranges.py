@@ -7,19 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.egress.failures import Failure
-from conveyor.egress.responses import Head
+from conveyor.egress.responses import ResponseHead
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.process.executors.download.pieces import Pieces, piece_size
-from conveyor.process.executors.download.ranges import File, Verdict, check_identity, judge, rest_headers, validator_of
+from conveyor.process.executors.download.ranges import (
+    RemoteFile,
+    ResumeDecision,
+    check_identity,
+    judge,
+    rest_headers,
+    validator_of,
+)
 from tests.places import quick_place
 
 KIB = 1024
-FILE = File("k", 100, '"one"', 1000)
+FILE = RemoteFile("k", 100, '"one"', 1000)
 
 
-def head(status: int, **fields: str) -> Head:
+def head(status: int, **fields: str) -> ResponseHead:
     named = {name.replace("_", "-"): value for name, value in fields.items()}
-    return Head(status, list(named.items()), named)
+    return ResponseHead(status, list(named.items()), named)
 
 
 def test_what_is_asked_for() -> None:
@@ -29,36 +36,36 @@ def test_what_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fields", "verdict"),
     [
-        ({"content_range": "bytes 10-999/1000", "etag": '"one"'}, Verdict.REST),
-        ({"content_range": "bytes 10-999/1000"}, Verdict.REST),
-        ({"content_range": "BYTES 10-500/1000", "etag": '"one"'}, Verdict.REST),
-        ({"content_range": "bytes 11-999/1000", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 9-999/1000", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-999/1001", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-999/*", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-1000/1000", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-9/1000", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "10-999/1000", "etag": '"one"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-999/1000", "etag": '"two"'}, Verdict.USELESS),
-        ({"content_range": "bytes 10-999/1000", "etag": '"one"', "content_encoding": "gzip"}, Verdict.USELESS),
-        ({}, Verdict.USELESS),
+        ({"content_range": "bytes 10-999/1000", "etag": '"one"'}, ResumeDecision.REST),
+        ({"content_range": "bytes 10-999/1000"}, ResumeDecision.REST),
+        ({"content_range": "BYTES 10-500/1000", "etag": '"one"'}, ResumeDecision.REST),
+        ({"content_range": "bytes 11-999/1000", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 9-999/1000", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-999/1001", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-999/*", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-1000/1000", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-9/1000", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "10-999/1000", "etag": '"one"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-999/1000", "etag": '"two"'}, ResumeDecision.USELESS),
+        ({"content_range": "bytes 10-999/1000", "etag": '"one"', "content_encoding": "gzip"}, ResumeDecision.USELESS),
+        ({}, ResumeDecision.USELESS),
     ],
 )
-def test_a_206(fields: dict[str, str], verdict: Verdict) -> None:
+def test_a_206(fields: dict[str, str], verdict: ResumeDecision) -> None:
     assert judge(FILE, 10, head(206, **fields)) is verdict
 
 
 def test_other_answers() -> None:
-    assert judge(FILE, 10, head(200)) is Verdict.WHOLE
-    assert judge(FILE, 10, head(416)) is Verdict.USELESS
+    assert judge(FILE, 10, head(200)) is ResumeDecision.WHOLE
+    assert judge(FILE, 10, head(416)) is ResumeDecision.USELESS
     for status in (204, 304, 404, 500):
         with pytest.raises(Failure) as caught:
             judge(FILE, 10, head(status))
         assert caught.value.error.code == f"http_{status}"
     with pytest.raises(Failure):
         judge(FILE, 10, head(200, content_encoding="br"))
-    unknown = File("k", 100, '"one"')
-    assert judge(unknown, 10, head(206, content_range="bytes 10-99/100")) is Verdict.REST
+    unknown = RemoteFile("k", 100, '"one"')
+    assert judge(unknown, 10, head(206, content_range="bytes 10-99/100")) is ResumeDecision.REST
 
 
 @pytest.mark.parametrize(

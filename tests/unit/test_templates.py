@@ -22,7 +22,7 @@ from conveyor.lists.templates import (
     look_up,
     scalar,
 )
-from conveyor.model import Export, ExportCall
+from conveyor.model import ExportApi, ExportCall
 
 GOOD: dict[str, Any] = {
     "create": {"url": "https://api.example/exports?q={input.q}", "body": {"from": "{input.from}"}},
@@ -131,7 +131,9 @@ def test_a_body_can_not_be_too_deep() -> None:
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
-    export = msgspec.structs.replace(msgspec.convert(GOOD, Export), create=ExportCall("https://a.example/", body=deep))
+    export = msgspec.structs.replace(
+        msgspec.convert(GOOD, ExportApi), create=ExportCall("https://a.example/", body=deep)
+    )
     wrong = export_problem(export)
     assert wrong is None or wrong.field == "create.body"
 

@@ -9,12 +9,12 @@ from conveyor.accept.spec import TasksSpec
 from conveyor.accept.submit import ACCEPTED, list_of, staged_source
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import JobClosed
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import send_all
-from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
 from conveyor.model import IngestJob, IngestRange, Job, Mode, TaskSeed
 from conveyor.states import RunState
 from conveyor.system import System
@@ -34,10 +34,10 @@ class AddTasks:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
 
-    async def add(self, job: Job, spec: TasksSpec, request: Request | None = None) -> Accepted:
+    async def add(self, job: Job, spec: TasksSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Stage the batch and have it ingested. Raises JobClosed for a job that takes no more."""
         ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("batch"))
         if isinstance(ticket, Accepted):
@@ -54,7 +54,7 @@ class AddTasks:
         # Whoever gets this finds that no range is left, and latches.
         await self._request([msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))])
 
-    async def _carry_out(self, job: Job, spec: TasksSpec, ticket: Ticket) -> Accepted:
+    async def _carry_out(self, job: Job, spec: TasksSpec, ticket: Claim) -> Accepted:
         _check_open(job)
         if job.run.sealed:
             raise JobClosed
@@ -73,7 +73,7 @@ class AddTasks:
         crashpoint("add.append.after")
         if added is None:
             raise JobClosed
-        if isinstance(added, IdempotencyRow):
+        if isinstance(added, IdempotencyClaim):
             assert row is not None
             return standing_answer(added, row.fingerprint)
         await self._request([msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, added.number))])
@@ -89,7 +89,7 @@ class AddTasks:
         await send_all(self._system.queue, CONTROL, [Outgoing(body) for body in bodies], self._system.clock)
 
 
-def _view(ticket: Ticket, count: int, spec: TasksSpec) -> bytes:
+def _view(ticket: Claim, count: int, spec: TasksSpec) -> bytes:
     return msgspec.json.encode(BatchView(ticket.subject, count, spec.last_batch))
 
 

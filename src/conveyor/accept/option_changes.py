@@ -12,7 +12,7 @@ from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.deadlines import follow_deadline
-from conveyor.model import Job, Notice, Options
+from conveyor.model import Job, Options, OutboxEvent
 from conveyor.states import ENDED
 from conveyor.system import System
 
@@ -72,9 +72,9 @@ async def change_options(system: System, job: Job, given: Mapping[str, Any], all
     raise Conflict("The job's options were changed by others again and again; send this once more.")
 
 
-def _notice(clock: Clock, job: Job, given: Mapping[str, Any]) -> Notice:
+def _notice(clock: Clock, job: Job, given: Mapping[str, Any]) -> OutboxEvent:
     """Which options were changed, and not to what: headers and gateways carry secrets."""
-    return Notice(
+    return OutboxEvent(
         notice_id=clock.new_id("evt"),
         tenant=job.tenant,
         job_id=job.job_id,

@@ -10,7 +10,7 @@ from conveyor.accept.spec import JobSpec
 from conveyor.errors import InvalidField
 from conveyor.lists.inputs import gateway_problem, headers_problem
 from conveyor.lists.templates import export_problem
-from conveyor.model import MAX_RETENTION_DAYS, Backoff, Export, FailureThreshold, Gateway, JobKind, Outage
+from conveyor.model import MAX_RETENTION_DAYS, Backoff, ExportApi, FailureThreshold, Gateway, JobKind, Outage
 
 GIB = 1024**3
 MAX_NAME = 200
@@ -163,7 +163,7 @@ def _check_handler(kind: JobKind, handler: str | None) -> None:
         )
 
 
-def _check_export(kind: JobKind, export: Export | None) -> None:
+def _check_export(kind: JobKind, export: ExportApi | None) -> None:
     if kind is not JobKind.EXPORT_DOWNLOAD:
         if export is not None:
             raise InvalidField('`export` is only for kind "export_download".', field="export")

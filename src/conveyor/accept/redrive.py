@@ -6,7 +6,7 @@ import msgspec
 
 from conveyor.accept.resume import reopen
 from conveyor.faults import crashpoint
-from conveyor.jobs.dead_letters import Letter, read_letter
+from conveyor.jobs.dead_letters import DeadLetterOwner, read_letter
 from conveyor.model import Job, TenantId, resumable
 from conveyor.states import WORKABLE, RunState
 from conveyor.system import System
@@ -32,7 +32,7 @@ async def redrive(system: System, tenant: TenantId, message_ids: Collection[str]
     return Redriven(count, len(asked) - count)
 
 
-async def _wanted(system: System, letter: Letter) -> bool:
+async def _wanted(system: System, letter: DeadLetterOwner) -> bool:
     job = await system.records.job(letter.tenant, letter.job_id)
     if job is None or job.run.run_id != letter.run_id:
         return False

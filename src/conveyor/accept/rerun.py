@@ -14,14 +14,14 @@ from conveyor.accept.answer import answer
 from conveyor.accept.option_changes import RERUN, change_options, overridden
 from conveyor.accept.resume import request_ingest, resume_ingest
 from conveyor.accept.submit import ACCEPTED
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import InvalidField, NotFound, NothingToRerun, RunNotEnded
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.deadlines import follow_deadline
-from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
 from conveyor.lists.inputs import MAX_LABEL
-from conveyor.model import Job, Lineage, Notice, Run, RunId, RunKey, resumable
+from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, RunKey, resumable
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -55,9 +55,9 @@ class Rerun:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
 
-    async def rerun(self, job: Job, spec: RerunSpec, request: Request | None = None) -> Accepted:
+    async def rerun(self, job: Job, spec: RerunSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Check, write, answer. Raises RunNotEnded, and NothingToRerun where that is known at once."""
         ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("run"))
         if isinstance(ticket, Accepted):
@@ -72,7 +72,7 @@ class Rerun:
             await Admission(self._system).admit(job.tenant, jobs=1)
             return await self._carry_out(job, spec, lineage, ticket)
 
-    async def _carry_out(self, job: Job, spec: RerunSpec, lineage: Lineage, ticket: Ticket) -> Accepted:
+    async def _carry_out(self, job: Job, spec: RerunSpec, lineage: Lineage, ticket: Claim) -> Accepted:
         again = self._with_run(job, spec, lineage, RunId(ticket.subject))
         body = answer(again)
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
@@ -81,7 +81,7 @@ class Rerun:
         crashpoint("rerun.add.before")
         added = await self._system.records.add_run(again, self._notice(again), row)
         crashpoint("rerun.add.after")
-        if isinstance(added, IdempotencyRow):
+        if isinstance(added, IdempotencyClaim):
             assert row is not None
             return standing_answer(added, row.fingerprint)
         if not added:
@@ -94,7 +94,7 @@ class Rerun:
             log.exception("ingest not asked for; the sweeper asks again", job=job.job_id)
         return Accepted(ACCEPTED, body, again.run.run_id)
 
-    async def _resumed(self, job: Job, spec: RerunSpec, ticket: Ticket) -> Accepted:
+    async def _resumed(self, job: Job, spec: RerunSpec, ticket: Claim) -> Accepted:
         """Not in one step with its answer: sent again after a crash in between, it is told that the run goes on."""
         if spec.options:
             job = await change_options(self._system, job, spec.options, RERUN)
@@ -138,10 +138,10 @@ class Rerun:
         options = overridden(job, spec.options, RERUN)
         return msgspec.structs.replace(job, run=run, state=run.state, reason=None, options=options)
 
-    def _notice(self, job: Job) -> Notice:
+    def _notice(self, job: Job) -> OutboxEvent:
         assert job.run.lineage is not None
         lineage = msgspec.structs.replace(job.run.lineage, overrides={})
-        return Notice(
+        return OutboxEvent(
             notice_id=self._system.clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,

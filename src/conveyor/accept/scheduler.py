@@ -36,10 +36,10 @@ from conveyor.accept.sources import Sources, SourceUnavailable
 from conveyor.accept.submit import Submit
 from conveyor.coordination.isolation import Isolation
 from conveyor.egress.outbound import Outbound
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import JobId, TenantId
 from conveyor.system import System
 
@@ -65,7 +65,7 @@ _CLOSE_SECONDS = 5.0
 _OURS = 500
 
 
-class Plan(NamedTuple):
+class FirePlan(NamedTuple):
     """What is to be fired now, and how many fires it stands for beside its own; None: nothing."""
 
     at: float | None
@@ -103,7 +103,7 @@ class Scheduler:
         rows = await self._records.due_rows(SCHEDULE, now, _ROWS)
         under_way = set(self._running.values())
         shares = Counter(tenant for tenant, _ in under_way)
-        waiting: list[Row] = []
+        waiting: list[Document] = []
         for row in rows:
             if (row.tenant, row.id) in under_way:
                 continue
@@ -137,7 +137,7 @@ class Scheduler:
         # There may be more fires to make up for.
         self.wake()
 
-    async def attend(self, row: Row) -> None:
+    async def attend(self, row: Document) -> None:
         """See to a schedule that is due: fire it, keep its upload, or both."""
         schedule = schedule_of(row)
         if schedule.keep_at is not None and schedule.keep_at <= self._clock.now():
@@ -161,26 +161,26 @@ class Scheduler:
             return
         await self._advance(claimed, fire)
 
-    def _plan(self, schedule: Schedule) -> Plan:
+    def _plan(self, schedule: Schedule) -> FirePlan:
         if schedule.firing is not None:
-            return Plan(schedule.firing, schedule.coalesced)
+            return FirePlan(schedule.firing, schedule.coalesced)
         now = self._clock.now()
         first = schedule.next_fire
         if schedule.paused or first is None or first > now:
-            return Plan(None)
+            return FirePlan(None)
         most = self._settings.schedule_catch_up if schedule.missed is Missed.ALL else _MOST_COUNTED
         fires = missed_fires(schedule.cron, schedule.timezone, first, now, most)
         if not fires:
-            return Plan(None)
+            return FirePlan(None)
         match schedule.missed:
             case Missed.ALL:
-                return Plan(fires[0])
+                return FirePlan(fires[0])
             case Missed.SKIP:
-                return Plan(fires[-1] if now - fires[-1] <= self._settings.schedule_grace_seconds else None)
+                return FirePlan(fires[-1] if now - fires[-1] <= self._settings.schedule_grace_seconds else None)
             case Missed.COALESCE:
-                return Plan(fires[-1], len(fires) - 1)
+                return FirePlan(fires[-1], len(fires) - 1)
 
-    async def _claim(self, row: Row, schedule: Schedule, plan: Plan) -> Row | None:
+    async def _claim(self, row: Document, schedule: Schedule, plan: FirePlan) -> Document | None:
         """Write down what is fired, by whom; None if another was first."""
         held = msgspec.structs.replace(
             schedule,
@@ -194,7 +194,7 @@ class Scheduler:
         crashpoint("schedule.claim.after")
         return claimed
 
-    async def _fire_held(self, row: Row, plan: Plan) -> Fire:
+    async def _fire_held(self, row: Document, plan: FirePlan) -> Fire:
         """Make the fire while the lease is kept. Raises LeaseLost, Later."""
         firing = asyncio.ensure_future(self._fire(row, plan))
         keeping = asyncio.ensure_future(self._keep_hold(row))
@@ -208,7 +208,7 @@ class Scheduler:
                 task.cancel()
             await asyncio.gather(firing, keeping, return_exceptions=True)
 
-    async def _keep_hold(self, row: Row) -> None:
+    async def _keep_hold(self, row: Document) -> None:
         """Prolong the lease for as long as it is ours; ends when it is not."""
         holder = schedule_of(row).holder
         while True:
@@ -220,7 +220,7 @@ class Scheduler:
             until = self._clock.now() + LEASE_SECONDS
             await self._records.replace_row(msgspec.structs.replace(found, due_at=until))
 
-    async def _fire(self, row: Row, plan: Plan) -> Fire:
+    async def _fire(self, row: Document, plan: FirePlan) -> Fire:
         """Make the job, or find it made. What no further try would mend is what came of the fire."""
         assert plan.at is not None
         job_id = fire_job_id(row.tenant, row.id, plan.at)
@@ -250,7 +250,7 @@ class Scheduler:
             await self._sources.discard(row.tenant, job_id)
         return Fire(plan.at, self._clock.now(), None if error else job_id, error, plan.coalesced)
 
-    async def _make_job(self, row: Row, job_id: JobId, at: float) -> None:
+    async def _make_job(self, row: Document, job_id: JobId, at: float) -> None:
         if await self._records.job(row.tenant, job_id) is not None:
             return
         schedule = schedule_of(row)
@@ -264,7 +264,9 @@ class Scheduler:
         name = f"{row.id}:{int(at)}"
         crashpoint("schedule.submit.before")
         try:
-            accepted = await self._submit.submit_as(job_id, row.tenant, spec, source, Request(ROUTE, name, name))
+            accepted = await self._submit.submit_as(
+                job_id, row.tenant, spec, source, IdempotentRequest(ROUTE, name, name)
+            )
         except ConveyorError as refused:
             # What fails on our side may have been written all the same.
             if source is not None and refused.status < _OURS:
@@ -274,14 +276,14 @@ class Scheduler:
         if accepted.replayed and source is not None:
             await self._sources.drop(source)
 
-    async def _put_off(self, row: Row) -> None:
+    async def _put_off(self, row: Document) -> None:
         pause = min(2.0 ** schedule_of(row).tries, _LONGEST_PAUSE)
         await self._records.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
 
-    async def _advance(self, row: Row, fire: Fire) -> None:
+    async def _advance(self, row: Document, fire: Fire) -> None:
         """Write the fire down, over whatever was changed meanwhile; nothing if another has done it."""
         holder = schedule_of(row).holder
-        found: Row | None = row
+        found: Document | None = row
         while found is not None and schedule_of(found).holder == holder:
             schedule = schedule_of(found)
             done = msgspec.structs.replace(

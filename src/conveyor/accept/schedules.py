@@ -16,11 +16,11 @@ from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.clock import iso_text, sortable_id
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import check_target
-from conveyor.jobs.idempotency import Accepted, Request, Requests, standing_answer
+from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
 from conveyor.lists.inputs import headers_problem
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
@@ -128,11 +128,11 @@ class Template(msgspec.Struct, frozen=True):
 _schedule = msgspec.json.Decoder(Schedule)
 
 
-def schedule_of(row: Row) -> Schedule:
+def schedule_of(row: Document) -> Schedule:
     return _schedule.decode(row.body)
 
 
-def with_schedule(row: Row, schedule: Schedule, due_at: float | None = None) -> Row:
+def with_schedule(row: Document, schedule: Schedule, due_at: float | None = None) -> Document:
     """The row as it is to be written; due when the schedule is, unless another time is given."""
     at = due_at if due_at is not None else due(schedule)
     return msgspec.structs.replace(row, body=msgspec.json.encode(schedule), due_at=at)
@@ -174,9 +174,9 @@ class Schedules:
         self._records = system.records
         self._clock = system.clock
         self._settings = system.settings
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
 
-    async def create(self, tenant: TenantId, spec: ScheduleSpec, request: Request | None = None) -> Accepted:
+    async def create(self, tenant: TenantId, spec: ScheduleSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Check all of it, and have it fire from now on."""
         ticket = await self._requests.claim(tenant, request, self._clock.new_id("schedule"))
         if isinstance(ticket, Accepted):
@@ -198,7 +198,9 @@ class Schedules:
                 next_fire=_first(spec.cron, spec.timezone, now),
                 keep_at=await self.keep_upload(template),
             )
-            made = with_schedule(Row(SCHEDULE, tenant, ticket.subject, b"", upload_id=upload_of(template)), schedule)
+            made = with_schedule(
+                Document(SCHEDULE, tenant, ticket.subject, b"", upload_id=upload_of(template)), schedule
+            )
             body = msgspec.json.encode(schedule_json(made, now))
             row = ticket.answer(CREATED, body, self._requests.keep_until)
             crashpoint("schedule.create.before")
@@ -208,20 +210,20 @@ class Schedules:
                 return standing_answer(standing, row.fingerprint)
             return Accepted(CREATED, body, ticket.subject)
 
-    async def find(self, tenant: TenantId, schedule_id: str) -> Row:
+    async def find(self, tenant: TenantId, schedule_id: str) -> Document:
         """The tenant's schedule. One that never was, one that was removed and another's are the same NotFound."""
         row = await self._records.row(SCHEDULE, tenant, schedule_id) if _ID.fullmatch(schedule_id) else None
         if row is None:
             raise NotFound
         return row
 
-    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Row]:
+    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Document]:
         """Schedules, oldest first."""
         if cursor is not None and not _ID.fullmatch(cursor):
             raise BadCursor
         return await self._records.rows(SCHEDULE, tenant, cursor, limit)
 
-    async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Row:
+    async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Document:
         """Change a schedule. One that goes on after a pause, or at other times, fires from now on: what lies between
         was not missed."""
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
@@ -311,7 +313,7 @@ class Schedules:
             raise LimitReached(f"There are {most} schedules already, the most that a tenant may have.", limit=most)
 
 
-def schedule_json(row: Row, now: float) -> dict[str, Any]:
+def schedule_json(row: Document, now: float) -> dict[str, Any]:
     """A schedule as the API shows it. Header and gateway values are not shown again."""
     schedule = schedule_of(row)
     coming = [] if schedule.paused else next_fires(schedule.cron, schedule.timezone, now, NEXT_FIRES)

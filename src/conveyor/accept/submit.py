@@ -25,13 +25,13 @@ from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, told_rows
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import messages, send_all
 from conveyor.jobs.deadlines import deadline_rows
-from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
 from conveyor.model import (
     Compression,
     IngestJob,
@@ -39,7 +39,7 @@ from conveyor.model import (
     JobId,
     ListFormat,
     Mode,
-    Notice,
+    OutboxEvent,
     ResultLayout,
     Run,
     RunId,
@@ -47,7 +47,7 @@ from conveyor.model import (
     Source,
     TaskSeed,
     TenantId,
-    Upload,
+    UploadRecord,
 )
 from conveyor.states import RunState
 from conveyor.system import System
@@ -68,11 +68,11 @@ class Submit:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
 
     async def submit(
-        self, tenant: TenantId, spec: JobSpec, request: Request | None = None, prefer_async: bool = False
+        self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
     ) -> Accepted:
         """Check, write, answer. A request that was answered before gets that answer again."""
         ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("job"))
@@ -82,7 +82,7 @@ class Submit:
             return await self._carry_out(tenant, spec, ticket, prefer_async)
 
     async def submit_as(
-        self, job_id: JobId, tenant: TenantId, spec: JobSpec, source: Source | None, request: Request
+        self, job_id: JobId, tenant: TenantId, spec: JobSpec, source: Source | None, request: IdempotentRequest
     ) -> Accepted:
         """As submit, for a job that has its id already, of its own tasks or of a list that was staged for it."""
         ticket = await self._requests.claim(tenant, request, job_id)
@@ -103,7 +103,7 @@ class Submit:
         traces.accepted(job, self._system.clock.now())
         return job
 
-    async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, prefer_async: bool) -> Accepted:
+    async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Claim, prefer_async: bool) -> Accepted:
         await self._check(tenant, spec)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
@@ -141,7 +141,7 @@ class Submit:
         await self._system.records.keep_upload(upload.upload_id, until)
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
-    async def _check_stored(self, upload: Upload) -> None:
+    async def _check_stored(self, upload: UploadRecord) -> None:
         """A list that went straight to the store was seen by nobody: here its size is looked at, at ingest its hash."""
         if upload.stored_at is not None:
             return
@@ -158,7 +158,7 @@ class Submit:
         crashpoint("accept.stage.after")
         return staged_source(key, data)
 
-    async def _ingested(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, source: Source | None) -> Accepted:
+    async def _ingested(self, tenant: TenantId, spec: JobSpec, ticket: Claim, source: Source | None) -> Accepted:
         job = self._job(tenant, spec, ticket.subject, None, source)
         body = answer(job)
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
@@ -168,8 +168,8 @@ class Submit:
         return self._told(job, ACCEPTED, body, standing, row)
 
     async def _write_ingested(
-        self, job: Job, row: IdempotencyRow | None, outgoing: list[Outgoing], rows: list[Row]
-    ) -> IdempotencyRow | None:
+        self, job: Job, row: IdempotencyClaim | None, outgoing: list[Outgoing], rows: list[Document]
+    ) -> IdempotencyClaim | None:
         system, notice = self._system, self._notice(job)
         crashpoint("accept.ingested.before")
         if system.whole is not None:
@@ -182,7 +182,7 @@ class Submit:
         crashpoint("accept.ingested.after")
         return standing
 
-    async def _written(self, tenant: TenantId, spec: JobSpec, ticket: Ticket, seeds: list[TaskSeed]) -> Accepted:
+    async def _written(self, tenant: TenantId, spec: JobSpec, ticket: Claim, seeds: list[TaskSeed]) -> Accepted:
         job = self._job(tenant, spec, ticket.subject, len(seeds), None)
         body = answer(job)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
@@ -192,8 +192,13 @@ class Submit:
         return self._told(job, CREATED, body, standing, row)
 
     async def _in_one(
-        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing], rows: list[Row]
-    ) -> IdempotencyRow | None:
+        self,
+        job: Job,
+        row: IdempotencyClaim | None,
+        seeds: list[TaskSeed],
+        outgoing: list[Outgoing],
+        rows: list[Document],
+    ) -> IdempotencyClaim | None:
         assert self._system.whole is not None
         crashpoint("accept.before")
         queue = run_queue(job.run.run_id)
@@ -202,8 +207,13 @@ class Submit:
         return standing
 
     async def _in_steps(
-        self, job: Job, row: IdempotencyRow | None, seeds: list[TaskSeed], outgoing: list[Outgoing], rows: list[Row]
-    ) -> IdempotencyRow | None:
+        self,
+        job: Job,
+        row: IdempotencyClaim | None,
+        seeds: list[TaskSeed],
+        outgoing: list[Outgoing],
+        rows: list[Document],
+    ) -> IdempotencyClaim | None:
         await self._put(job.key, seeds)
         crashpoint("accept.job.before")
         standing = await self._system.records.create_job(job, self._notice(job), row, rows)
@@ -226,7 +236,7 @@ class Submit:
             crashpoint("accept.tasks.after")
 
     def _told(
-        self, job: Job, status: int, body: bytes, standing: IdempotencyRow | None, row: IdempotencyRow | None
+        self, job: Job, status: int, body: bytes, standing: IdempotencyClaim | None, row: IdempotencyClaim | None
     ) -> Accepted:
         if standing is not None and row is not None:
             return standing_answer(standing, row.fingerprint)
@@ -267,8 +277,8 @@ class Submit:
             source=source,
         )
 
-    def _notice(self, job: Job) -> Notice:
-        return Notice(
+    def _notice(self, job: Job) -> OutboxEvent:
+        return OutboxEvent(
             notice_id=self._system.clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,
@@ -284,7 +294,7 @@ def staged_source(key: str, data: bytes) -> Source:
     return Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL, Compression.NONE)
 
 
-def _rows(system: System, job: Job, spec: JobSpec) -> list[Row]:
+def _rows(system: System, job: Job, spec: JobSpec) -> list[Document]:
     """What is written with the job."""
     return [*told_rows(system, job, spec.notify), *deadline_rows(job)]
 

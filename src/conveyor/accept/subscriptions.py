@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
 from conveyor.jobs.callbacks import callback_rows
 from conveyor.jobs.event_names import (
@@ -44,7 +44,7 @@ def refuse_tokens(entries: Sequence[Notify]) -> None:
             raise InvalidField("A schedule can not carry a task token.", field=f"notify[{number}]")
 
 
-def told_rows(system: System, job: Job, entries: Sequence[Notify]) -> list[Row]:
+def told_rows(system: System, job: Job, entries: Sequence[Notify]) -> list[Document]:
     """The rows to write with the job."""
     return [
         *notify_rows(job, entries),

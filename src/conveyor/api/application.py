@@ -6,9 +6,9 @@ from typing import Any
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
-from conveyor.api.dependencies import PARTS, Parts
-from conveyor.api.edge import Exchange
-from conveyor.api.request_budget import Intake
+from conveyor.api.dependencies import PARTS, Dependencies
+from conveyor.api.edge import EdgeExchange
+from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
 from conveyor.auth.keys import KeyCache
 from conveyor.auth.sessions import Sessions
@@ -27,13 +27,13 @@ class Api:
 
     def __init__(self, system: System, stop: asyncio.Event) -> None:
         self._clock = system.clock
-        self._intake = Intake(system.settings)
+        self._intake = RequestBudget(system.settings)
         self._files = Files(system.blobs)
         self._parts = _parts(system, stop)
         self._routes = application()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await Exchange(self._clock, self._intake, scope, send).run(self._answer, receive)
+        await EdgeExchange(self._clock, self._intake, scope, send).run(self._answer, receive)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if not await self._files.answer(scope, send):
@@ -46,8 +46,8 @@ def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
     return Api(system, stop or asyncio.Event())
 
 
-def _parts(system: System, stop: asyncio.Event) -> Parts:
-    return Parts(
+def _parts(system: System, stop: asyncio.Event) -> Dependencies:
+    return Dependencies(
         system=system,
         keys=KeyCache(system.records, system.clock),
         sessions=Sessions(system.records, system.clock, system.settings),

@@ -11,7 +11,7 @@ from conveyor.accept.spec import decode_body
 from conveyor.api.dependencies import ApiRequest
 from conveyor.api.request_bodies import read_body, require_json
 from conveyor.errors import InvalidField
-from conveyor.jobs.idempotency import Accepted, Request
+from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 
 S = TypeVar("S")
 
@@ -26,20 +26,22 @@ async def read_spec(request: ApiRequest, limit: int, shape: type[S]) -> S:
     return await _decode((await read_body(request, limit)).data, shape)
 
 
-async def read_keyed(request: ApiRequest, limit: int, shape: type[S], route: str) -> tuple[S, Request | None]:
+async def read_keyed(request: ApiRequest, limit: int, shape: type[S], route: str) -> tuple[S, IdempotentRequest | None]:
     """The body, and the request under the client's key if it gave one. A key is good for one route."""
     require_json(request)
     key = _idempotency_key(request)
     body = await read_body(request, limit)
     spec = await _decode(body.data, shape)
-    return spec, Request(route, key, body.fingerprint) if key else None
+    return spec, IdempotentRequest(route, key, body.fingerprint) if key else None
 
 
-async def read_keyed_optional(request: ApiRequest, limit: int, shape: type[S], route: str) -> tuple[S, Request | None]:
+async def read_keyed_optional(
+    request: ApiRequest, limit: int, shape: type[S], route: str
+) -> tuple[S, IdempotentRequest | None]:
     """As read_keyed; no body at all is the shape's defaults."""
     key = _idempotency_key(request)
     body = await read_body(request, limit)
-    asked = Request(route, key, body.fingerprint) if key else None
+    asked = IdempotentRequest(route, key, body.fingerprint) if key else None
     if not body.data:
         return shape(), asked
     require_json(request)

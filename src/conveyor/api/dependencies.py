@@ -43,7 +43,7 @@ TenantPart = NamedDependency[SkipValidation[TenantId]]
 PARTS = "conveyor"
 
 
-class Parts(msgspec.Struct, frozen=True):
+class Dependencies(msgspec.Struct, frozen=True):
     """What there is of one system."""
 
     system: System
@@ -59,9 +59,9 @@ class Parts(msgspec.Struct, frozen=True):
     streams: Streams
 
 
-def parts_of(scope: Any) -> Parts:
+def parts_of(scope: Any) -> Dependencies:
     """For a guard, to which nothing is handed."""
-    found: Parts = scope[PARTS]
+    found: Dependencies = scope[PARTS]
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from conveyor.api.request_budget import Intake, hand
+from conveyor.api.request_budget import RequestBudget, hand
 from conveyor.clock import Clock
 from conveyor.telemetry import metrics
 from conveyor.telemetry.traces import called_by
@@ -36,10 +36,10 @@ def request_id(scope: Any) -> str:
     return str(scope["state"].get("request_id", ""))
 
 
-class Exchange:
+class EdgeExchange:
     """One request and its answer, as seen from outside."""
 
-    def __init__(self, clock: Clock, intake: Intake, scope: Scope, send: Send) -> None:
+    def __init__(self, clock: Clock, intake: RequestBudget, scope: Scope, send: Send) -> None:
         self._clock = clock
         self._scope = scope
         self._send = send

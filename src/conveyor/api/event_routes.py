@@ -7,7 +7,7 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
-from conveyor.model import Event, Job, Page
+from conveyor.model import EventRecord, Job, Page
 from conveyor.read.event_pages import event_json, task_events
 from conveyor.read.runs import locate_task
 from conveyor.system import System
@@ -31,7 +31,7 @@ async def list_events(
     return answer({"items": [event_json(event) for event in page.items], "next_cursor": page.next_cursor})
 
 
-async def _events(system: System, job: Job, task_id: str | None, cursor: str | None, limit: int) -> Page[Event]:
+async def _events(system: System, job: Job, task_id: str | None, cursor: str | None, limit: int) -> Page[EventRecord]:
     if task_id is None:
         return await system.records.notices(job.tenant, job.job_id, cursor, limit)
     run, task = await locate_task(system.records, system.tasks, job, task_id)

@@ -23,7 +23,7 @@ from conveyor.api.dependencies import (
     stream,
 )
 from conveyor.errors import Conflict, NotFound
-from conveyor.export.exports import ExportState, Found, export_json, manifest_json, part_name, part_range
+from conveyor.export.exports import ExportState, StoredExport, export_json, manifest_json, part_name, part_range
 from conveyor.export.request import ExportSpec, media_type_of
 from conveyor.system import System
 
@@ -130,5 +130,5 @@ async def get_part(
     return await stream(pieces, media_type, headers, 200 if asked is None else 206)
 
 
-async def _shown(system: System, found: Found) -> dict[str, Any]:
+async def _shown(system: System, found: StoredExport) -> dict[str, Any]:
     return await export_json(system.blobs, found.row, found.export, system.clock.now())

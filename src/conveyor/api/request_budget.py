@@ -11,7 +11,7 @@ _STATE = "body_in_hand"
 _AGAIN = 2
 
 
-class Intake:
+class RequestBudget:
     """One for each app."""
 
     def __init__(self, settings: Settings) -> None:
@@ -24,7 +24,7 @@ class Intake:
 class InHand:
     """The body of one request: in hand from its first byte to the end of the answer."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: RequestBudget) -> None:
         self._intake = intake
         self._entered = False
         self._bytes = 0
@@ -51,7 +51,7 @@ class InHand:
             self._intake.bytes -= self._bytes
 
 
-def hand(scope: Any, intake: Intake) -> InHand:
+def hand(scope: Any, intake: RequestBudget) -> InHand:
     """What a request that just came in holds: nothing yet."""
     scope["state"][_STATE] = made = InHand(intake)
     return made

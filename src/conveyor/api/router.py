@@ -29,7 +29,7 @@ from conveyor.api import stream_routes as stream
 from conveyor.api import upload_routes as uploads
 from conveyor.api import webhook_routes as webhooks
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
-from conveyor.api.dependencies import Parts, parts_of, refuse_unknown_parameters
+from conveyor.api.dependencies import Dependencies, parts_of, refuse_unknown_parameters
 from conveyor.api.openapi_page import OPENAPI, page
 
 
@@ -56,7 +56,7 @@ def _described() -> Litestar:
 
 def _given() -> dict[str, Provide]:
     """The parts, by the names under which handlers ask for them."""
-    return {name: Provide(_part(name), sync_to_thread=False) for name in Parts.__struct_fields__}
+    return {name: Provide(_part(name), sync_to_thread=False) for name in Dependencies.__struct_fields__}
 
 
 def _part(name: str) -> Callable[[Scope], Any]:

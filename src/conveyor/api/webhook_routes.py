@@ -17,7 +17,7 @@ from conveyor.api.dependencies import (
     answer,
     find_job,
 )
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.model import Page
 from conveyor.notify.deliveries import delivery_json, payload_json
 from conveyor.notify.signatures import tenant_secret
@@ -164,5 +164,5 @@ async def redeliver(
     return answer(delivery_json(await deliveries.redeliver(tenant, delivery_id)), 202)
 
 
-def _listed(page: Page[Row]) -> Response[bytes]:
+def _listed(page: Page[Document]) -> Response[bytes]:
     return answer({"items": [delivery_json(row) for row in page.items], "next_cursor": page.next_cursor})

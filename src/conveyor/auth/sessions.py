@@ -13,7 +13,7 @@ import msgspec
 
 from conveyor.auth.keys import KeyCache, is_usable
 from conveyor.clock import Clock
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import LinkRefused, SessionEnded
 from conveyor.faults import crashpoint
 from conveyor.model import ApiKey, TenantId
@@ -28,7 +28,7 @@ _BYTES = 32
 _LONGEST = 100
 
 
-class Session(msgspec.Struct, frozen=True):
+class DashboardSession(msgspec.Struct, frozen=True):
     """The body of a row of either kind, as JSON."""
 
     key_id: str
@@ -48,7 +48,7 @@ class Token(NamedTuple):
         return f"/#/sign-in/{self.text}"
 
 
-_sessions = msgspec.json.Decoder(Session)
+_sessions = msgspec.json.Decoder(DashboardSession)
 
 
 class Sessions:
@@ -95,14 +95,14 @@ class Sessions:
         row = await self._row(SESSION, digest)
         return None if row is None else await self._records.key(_sessions.decode(row.body).key_id)
 
-    async def _row(self, kind: str, digest: str) -> Row | None:
+    async def _row(self, kind: str, digest: str) -> Document | None:
         return await self._records.row(kind, OWNER, digest)
 
     async def _keep(self, kind: str, key_id: str, seconds: float) -> Token:
         now = self._clock.now()
         token = Token(secrets.token_urlsafe(_BYTES), now + seconds)
-        body = msgspec.json.encode(Session(key_id, now))
-        await self._records.create_rows([Row(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)])
+        body = msgspec.json.encode(DashboardSession(key_id, now))
+        await self._records.create_rows([Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)])
         return token
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from conveyor.cli import formatting as text
-from conveyor.cli.snapshot import Ingest, Snapshot
+from conveyor.cli.snapshot import IngestSnapshot, Snapshot
 from conveyor.states import RunState
 
 
@@ -43,7 +43,7 @@ def of_bytes(stage: str, done: int, total: int | None) -> View:
     return View(stage, done, total, words)
 
 
-def _of_ingest(now: Snapshot, ingest: Ingest) -> View:
+def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:
     done = f"{text.count(ingest.tasks)} tasks, {text.count(now.done)} done"
     if ingest.bytes_total is None and ingest.bytes_read:
         done = f"{text.size(ingest.bytes_read)}, {done}"

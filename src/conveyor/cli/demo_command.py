@@ -25,7 +25,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Run 10,000 URLs against a small built-in site: quick, slow, flaky, redirecting and failing pages."""
-    from conveyor.cli.local_run import Plan, run_here
+    from conveyor.cli.local_run import RunPlan, run_here
     from conveyor.cli.run_directory import default_data, remove_data
 
     data.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def demo(
     with _site() as site:
         urls = _write_list(data / "urls.txt", site, pages)
         _say(f"{pages:,} pages of the demo site at {site}, listed in {urls}", as_json)
-        plan = Plan([str(urls)], _SPEC, out, settings, resume=False, temporary=True, title="demo")
+        plan = RunPlan([str(urls)], _SPEC, out, settings, resume=False, temporary=True, title="demo")
         code = run_here(plan, as_json)
     if code not in {0, EXIT_TASKS_FAILED}:
         raise typer.Exit(code)

@@ -22,7 +22,7 @@ from conveyor.cli.bar_view import View, of_bytes, of_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
-from conveyor.cli.summary import Report
+from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
 from conveyor.model import INGEST_FAILED, Job, JobId, OnInvalid, TenantId, resumable
 from conveyor.settings import Settings
@@ -47,7 +47,7 @@ _TRIED = re.compile(r"\(tried \d+ times\)$")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What to run, and where everything goes."""
 
     lists: Sequence[str]
@@ -78,7 +78,7 @@ class Hold:
     marked: bool = False
 
 
-def run_here(plan: Plan, as_json: bool) -> int:
+def run_here(plan: RunPlan, as_json: bool) -> int:
     """Run the plan with a bar and a summary; the exit code."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
@@ -119,7 +119,7 @@ def run_here(plan: Plan, as_json: bool) -> int:
     return Snapshot.of(report.job).exit_code
 
 
-def _kept(plan: Plan, fault: ConveyorError | None = None) -> str:
+def _kept(plan: RunPlan, fault: ConveyorError | None = None) -> str:
     mended = " and the whole list" if isinstance(fault, ListUnreadable) else ""
     return f"What was fetched is kept in {plan.settings.data}; run the same command with --resume{mended} to go on."
 
@@ -131,7 +131,7 @@ def _print_lines(error: ConveyorError) -> None:
         print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
 
 
-def _mark(plan: Plan) -> place.Mark:
+def _mark(plan: RunPlan) -> place.RunMark:
     """The mark of this run: a new one, or with --resume the one that is there."""
     data = plan.settings.data
     found = place.read_mark(data)
@@ -144,23 +144,23 @@ def _mark(plan: Plan) -> place.Mark:
             f"{data} holds an unfinished run of {', '.join(found.lists)}. Add --resume to go on with it, or remove "
             "that directory to start over."
         )
-    return place.Mark(list(plan.lists), place.fingerprint(plan.lists), str(plan.out))
+    return place.RunMark(list(plan.lists), place.fingerprint(plan.lists), str(plan.out))
 
 
-def _tidy(plan: Plan, hold: Hold) -> None:
+def _tidy(plan: RunPlan, hold: Hold) -> None:
     if plan.temporary and hold.own:
         place.remove_data(plan.settings.data)
     else:
         place.remove_mark(plan.settings.data)
 
 
-def _forget(plan: Plan, hold: Hold) -> None:
+def _forget(plan: RunPlan, hold: Hold) -> None:
     place.remove_mark(plan.settings.data)
     if hold.own and (plan.temporary or not plan.resume) and plan.settings.data.exists():
         place.remove_data(plan.settings.data)
 
 
-async def _carry_out(plan: Plan, mark: place.Mark, hold: Hold, show: Show, stop: "Stop") -> Report:
+async def _carry_out(plan: RunPlan, mark: place.RunMark, hold: Hold, show: Show, stop: "Stop") -> RunReport:
     from conveyor.cli.loop import keep_for_good
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
@@ -197,23 +197,23 @@ async def _carry_out(plan: Plan, mark: place.Mark, hold: Hold, show: Show, stop:
 async def _report(
     system: "System",
     job: Job,
-    plan: Plan,
+    plan: RunPlan,
     ended: dict[str, Any],
     before: Snapshot,
     started: float,
     show: Show,
     stop: "Stop",
     fault: ConveyorError | None,
-) -> Report:
+) -> RunReport:
     """Write what there is, and say what it came to."""
     now = Snapshot.of(ended)
     seconds = system.clock.monotonic() - started
     size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
     left_out = await _write_invalid(system, job, plan.out) if now.invalid else None
-    return Report(ended, plan.out, size, seconds, now.done - before.done, left_out, fault)
+    return RunReport(ended, plan.out, size, seconds, now.done - before.done, left_out, fault)
 
 
-async def _for_these_lists(system: "System", plan: Plan, mark: place.Mark) -> place.Mark:
+async def _for_these_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> place.RunMark:
     """The mark for the lists that were given: those of the run, or others in place of a list that could not be read to
     its end. Raises BadInput for any others."""
     if mark.job_id is None:
@@ -246,13 +246,13 @@ def _differ(given: str | None, found: str | None) -> bool:
     return given is not None and found is not None and given != found
 
 
-def _of_others(plan: Plan, mark: place.Mark) -> BadInput:
+def _of_others(plan: RunPlan, mark: place.RunMark) -> BadInput:
     return BadInput(
         f"The unfinished run in {plan.settings.data} is of another list ({', '.join(mark.lists)}, or its content then)."
     )
 
 
-async def _taken_over(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -> place.Mark:
+async def _taken_over(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> place.RunMark:
     """Have the job of a mended list begin with the results of those before it."""
     from conveyor.cli.takeover import take_over
 
@@ -270,7 +270,7 @@ async def _taken_over(embedded: "Embedded", plan: Plan, mark: place.Mark, show: 
     return taken
 
 
-async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -> Job:
+async def _job(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> Job:
     """The job that was accepted before, or a new one."""
     if mark.job_id is not None:
         return await _again(embedded, await embedded.job(_TENANT, JobId(mark.job_id)))
@@ -285,7 +285,7 @@ async def _job(embedded: "Embedded", plan: Plan, mark: place.Mark, show: Show) -
 
 
 async def _submit(
-    embedded: "Embedded", plan: Plan, show: Show, like: Job | None = None, job_id: JobId | None = None
+    embedded: "Embedded", plan: RunPlan, show: Show, like: Job | None = None, job_id: JobId | None = None
 ) -> Job:
     total = place.size_of(plan.lists)
 
@@ -306,7 +306,7 @@ async def _again(embedded: "Embedded", job: Job) -> Job:
     return await embedded.job(_TENANT, job.job_id)
 
 
-async def _expired(system: "System", mark: place.Mark) -> Job | None:
+async def _expired(system: "System", mark: place.RunMark) -> Job | None:
     """The job of the mark, if nobody can go on with it any more. Raises NotFound if nothing is left of it."""
     if mark.job_id is None or await system.records.job(_TENANT, JobId(mark.job_id)) is not None:
         return None
@@ -316,7 +316,7 @@ async def _expired(system: "System", mark: place.Mark) -> Job | None:
     raise NotFound(f"The job of this run has expired, and was purged. Remove {system.settings.data} to start over.")
 
 
-def _too_late(plan: Plan, job: Job) -> NotFound | None:
+def _too_late(plan: RunPlan, job: Job) -> NotFound | None:
     """None if it had ended, and only its archive was missing."""
     if job.state in ENDED and not resumable(job):
         return None

@@ -66,7 +66,7 @@ def run(
 
     Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
     """
-    from conveyor.cli.local_run import Plan, run_here
+    from conveyor.cli.local_run import RunPlan, run_here
     from conveyor.cli.run_directory import check_data, check_lists, check_out, default_data, is_default
 
     check_out(out)
@@ -93,7 +93,7 @@ def run(
     if temporary:
         settings = Settings.load(data=default_data(out), **flags)
     check_data(settings.data)
-    plan = Plan(
+    plan = RunPlan(
         lists=lists, spec=spec, out=out, settings=settings, resume=resume, temporary=temporary, title=name or out.name
     )
     raise typer.Exit(run_here(plan, as_json))

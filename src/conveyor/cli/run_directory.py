@@ -19,7 +19,7 @@ STDIN = "-"
 _PIECE = 1 << 20
 
 
-class Mark(msgspec.Struct, frozen=True):
+class RunMark(msgspec.Struct, frozen=True):
     """An unfinished run: of which list, and, once it is accepted, as which job."""
 
     lists: list[str]
@@ -99,17 +99,17 @@ def _mark_file(data: Path) -> Path:
     return data / "run.json"
 
 
-def read_mark(data: Path) -> Mark | None:
+def read_mark(data: Path) -> RunMark | None:
     """The unfinished run of a data directory."""
     try:
-        return msgspec.json.decode(_mark_file(data).read_bytes(), type=Mark)
+        return msgspec.json.decode(_mark_file(data).read_bytes(), type=RunMark)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.DecodeError:
         raise BadInput(f"{_mark_file(data)} is not readable as the mark of a run.") from None
 
 
-def write_mark(data: Path, mark: Mark) -> None:
+def write_mark(data: Path, mark: RunMark) -> None:
     """Whole or not at all."""
     part = _mark_file(data).with_suffix(".part")
     part.write_bytes(msgspec.json.encode(mark))

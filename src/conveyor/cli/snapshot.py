@@ -10,7 +10,7 @@ from conveyor.states import ENDED, RunState
 
 
 @dataclass(frozen=True)
-class Ingest:
+class IngestSnapshot:
     """How much of its list was made into tasks. Bytes are those of the list once decompressed."""
 
     tasks: int
@@ -19,7 +19,7 @@ class Ingest:
     bytes_total: int | None
 
     @classmethod
-    def of(cls, ingest: Mapping[str, Any]) -> "Ingest":
+    def of(cls, ingest: Mapping[str, Any]) -> "IngestSnapshot":
         # Before the first pass over the list nothing is known of it.
         total = ingest["bytes_total"] if ingest["ranges"] else None
         return cls(ingest["tasks"], ingest["invalid"], ingest["bytes_read"], total)
@@ -40,7 +40,7 @@ class Snapshot:
     eta: float | None
     errors: tuple[tuple[str, int], ...]
     # None for a job that was written whole when it was accepted.
-    ingest: Ingest | None
+    ingest: IngestSnapshot | None
     # What goes on besides, such as the writing of the archive.
     note: str | None = None
 
@@ -58,7 +58,7 @@ class Snapshot:
             rate=job.get("rate"),
             eta=job.get("eta"),
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
-            ingest=Ingest.of(job["ingest"]) if job.get("ingest") else None,
+            ingest=IngestSnapshot.of(job["ingest"]) if job.get("ingest") else None,
         )
 
     @property

@@ -14,7 +14,7 @@ _HINTS = {"target_refused": ": on a private network, see --allow-private-targets
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """A job that ended here, and its archive."""
 
     job: dict[str, Any]
@@ -45,7 +45,7 @@ class Report:
         }
 
 
-def print_summary(report: Report) -> None:
+def print_summary(report: RunReport) -> None:
     """Counts, rate, errors by code, where the archive is."""
     from rich.console import Console
     from rich.table import Table

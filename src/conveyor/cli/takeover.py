@@ -11,7 +11,7 @@ import msgspec
 from conveyor.errors import ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
-from conveyor.lists.reader import Batch, read
+from conveyor.lists.reader import ListBatch, read
 from conveyor.model import Job, Task, TaskEnd, TaskSeed
 from conveyor.states import TaskStatus
 from conveyor.system import System
@@ -32,7 +32,7 @@ async def take_over(system: System, before: Sequence[Job], job: Job) -> int:
     return count
 
 
-async def _batches(system: System, job: Job) -> AsyncIterator[Batch]:
+async def _batches(system: System, job: Job) -> AsyncIterator[ListBatch]:
     """The list, as far as it can be read: what is wrong with the rest is the ingest's to say."""
     assert job.source is not None
     settings, most = system.settings, system.settings.max_list_bytes

@@ -4,8 +4,10 @@ It imports nothing of the server, and needs msgspec and pyreqwest only.
 """
 
 from conveyor.client.client import AsyncClient, Client
-from conveyor.client.export import AsyncExport, Export
-from conveyor.client.job import AsyncJob, Job
+from conveyor.client.export import AsyncExport
+from conveyor.client.export import ExportHandle as Export
+from conveyor.client.job import AsyncJob
+from conveyor.client.job import JobHandle as Job
 from conveyor.client.job_options import ExportOptions, Filter, JobOptions
 from conveyor.client.resources import Event, InvalidLine, Progress, Result, Upload
 from conveyor.client.transport import path_of

@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from conveyor.client import submission
-from conveyor.client.client_session import Session
-from conveyor.client.export import AsyncExport, Export
+from conveyor.client.client_session import ClientSession
+from conveyor.client.export import AsyncExport, ExportHandle
 from conveyor.client.io import AwaitedIo, BlockingIo, drive, iterate
-from conveyor.client.job import AsyncJob, Job
+from conveyor.client.job import AsyncJob, JobHandle
 from conveyor.client.job_options import Compression, JobOptions, Kind, ListFormat, ResultLayout
 from conveyor.client.lists import Tasks
 from conveyor.client.progress_display import moving
@@ -26,7 +26,7 @@ class Client:
     come back. May be used by several threads at once."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
-        self._session = Session(BlockingIo(), *find_server(url, key), patience)
+        self._session = ClientSession(BlockingIo(), *find_server(url, key), patience)
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class Client:
         idempotency_key: str | None = None,
         progress: bool | Moved = False,
         **options: Unpack[JobOptions],
-    ) -> Job:
+    ) -> JobHandle:
         """Make a job of tasks: URLs, or what else its kind takes, from any iterable, an open file or the path of one,
         of any length in flat memory. With `handler` its kind is python, with `export` export_download, else fetch.
 
@@ -61,7 +61,7 @@ class Client:
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
         form = _given(format=format, compression=compression)
         with moving(progress, name or "list", "sending") as moved:
-            return Job(
+            return JobHandle(
                 self._session, drive(submission.submit(self._session, tasks, spec, form, idempotency_key, moved))
             )
 
@@ -74,27 +74,27 @@ class Client:
         notify: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
-    ) -> Job:
+    ) -> JobHandle:
         """A job without tasks yet: `Job.add` adds them while others run, `Job.close` ends the list."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
-        return Job(self._session, drive(submission.create(self._session, spec, idempotency_key)))
+        return JobHandle(self._session, drive(submission.create(self._session, spec, idempotency_key)))
 
     def upload(self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | Moved = False) -> Upload:
         """Send a list and make no job of it yet: `submit` takes what this returns, also several times."""
         with moving(progress, "list", "sending") as moved:
             return drive(submission.upload(self._session, tasks, idempotency_key, moved))
 
-    def job(self, job_id: str, verify: bool = False) -> Job:
+    def job(self, job_id: str, verify: bool = False) -> JobHandle:
         """A job by its id; with `verify`, its counts held to its rows. Raises NotFound."""
-        return Job(self._session, drive(self._session.job(job_id, verify)))
+        return JobHandle(self._session, drive(self._session.job(job_id, verify)))
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[JobHandle]:
         """All jobs, newest first."""
-        return (Job(self._session, data) for data in iterate(self._session.jobs()))
+        return (JobHandle(self._session, data) for data in iterate(self._session.jobs()))
 
-    def export(self, export_id: str) -> Export:
+    def export(self, export_id: str) -> ExportHandle:
         """An export by its id. Raises NotFound."""
-        return Export(self._session, drive(self._session.export(export_id)))
+        return ExportHandle(self._session, drive(self._session.export(export_id)))
 
     def dead_letters(self) -> Iterator[Json]:
         """What was given up, oldest first."""
@@ -141,7 +141,7 @@ class AsyncClient:
     """As Client, on an event loop: the one that uses it first."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
-        self._session = Session(AwaitedIo(), *find_server(url, key), patience)
+        self._session = ClientSession(AwaitedIo(), *find_server(url, key), patience)
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ def new_key() -> str:
     return f"sdk_{secrets.token_hex(16)}"
 
 
-class Session:
+class ClientSession:
     """A server under `url`, seen by the tenant of `key`."""
 
     def __init__(self, io: Io, url: str, key: str | None, patience: float) -> None:

@@ -7,7 +7,7 @@ from typing import Self
 
 from conveyor.client import export_files as exports
 from conveyor.client import wording as text
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.io import drive
 from conveyor.client.progress_display import Words, moving, showing
 from conveyor.client.transport import Json
@@ -17,7 +17,7 @@ from conveyor.client.upload_file import Moved
 class ExportView:
     """What is known of an export. `data` is all of it, as the API shows it."""
 
-    def __init__(self, session: Session, data: Json) -> None:
+    def __init__(self, session: ClientSession, data: Json) -> None:
         self._session = session
         self.data = data
 
@@ -60,7 +60,7 @@ class ExportView:
                 yield lambda data: show(self._seen(data))
 
 
-class Export(ExportView):
+class ExportHandle(ExportView):
     """An export as it was last seen, and what can be done with it."""
 
     def refresh(self) -> Self:

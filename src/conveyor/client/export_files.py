@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.downloads import Remote, download
 from conveyor.client.job_options import ExportOptions, Filter
 from conveyor.client.transport import Json
@@ -51,7 +51,7 @@ def part_paths(to: Path, count: int) -> list[Path]:
     return [to.with_name(f"{stem}-{number:04d}{dot}{ending}") for number in range(1, count + 1)]
 
 
-async def wait_for_export(session: Session, export_id: str, seen: Callable[[Json], None] | None) -> Json:
+async def wait_for_export(session: ClientSession, export_id: str, seen: Callable[[Json], None] | None) -> Json:
     """The export, once it is ready. Raises ExportFailed."""
     look = _FIRST_LOOK
     while True:
@@ -66,7 +66,7 @@ async def wait_for_export(session: Session, export_id: str, seen: Callable[[Json
         look = min(_LONGEST_LOOK, look * 1.5)
 
 
-async def save_export(session: Session, export: Json, to: Path, progress: Moved | None) -> list[Path]:
+async def save_export(session: ClientSession, export: Json, to: Path, progress: Moved | None) -> list[Path]:
     """Download all parts of an export that is ready, each checked against its sha256, and of several the manifest too.
     If it breaks off, the next call goes on."""
     parts = export["parts"]
@@ -83,7 +83,7 @@ async def save_export(session: Session, export: Json, to: Path, progress: Moved 
     return files
 
 
-async def _part(session: Session, export_id: str, number: int) -> Remote:
+async def _part(session: ClientSession, export_id: str, number: int) -> Remote:
     part = (await session.export(export_id))["parts"][number]
     return Remote(part["url"], part["size"], part["sha256"])
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.event_frames import MEDIA_TYPE, Frame, frames_of
 from conveyor.client.http import Broken
 from conveyor.client.io import Opened
@@ -27,7 +27,7 @@ _PROGRESS = "progress"
 _ENDS = frozenset({"run.completed", "run.failed", "run.cancelled"})
 
 
-async def wait(session: Session, job_id: str, timeout: float | None, seen: Seen | None) -> Json:
+async def wait(session: ClientSession, job_id: str, timeout: float | None, seen: Seen | None) -> Json:
     """The job, once its run has ended. Raises TimeoutError."""
     began = session.io.monotonic()
     look = _FIRST_LOOK
@@ -46,7 +46,7 @@ async def wait(session: Session, job_id: str, timeout: float | None, seen: Seen 
         look = min(_LONGEST_LOOK, max(_FIRST_LOOK, look * 1.5))
 
 
-async def stream(session: Session, job_id: str) -> AsyncGenerator[Event | Progress, None]:
+async def stream(session: ClientSession, job_id: str) -> AsyncGenerator[Event | Progress, None]:
     """What happens to a job as it happens, from its beginning to the end of its run. Cut off, it goes on behind the
     last event that was seen, until the server says that nothing more will come."""
     path = path_of("jobs", job_id, "stream")

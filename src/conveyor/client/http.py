@@ -35,7 +35,7 @@ _SLOWEST = 32 * 1024
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """What is to be sent. A file is read anew by each try."""
 
     method: str
@@ -47,7 +47,7 @@ class Request:
     key: str | None = field(default=None, repr=False)
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came back. Header names are lower case."""
 
     status: int
@@ -92,7 +92,7 @@ class Http:
     def __init__(self) -> None:
         self._clients: dict[tuple[bool, bool], Client] = {}
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         """The answer, whole. Raises Broken."""
         builder = self._builder(request)
         if isinstance(request.body, FileBody):
@@ -103,11 +103,11 @@ class Http:
             builder = builder.body_bytes(request.body)
         try:
             response = await builder.build().send()
-            return Answer(response.status, _headers(response), bytes(await response.bytes()))
+            return HttpResponse(response.status, _headers(response), bytes(await response.bytes()))
         except (PyreqwestError, OSError) as error:
             raise _broken(error) from error
 
-    async def begin(self, request: Request) -> Incoming:
+    async def begin(self, request: HttpRequest) -> Incoming:
         """The answer, as soon as its head is there. Raises Broken."""
         # As it comes: by itself it would wait for the first 64 KiB.
         opened = self._builder(request).streamed_read_buffer_limit(0).build_streamed()
@@ -122,7 +122,7 @@ class Http:
         for client in clients:
             await client.close()
 
-    def _builder(self, request: Request) -> RequestBuilder:
+    def _builder(self, request: HttpRequest) -> RequestBuilder:
         client = self._client(host_of(request.url), isinstance(request.body, FileBody))
         try:
             builder = client.request(request.method, request.url).headers(dict(request.headers))

@@ -17,7 +17,7 @@ from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from conveyor.client.http import Answer, Http, Incoming, Request
+from conveyor.client.http import Http, HttpRequest, HttpResponse, Incoming
 
 T = TypeVar("T")
 
@@ -41,9 +41,9 @@ class Io(Protocol):
     # Whether there is a loop to wait on for what is not of this Io.
     awaits: bool
 
-    async def send(self, request: Request) -> Answer: ...
+    async def send(self, request: HttpRequest) -> HttpResponse: ...
 
-    def open(self, request: Request) -> AbstractAsyncContextManager[Opened]: ...
+    def open(self, request: HttpRequest) -> AbstractAsyncContextManager[Opened]: ...
 
     async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call what may take a while, such as work on a file."""
@@ -66,11 +66,11 @@ class AwaitedIo:
     def __init__(self) -> None:
         self._http = Http()
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         return await self._http.send(request)
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncIterator[Opened]:
+    async def open(self, request: HttpRequest) -> AsyncIterator[Opened]:
         incoming = await self._http.begin(request)
         try:
             yield incoming
@@ -102,11 +102,11 @@ class BlockingIo:
         self._http = Http()
         self._loop = _Loop()
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         return self._loop.call(self._http.send(request))
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncIterator[Opened]:
+    async def open(self, request: HttpRequest) -> AsyncIterator[Opened]:
         incoming = self._loop.call(self._http.begin(request))
         try:
             yield _Pulled(self._loop, incoming)

@@ -7,8 +7,8 @@ from typing import Self, Unpack
 from conveyor.client import export_files as exports
 from conveyor.client import following, submission
 from conveyor.client import result_bodies as bodies
-from conveyor.client.client_session import Session
-from conveyor.client.export import AsyncExport, Export
+from conveyor.client.client_session import ClientSession
+from conveyor.client.export import AsyncExport, ExportHandle
 from conveyor.client.io import drive, iterate
 from conveyor.client.job_options import ExportOptions, Filter, JobOptions, rerun_choice
 from conveyor.client.job_view import JobView
@@ -19,11 +19,11 @@ from conveyor.client.transport import Json
 from conveyor.client.upload_file import Moved
 
 
-class Job(JobView):
+class JobHandle(JobView):
     """A job as it was last seen, and what can be done with it. Waiting, listing and downloading outlast a restart of
     the server."""
 
-    def __init__(self, session: Session, data: Json) -> None:
+    def __init__(self, session: ClientSession, data: Json) -> None:
         super().__init__(data)
         self._session = session
 
@@ -77,17 +77,17 @@ class Job(JobView):
         The name says the form: .zip, .jsonl, .csv, .parquet; .jsonl and .csv also .gz and .zst. Returns the file; more
         than one if `part_bytes` asks for parts."""
         spec = exports.export_spec(options, Path(to))
-        made = Export(self._session, drive(self._session.create_export(self.id, spec, idempotency_key)))
+        made = ExportHandle(self._session, drive(self._session.create_export(self.id, spec, idempotency_key)))
         return made.wait(progress).download(to, progress)
 
-    def start_export(self, idempotency_key: str | None = None, **options: Unpack[ExportOptions]) -> Export:
+    def start_export(self, idempotency_key: str | None = None, **options: Unpack[ExportOptions]) -> ExportHandle:
         """Have results made into files, and wait for nothing."""
         spec = exports.export_spec(options)
-        return Export(self._session, drive(self._session.create_export(self.id, spec, idempotency_key)))
+        return ExportHandle(self._session, drive(self._session.create_export(self.id, spec, idempotency_key)))
 
-    def exports(self) -> Iterator[Export]:
+    def exports(self) -> Iterator[ExportHandle]:
         """Its exports, oldest first."""
-        return (Export(self._session, data) for data in iterate(self._session.exports(self.id)))
+        return (ExportHandle(self._session, data) for data in iterate(self._session.exports(self.id)))
 
     def rerun(
         self,
@@ -143,7 +143,7 @@ class Job(JobView):
 class AsyncJob(JobView):
     """As Job, on an event loop."""
 
-    def __init__(self, session: Session, data: Json) -> None:
+    def __init__(self, session: ClientSession, data: Json) -> None:
         super().__init__(data)
         self._session = session
 

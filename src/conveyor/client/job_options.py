@@ -18,7 +18,7 @@ ExportCompression: TypeAlias = Literal["none", "deflate", "gzip", "zstd"]
 ExportBodies: TypeAlias = Literal["none", "file", "text", "base64", "binary"]
 
 
-class Backoff(TypedDict, total=False):
+class BackoffOptions(TypedDict, total=False):
     """Delay before the next attempt, in seconds."""
 
     base: float
@@ -27,7 +27,7 @@ class Backoff(TypedDict, total=False):
     jitter: bool
 
 
-class Gateway(TypedDict, total=False):
+class GatewayOptions(TypedDict, total=False):
     """Fetch through a proxy, or an API gateway given as a template with {url}."""
 
     proxy: str | None
@@ -35,7 +35,7 @@ class Gateway(TypedDict, total=False):
     headers: Mapping[str, str]
 
 
-class FailureThreshold(TypedDict, total=False):
+class FailureThresholdOptions(TypedDict, total=False):
     """When a job is given up."""
 
     failed: int | None
@@ -43,21 +43,21 @@ class FailureThreshold(TypedDict, total=False):
     after: int
 
 
-class Outage(TypedDict, total=False):
+class OutageOptions(TypedDict, total=False):
     """What to do while a target is away."""
 
     quick_tries: int
     delay: float
 
 
-class Breaker(TypedDict, total=False):
+class BreakerOptions(TypedDict, total=False):
     """Whether tasks of a target that fails are held back, and for how long."""
 
     enabled: bool
     patience: float
 
 
-class Download(TypedDict, total=False):
+class DownloadOptions(TypedDict, total=False):
     """How a large file is taken."""
 
     max_bytes: int
@@ -65,7 +65,7 @@ class Download(TypedDict, total=False):
     min_rate_seconds: float
 
 
-class ExportCall(TypedDict):
+class ExportCallOptions(TypedDict):
     """A request to an export API."""
 
     url: str
@@ -74,7 +74,7 @@ class ExportCall(TypedDict):
     body: NotRequired[Any]
 
 
-class ExportPoll(TypedDict, total=False):
+class ExportPollOptions(TypedDict, total=False):
     """How often the state of an export is asked for."""
 
     first: float
@@ -83,7 +83,7 @@ class ExportPoll(TypedDict, total=False):
     timeout: float
 
 
-class ExportRetry(TypedDict, total=False):
+class ExportRetryOptions(TypedDict, total=False):
     """How often a failed call is made again."""
 
     retries: int
@@ -92,18 +92,18 @@ class ExportRetry(TypedDict, total=False):
     cap: float
 
 
-class ExportApi(TypedDict):
+class ExportApiOptions(TypedDict):
     """An API that makes a file on request."""
 
-    create: ExportCall
+    create: ExportCallOptions
     id: str
-    status: ExportCall
+    status: ExportCallOptions
     state: str
     ready: Sequence[str]
-    download: str | ExportCall
+    download: str | ExportCallOptions
     failed: NotRequired[Sequence[str]]
-    poll: NotRequired[ExportPoll]
-    retry: NotRequired[ExportRetry | None]
+    poll: NotRequired[ExportPollOptions]
+    retry: NotRequired[ExportRetryOptions | None]
 
 
 class JobOptions(TypedDict, total=False):
@@ -113,12 +113,12 @@ class JobOptions(TypedDict, total=False):
     rate_per_host: float | None
     concurrency_per_host: int | None
     attempts: int
-    backoff: Backoff
+    backoff: BackoffOptions
     retry_statuses: Sequence[int]
     retry_errors: Sequence[str] | None
-    outage: Outage | None
+    outage: OutageOptions | None
     upstream: str | None
-    breaker: Breaker
+    breaker: BreakerOptions
     task_deadline: float | None
     deadline: float | None
     stuck_after: float | None
@@ -128,13 +128,13 @@ class JobOptions(TypedDict, total=False):
     max_redirects: int
     headers: Mapping[str, str]
     success_statuses: Sequence[int]
-    gateway: Gateway | None
+    gateway: GatewayOptions | None
     handler: str | None
-    download: Download
-    export: ExportApi | None
+    download: DownloadOptions
+    export: ExportApiOptions | None
     priority: int
     retention_days: float
-    failure_threshold: FailureThreshold | None
+    failure_threshold: FailureThresholdOptions | None
     chunk_size: int
     on_invalid: Literal["skip", "reject"]
     idle_timeout: float

@@ -4,7 +4,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from conveyor.client.client_session import Session
+from conveyor.client.client_session import ClientSession
 from conveyor.client.downloads import Remote, download
 from conveyor.client.resources import Result
 from conveyor.client.transport import path_of
@@ -12,7 +12,7 @@ from conveyor.client.upload_file import Moved
 from conveyor.errors import ConveyorError, NoBody
 
 
-async def read_body(session: Session, job_id: str, task: Result | str) -> bytes:
+async def read_body(session: ClientSession, job_id: str, task: Result | str) -> bytes:
     """All of it. Raises NoBody, and ConveyorError if it is not what was stored."""
     task_id = task.task_id if isinstance(task, Result) else task
     answer = await session.transport.get(path_of("jobs", job_id, "tasks", task_id, "body"))
@@ -22,14 +22,14 @@ async def read_body(session: Session, job_id: str, task: Result | str) -> bytes:
     return answer.body
 
 
-async def save_body(session: Session, job_id: str, task: Result | str, to: Path, progress: Moved | None) -> Path:
+async def save_body(session: ClientSession, job_id: str, task: Result | str, to: Path, progress: Moved | None) -> Path:
     """To a file, which is whole or not there under its name; what broke off is gone on with."""
     found = task if isinstance(task, Result) else await session.task(job_id, task)
     await download(session.transport, partial(_remote, session, job_id, found), to, progress)
     return to
 
 
-async def _remote(session: Session, job_id: str, task: Result) -> Remote:
+async def _remote(session: ClientSession, job_id: str, task: Result) -> Remote:
     if task.size is None or task.sha256 is None:
         raise NoBody
     return Remote(path_of("jobs", job_id, "tasks", task.task_id, "body"), task.size, task.sha256)

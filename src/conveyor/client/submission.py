@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.client.client_session import Session, new_key
+from conveyor.client.client_session import ClientSession, new_key
 from conveyor.client.lists import Few, ListFile, Tasks, gathered, is_file, json_lines
 from conveyor.client.resources import Upload
 from conveyor.client.transport import Json, path_of
@@ -24,7 +24,7 @@ _MOST_ADDED_BYTES = 1024 * 1024
 
 
 async def submit(
-    session: Session,
+    session: ClientSession,
     tasks: Tasks | Upload,
     spec: Mapping[str, Any],
     form: Mapping[str, str],
@@ -42,13 +42,13 @@ async def submit(
     return await session.create_job({**spec, "source": {**upload.source(), **form}}, key)
 
 
-async def create(session: Session, spec: Mapping[str, Any], idempotency_key: str | None) -> Json:
+async def create(session: ClientSession, spec: Mapping[str, Any], idempotency_key: str | None) -> Json:
     """A job without tasks yet."""
     return await session.create_job(spec, idempotency_key or new_key())
 
 
 async def upload(
-    session: Session, tasks: Tasks, idempotency_key: str | None = None, progress: Moved | None = None
+    session: ClientSession, tasks: Tasks, idempotency_key: str | None = None, progress: Moved | None = None
 ) -> Upload:
     """Send a list, however long, and make no job of it yet."""
     async with gathered(session.io, tasks, whole=True) as found:
@@ -56,7 +56,7 @@ async def upload(
         return await _send(session, found, idempotency_key or new_key(), progress)
 
 
-async def add(session: Session, job_id: str, tasks: Tasks, last: bool) -> int:
+async def add(session: ClientSession, job_id: str, tasks: Tasks, last: bool) -> int:
     """Add tasks to an open job, in as many batches as they take; the last of them closes it if that is wanted. Returns
     how many there were."""
     if isinstance(tasks, str) or is_file(tasks):
@@ -81,12 +81,12 @@ def kind_of(options: Mapping[str, Any]) -> str | None:
     return "export_download" if options.get("export") is not None else None
 
 
-async def _add(session: Session, job_id: str, batch: list[bytes], last: bool = False) -> None:
+async def _add(session: ClientSession, job_id: str, batch: list[bytes], last: bool = False) -> None:
     tasks = [msgspec.Raw(line) for line in batch]
     await session.add(job_id, {"tasks": tasks, "last_batch": last}, new_key())
 
 
-async def _send(session: Session, found: ListFile, key: str, progress: Moved | None) -> Upload:
+async def _send(session: ClientSession, found: ListFile, key: str, progress: Moved | None) -> Upload:
     promised = {"size": found.size, "sha256": found.sha256}
     place = await session.transport.json("POST", "/v1/uploads", body=promised, idempotency_key=key)
     upload = Upload(place["upload_id"], found.format)

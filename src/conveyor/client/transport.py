@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from conveyor.client.http import Answer, Broken, Request, host_of
+from conveyor.client.http import Broken, HttpRequest, HttpResponse, host_of
 from conveyor.client.io import Io, Opened
 from conveyor.client.lists import plain_value
 from conveyor.client.problem_errors import not_conveyor, problem, wait_of
@@ -73,7 +73,7 @@ class Transport:
         answer = await self.exchange(request, safe or method in _IDEMPOTENT or idempotency_key is not None)
         return answer.body
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpResponse:
         """A successful answer, with its headers."""
         return await self.exchange(self._request("GET", path, {}), safe=True)
 
@@ -95,13 +95,13 @@ class Transport:
 
     async def put(self, method: str, url: str, headers: Mapping[str, str], body: FileBody) -> None:
         """Send a file to a link that is a right of its own: the key stays here."""
-        await self.exchange(Request(method, url, headers, body=body), safe=True)
+        await self.exchange(HttpRequest(method, url, headers, body=body), safe=True)
 
     @asynccontextmanager
     async def open(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Opened]:
         """An answer as it comes. Tried again until it begins, not after: whoever reads gets ServerUnreachable. A link
         to elsewhere is a right of its own: the key stays here."""
-        request = self._request("GET", url, headers) if url.startswith("/") else Request("GET", url, headers)
+        request = self._request("GET", url, headers) if url.startswith("/") else HttpRequest("GET", url, headers)
 
         async def once() -> tuple[Any, Opened]:
             opening = self.io.open(request)
@@ -122,10 +122,10 @@ class Transport:
         finally:
             await opening.__aexit__(None, None, None)
 
-    async def exchange(self, request: Request, safe: bool) -> Answer:
+    async def exchange(self, request: HttpRequest, safe: bool) -> HttpResponse:
         """The answer, if it is a success."""
 
-        async def once() -> Answer:
+        async def once() -> HttpResponse:
             answer = await self.io.send(request)
             if not 200 <= answer.status < 300:
                 raise problem(answer.status, answer.body, answer.headers)
@@ -135,9 +135,9 @@ class Transport:
 
     def _request(
         self, method: str, path: str, headers: Mapping[str, str], query: Query | None = None, body: bytes | None = None
-    ) -> Request:
+    ) -> HttpRequest:
         asked = {name: str(value) for name, value in (query or {}).items()}
-        return Request(method, self.url + path, headers, asked, body, self._key)
+        return HttpRequest(method, self.url + path, headers, asked, body, self._key)
 
     async def _tried(self, once: Callable[[], Awaitable[T]], safe: bool) -> T:
         began: float | None = None

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import Unavailable
 from conveyor.telemetry import metrics
 
@@ -67,7 +67,7 @@ class Isolation:
             self._unavailable = 0
             self._failing.pop(name, None)
 
-    async def due_row(self, records: Records, row: Row, work: Callable[[], Awaitable[None]]) -> None:
+    async def due_row(self, records: Records, row: Document, work: Callable[[], Awaitable[None]]) -> None:
         """Carry out the work on a row that is due. One that fails is put off, so that it stands before no other."""
         name = f"{row.kind} {row.tenant} {row.id}"
         with self.item(name):

@@ -38,7 +38,7 @@ _PROBE_SECONDS = 60.0
 Send = Callable[[Any], Awaitable[None]]
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
     """A file as it is served."""
 
     body: bytes
@@ -95,7 +95,7 @@ def _policy(connect: str) -> bytes:
     return _POLICY.format(connect=connect).encode()
 
 
-def _read(root: Traversable) -> dict[str, File]:
+def _read(root: Traversable) -> dict[str, StaticFile]:
     """By path: everything under the root, and the first page at / too."""
     found = {PREFIX + name: _file(name, each.read_bytes()) for name, each in _walk(root, "")}
     found["/"] = found.pop(PREFIX + _INDEX)
@@ -112,5 +112,5 @@ def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
     return found
 
 
-def _file(name: str, body: bytes) -> File:
-    return File(body, _TYPES["." + name.rpartition(".")[2]], f'"{sha256(body).hexdigest()[:32]}"')
+def _file(name: str, body: bytes) -> StaticFile:
+    return StaticFile(body, _TYPES["." + name.rpartition(".")[2]], f'"{sha256(body).hexdigest()[:32]}"')

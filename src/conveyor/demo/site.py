@@ -41,7 +41,7 @@ _HEADS = {
 }
 
 
-class Answer(NamedTuple):
+class SiteResponse(NamedTuple):
     """What a page answers: after `delay` seconds, or, with `cut`, by closing the connection."""
 
     status: int
@@ -61,33 +61,33 @@ class Site:
 
     def __init__(self) -> None:
         self._tried: set[str] = set()
-        self._pages: dict[str, Callable[[str], Answer]] = {
-            "quick": lambda number: Answer(200, _page("quick", number)),
+        self._pages: dict[str, Callable[[str], SiteResponse]] = {
+            "quick": lambda number: SiteResponse(200, _page("quick", number)),
             "slow": self._slow,
             "flaky": self._flaky,
-            "redirect": lambda number: Answer(302, b"", b"Location: /quick/" + number.encode() + b"\r\n"),
-            "missing": lambda number: Answer(404, _page("missing", number, 256)),
-            "broken": lambda number: Answer(500, _page("broken", number, 256)),
-            "big": lambda number: Answer(200, _page("big", number, _BIG_BYTES)),
+            "redirect": lambda number: SiteResponse(302, b"", b"Location: /quick/" + number.encode() + b"\r\n"),
+            "missing": lambda number: SiteResponse(404, _page("missing", number, 256)),
+            "broken": lambda number: SiteResponse(500, _page("broken", number, 256)),
+            "big": lambda number: SiteResponse(200, _page("big", number, _BIG_BYTES)),
         }
 
-    def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> SiteResponse:
         kind, _, number = path.partition("?")[0].lstrip("/").partition("/")
         page = self._pages.get(kind)
-        return page(number) if page and number else Answer(404, b"There is no such page.\n")
+        return page(number) if page and number else SiteResponse(404, b"There is no such page.\n")
 
-    def _slow(self, number: str) -> Answer:
+    def _slow(self, number: str) -> SiteResponse:
         # From the number, not from chance: two runs of the demo take the same time.
         share = (int(number) * 37 % 101) / 100 if number.isdigit() else 0.5
-        return Answer(200, _page("slow", number), delay=_QUICKEST + (_SLOWEST - _QUICKEST) * share)
+        return SiteResponse(200, _page("slow", number), delay=_QUICKEST + (_SLOWEST - _QUICKEST) * share)
 
-    def _flaky(self, number: str) -> Answer:
+    def _flaky(self, number: str) -> SiteResponse:
         if number in self._tried:
-            return Answer(200, _page("flaky", number))
+            return SiteResponse(200, _page("flaky", number))
         self._tried.add(number)
         if number[-1] in "13579":
-            return Answer(503, b"", cut=True)
-        return Answer(503, b"Busy. Come back in a second.\n", b"Retry-After: 1\r\n")
+            return SiteResponse(503, b"", cut=True)
+        return SiteResponse(503, b"Busy. Come back in a second.\n", b"Retry-After: 1\r\n")
 
 
 class Connection(asyncio.Protocol):
@@ -144,12 +144,12 @@ class Connection(asyncio.Protocol):
         else:
             self._send(answer, send_body, close)
 
-    def _late(self, answer: Answer, send_body: bool, close: bool) -> None:
+    def _late(self, answer: SiteResponse, send_body: bool, close: bool) -> None:
         self._busy = False
         self._send(answer, send_body, close)
         self._next()
 
-    def _send(self, answer: Answer, send_body: bool, close: bool) -> None:
+    def _send(self, answer: SiteResponse, send_body: bool, close: bool) -> None:
         if self._transport is None:
             return
         if answer.cut:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 SMALL = 256 * 1024
 
 
-class Budget:
+class BodyBudget:
     """In the order of asking. `room` is awaited by who has read a large body and still holds its bytes: so none is
     taken in while those before it can not be passed on."""
 

@@ -15,7 +15,7 @@ from pyreqwest.proxy import ProxyBuilder
 
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
-from conveyor.egress.lru import Kept
+from conveyor.egress.lru import Lru
 
 # The connect timeout belongs to the client, so it is rounded up to one of these: tasks can not make a client each.
 CONNECT_STEPS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -65,8 +65,8 @@ class Clients:
         self._user_agent = user_agent
         self._root_certificate = root_certificate
         self._shared: dict[float, Client] = {}
-        self._proxied: Kept[Proxy, Client] = Kept(MAX_PROXIED)
-        self._pinned: Kept[Pin, Client] = Kept(MAX_PINS)
+        self._proxied: Lru[Proxy, Client] = Lru(MAX_PROXIED)
+        self._pinned: Lru[Pin, Client] = Lru(MAX_PINS)
         self._wanted: dict[Pin, asyncio.Future[Client]] = {}
         self._builder: asyncio.Task[None] | None = None
 

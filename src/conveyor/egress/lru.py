@@ -8,7 +8,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class Lru(Generic[K, V]):
     """The `size` values that were used last."""
 
     def __init__(self, size: int) -> None:

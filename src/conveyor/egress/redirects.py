@@ -16,7 +16,7 @@ class BadRedirect(Exception):
     """The target redirects to where nothing can be fetched."""
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     """One hop. `url` is the target; `at` is where the gateway wants to be asked instead, on its own origin."""
 
     method: str
@@ -26,7 +26,9 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     at: Url | None = None
 
 
-def redirected(request: Request, status: int, location: str, base: Url, gateway_origin: str | None = None) -> Request:
+def redirected(
+    request: OutgoingRequest, status: int, location: str, base: Url, gateway_origin: str | None = None
+) -> OutgoingRequest:
     """The next request. `base` is what Location is relative to: the target, or the URL of the gateway."""
     url = _join(base, location)
     method, headers, body = request.method, request.headers, request.body
@@ -34,12 +36,12 @@ def redirected(request: Request, status: int, location: str, base: Url, gateway_
         method, body = "GET", None
         headers = tuple(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
     if gateway_origin is not None and url.origin_ascii == gateway_origin:
-        return Request(method, request.url, headers, body, at=url)
+        return OutgoingRequest(method, request.url, headers, body, at=url)
     if url.origin_ascii != request.url.origin_ascii:
         headers = tuple(pair for pair in headers if not is_sensitive(pair[0]))
     if url.fragment is None and request.url.fragment is not None:
         url = url.with_fragment(request.url.fragment)
-    return Request(method, url, headers, body)
+    return OutgoingRequest(method, url, headers, body)
 
 
 def is_sensitive(header: str) -> bool:

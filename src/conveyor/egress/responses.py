@@ -8,13 +8,13 @@ import msgspec
 from pyreqwest.bytes import Bytes
 from pyreqwest.response import Response
 
-from conveyor.egress.body_budget import SMALL, Budget
+from conveyor.egress.body_budget import SMALL, BodyBudget
 from conveyor.egress.failures import Failure
 
 PIECE = 256 * 1024
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """What comes before the body. `pairs` are all headers in order, `fields` the last of each name, in lower case."""
 
     status: int
@@ -22,14 +22,14 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     fields: dict[str, str]
 
 
-def read_head(response: Response) -> Head:
+def read_head(response: Response) -> ResponseHead:
     """A value that is not ASCII, which the client can not read, is empty."""
     try:
         pairs = list(response.headers.items())
     except ValueError:
         names = dict.fromkeys(response.headers.keys())
         pairs = [(name, value) for name in names for value in _values(response, name)]
-    return Head(response.status, pairs, dict(pairs))
+    return ResponseHead(response.status, pairs, dict(pairs))
 
 
 def _values(response: Response, name: str) -> list[str]:
@@ -39,7 +39,7 @@ def _values(response: Response, name: str) -> list[str]:
         return [""]
 
 
-def declares_at_most(head: Head, method: str, limit: int) -> bool:
+def declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
     """Whether Content-Length promises a body within the limit. Raises Failure if it promises more.
 
     The client holds a body to its promise, and takes the header away from one that it decodes.
@@ -52,7 +52,7 @@ def declares_at_most(head: Head, method: str, limit: int) -> bool:
     return True
 
 
-async def read_declared(response: Response, head: Head, budget: Budget) -> bytes:
+async def read_declared(response: Response, head: ResponseHead, budget: BodyBudget) -> bytes:
     """A body whose length is promised, and within the limit."""
     length = int(head.fields["content-length"])
     if length <= SMALL:
@@ -61,7 +61,7 @@ async def read_declared(response: Response, head: Head, budget: Budget) -> bytes
         return (await response.bytes()).to_bytes()
 
 
-async def read_counted(response: Response, limit: int, budget: Budget | None = None) -> bytes:
+async def read_counted(response: Response, limit: int, budget: BodyBudget | None = None) -> bytes:
     """The decoded body. Raises Failure as soon as it is larger than `limit`; the connection is then dropped."""
     pieces: list[Bytes] = []
     size = await _read_on(response, pieces, 0, min(limit, SMALL) if budget is not None else limit, limit)

@@ -10,7 +10,7 @@ from pyreqwest.http import Url
 
 from conveyor.egress import clients
 from conveyor.egress.clients import Clients, Pin
-from conveyor.egress.redirects import Request
+from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import TargetGuard, ip_literal
 from conveyor.model import Gateway
 
@@ -33,10 +33,10 @@ class Route(Protocol):
     # The gateway's own origin: redirects that stay on it are between the gateway and us.
     origin: str | None
 
-    def ready(self, request: Request, connect: float) -> Hop | None:
+    def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         """The hop, if there is nothing to wait for; None means: ask `hop`. Most tasks of a job get theirs here."""
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         """The hop, after resolving and building what it takes. Raises TargetRefused, DnsFailed, or TimeoutError when
         resolving takes too long."""
 
@@ -50,11 +50,11 @@ class Free:
     def __init__(self, kept: Clients) -> None:
         self._clients = kept
 
-    def ready(self, request: Request, connect: float) -> Hop | None:
+    def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         url = request.url
         return Hop(self._clients.shared(connect), url, url)
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         raise AssertionError("this route is always ready")
 
 
@@ -68,10 +68,10 @@ class Direct:
         self._clients = kept
         self._guard = guard
 
-    def ready(self, request: Request, connect: float) -> Hop | None:
+    def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         return self.ready_to(request.url, connect)
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         return await self.to(request.url, connect, timeout)
 
     def ready_to(self, url: Url, connect: float) -> Hop | None:
@@ -117,18 +117,18 @@ class ThroughProxy:
         self._headers = tuple(gateway.headers.items())
         self._trusted = trusted
 
-    def ready(self, request: Request, connect: float) -> Hop | None:
+    def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
         if self._trusted or self._guard.allow_private:
             return self._by(request, None, connect)
         address = self._guard.known(self._host)
         return None if address is None else self._by(request, address, connect)
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         port = self._parsed.port_or_known_default or 0
         return self._by(request, await self._guard.resolve(self._host, port, min(connect, timeout)), connect)
 
-    def _by(self, request: Request, address: str | None, connect: float) -> Hop:
+    def _by(self, request: OutgoingRequest, address: str | None, connect: float) -> Hop:
         client = self._clients.proxied(clients.Proxy(self._url, self._headers, self._host, address, connect))
         pinned = None if address is None else (self._host, address)
         return Hop(client, request.url, request.url, pinned=pinned)
@@ -150,7 +150,7 @@ class ThroughTemplate:
         self._trusted = trusted
         self.origin: str | None = Url(gateway.url.replace("{url}", "")).origin_ascii
 
-    def ready(self, request: Request, connect: float) -> Hop | None:
+    def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
         url = self._at(request)
         if self._trusted:
@@ -158,14 +158,14 @@ class ThroughTemplate:
         hop = self._direct.ready_to(url, connect)
         return None if hop is None else self._with_headers(hop)
 
-    async def hop(self, request: Request, connect: float, timeout: float) -> Hop:
+    async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         hop = await self._direct.to(self._at(request), connect, timeout)
         return self._with_headers(hop)
 
     def _with_headers(self, hop: Hop) -> Hop:
         return msgspec.structs.replace(hop, headers=hop.headers + self._headers)
 
-    def _at(self, request: Request) -> Url:
+    def _at(self, request: OutgoingRequest) -> Url:
         return request.at or Url(self._template.replace("{url}", quote(str(request.url), safe="")))
 
 

@@ -244,7 +244,7 @@ def _lookup(host: str, port: int) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ResolvedAnswer:
     """What was found out about a host, good until `expires`. A host that failed has an error and no addresses."""
 
     addresses: tuple[str, ...]
@@ -277,8 +277,8 @@ class TargetGuard:
         self._ttl = ttl
         self._failure_ttl = failure_ttl
         self._size = size
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()
-        self._lookups: dict[str, asyncio.Task[_Answer]] = {}
+        self._answers: OrderedDict[str, _ResolvedAnswer] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[_ResolvedAnswer]] = {}
 
     def check_name(self, host: str) -> None:
         """Raise TargetRefused for a host that is refused without resolving it (a proxy will do that)."""
@@ -316,7 +316,7 @@ class TargetGuard:
         if self._system is not None:
             self._system.close()
 
-    async def _ask(self, host: str, port: int, timeout: float | None) -> _Answer:
+    async def _ask(self, host: str, port: int, timeout: float | None) -> _ResolvedAnswer:
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = asyncio.create_task(self._look_up(host, port))
@@ -324,7 +324,7 @@ class TargetGuard:
         # Shielded: others may wait for the same lookup when one of them is cancelled or out of time.
         return await asyncio.wait_for(asyncio.shield(lookup), timeout)
 
-    async def _look_up(self, host: str, port: int) -> _Answer:
+    async def _look_up(self, host: str, port: int) -> _ResolvedAnswer:
         answer = await self._answer(host, port)
         self._answers[host] = answer
         self._answers.move_to_end(host)
@@ -332,7 +332,7 @@ class TargetGuard:
             self._answers.popitem(last=False)
         return answer
 
-    async def _answer(self, host: str, port: int) -> _Answer:
+    async def _answer(self, host: str, port: int) -> _ResolvedAnswer:
         literal = ip_literal(host)
         try:
             found = tuple(await self._addresses(host, port)) if literal is None else (literal,)
@@ -340,10 +340,10 @@ class TargetGuard:
             found = ()
         now = self._clock.monotonic()
         if not found:
-            return _Answer((), DnsFailed(), now + self._failure_ttl)
+            return _ResolvedAnswer((), DnsFailed(), now + self._failure_ttl)
         reason = None if self.allow_private else self._first_refusal(found)
         error = None if reason is None else TargetRefused(_refused(reason))
-        return _Answer(found, error, now + self._ttl)
+        return _ResolvedAnswer(found, error, now + self._ttl)
 
     async def _addresses(self, host: str, port: int) -> Sequence[str]:
         assert self._resolver is not None

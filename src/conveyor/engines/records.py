@@ -9,12 +9,12 @@ from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.model import (
     UPLOADS,
     ApiKey,
-    Event,
+    EventRecord,
     Ingested,
     Job,
     JobId,
-    Notice,
     Options,
+    OutboxEvent,
     Page,
     Range,
     Run,
@@ -22,12 +22,12 @@ from conveyor.model import (
     Source,
     TaskSeed,
     TenantId,
-    Upload,
+    UploadRecord,
 )
 from conveyor.states import RunState
 
 
-class IdempotencyRow(msgspec.Struct, frozen=True):
+class IdempotencyClaim(msgspec.Struct, frozen=True):
     """A request under the client's own key: claimed (status 0), then answered, then replayed verbatim."""
 
     tenant: TenantId
@@ -47,10 +47,10 @@ class Claimed(msgspec.Struct, frozen=True):
     """The row under the key, and whether it is now the caller's to answer."""
 
     granted: bool
-    row: IdempotencyRow
+    row: IdempotencyClaim
 
 
-class Row(msgspec.Struct, frozen=True):
+class Document(msgspec.Struct, frozen=True):
     """A small document of one kind: a schedule, an endpoint, a delivery, an export, a callback, the progress of a long
     task. What it says is its owner's business; here it has a name, a version, and the times that are asked for."""
 
@@ -81,12 +81,12 @@ class JobRecords(Protocol):
     """Jobs, runs and what is told of them."""
 
     async def create_job(
-        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
-    ) -> IdempotencyRow | None:
+        self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
+    ) -> IdempotencyClaim | None:
         """Write job, run, notice, a few rows that go with it and the answer to the claimed request in one step. If
         the claim was answered or taken over meanwhile, write nothing and return the row that stands."""
 
-    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+    async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
         """Make `job.run` the job's latest run, with the state and the options that `job` has, if the latest one has
         ended and has the number before; the notice and the answer with it. False if it has not, and the row that
         stands if the claim was lost: nothing is written then."""
@@ -94,7 +94,7 @@ class JobRecords(Protocol):
     async def runs(self, job_id: JobId) -> list[Run]:
         """All runs of a job, oldest first."""
 
-    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
         """Replace the options of a job that still has this version, which goes up by one; the notice with it."""
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
@@ -123,7 +123,7 @@ class JobRecords(Protocol):
         sources: Collection[RunState],
         target: RunState,
         reason: str | None,
-        notice: Notice | None,
+        notice: OutboxEvent | None,
         keep: bool = False,
     ) -> bool:
         """Move the run, and the job with it, if it is in one of `sources`; write the notice in the same step.
@@ -137,13 +137,13 @@ class JobRecords(Protocol):
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         """Say that an ended run has left nothing behind."""
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         """The job's events, oldest first: what was written to the outbox."""
 
-    async def untold(self, limit: int) -> list[Notice]:
+    async def untold(self, limit: int) -> list[OutboxEvent]:
         """Notices of all tenants that were not yet passed on, oldest first."""
 
-    async def mark_told(self, notices: Sequence[Notice]) -> None:
+    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         """Say that these were passed on to everyone who waits for them."""
 
     async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
@@ -170,9 +170,9 @@ class IngestRecords(Protocol):
         run_id: RunId,
         source: Source,
         lines: int,
-        answer: IdempotencyRow | None,
+        answer: IdempotencyClaim | None,
         seal: bool,
-    ) -> Range | IdempotencyRow | None:
+    ) -> Range | IdempotencyClaim | None:
         """Add a range of `lines` inputs as JSON lines behind all others, under indexes that nobody else gets, and
         the answer to the claimed request with it. The row that stands if the claim was lost; None if the run is
         sealed or has ended."""
@@ -198,17 +198,17 @@ class IngestRecords(Protocol):
 class AccessRecords(Protocol):
     """Keys, requests and uploads."""
 
-    async def claim(self, row: IdempotencyRow) -> Claimed:
+    async def claim(self, row: IdempotencyClaim) -> Claimed:
         """Claim the key for this request if it is free, expired, or a claim of the same request whose lease has
         lapsed; that one keeps its subject."""
 
-    async def unclaim(self, row: IdempotencyRow) -> None:
+    async def unclaim(self, row: IdempotencyClaim) -> None:
         """Give a claim back unanswered, if it is still the caller's."""
 
-    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
         """Keep an upload that is promised, and the answer to the claimed request, as create_job does."""
 
-    async def upload(self, upload_id: str) -> Upload | None:
+    async def upload(self, upload_id: str) -> UploadRecord | None:
         """An upload that has not expired, or that a job or a row refers to."""
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
@@ -217,7 +217,7 @@ class AccessRecords(Protocol):
     async def mark_stored(self, upload_id: str) -> bool:
         """Say that the list is there. True once: an upload is filled one time."""
 
-    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+    async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         """Uploads that expired by then and that no job and no row refers to. Each is found until it is forgotten: its
         object is removed first."""
 
@@ -241,52 +241,52 @@ class AccessRecords(Protocol):
         """End a key. False if there is none."""
 
 
-class RowRecords(Protocol):
+class DocumentRecords(Protocol):
     """Documents of many kinds, each written on its version. `due` is the one index over all tenants."""
 
     async def create_rows(
-        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
-    ) -> IdempotencyRow | None:
+        self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
+    ) -> IdempotencyClaim | None:
         """Write up to 25 rows, the notice and the answer to the claimed request; a row that is there already is left
         as it is. One step if there is an answer or a notice. If the claim was lost, write nothing and return the row
         that stands."""
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         """A row that has not expired."""
 
-    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         """Write a row over the one whose version it carries, and the notice with it; returns it with its new version.
         None, and nothing written, if that version no longer stands or has expired. An upload that it no longer refers
         to expires as by forget_job."""
 
-    async def remove_row(self, row: Row) -> bool:
+    async def remove_row(self, row: Document) -> bool:
         """Remove a row if its version still stands. The upload that it refers to expires as by forget_job."""
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
-    ) -> Page[Row]:
+    ) -> Page[Document]:
         """The tenant's rows of a kind, or those of one of its jobs, in order of id."""
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
         """Rows of all tenants whose `due_at` is not after `by`, soonest first. Expired ones too: an owner that set
         both wants to see it through."""
 
 
-class Records(JobRecords, IngestRecords, AccessRecords, RowRecords, Protocol):
+class Records(JobRecords, IngestRecords, AccessRecords, DocumentRecords, Protocol):
     """A missing row is None or False, never an exception; every row of a tenant is found only through it."""
 
 
-class AcceptsWhole(Protocol):
+class AtomicAccept(Protocol):
     """A capability: records, tasks and queue are one database, so that a small job is written in one step."""
 
     async def accept_whole(
         self,
         job: Job,
-        notice: Notice,
-        answer: IdempotencyRow | None,
+        notice: OutboxEvent,
+        answer: IdempotencyClaim | None,
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
-        rows: Sequence[Row] = (),
-    ) -> IdempotencyRow | None:
+        rows: Sequence[Document] = (),
+    ) -> IdempotencyClaim | None:
         """create_job, the tasks and the messages on a queue, all or nothing."""

@@ -221,7 +221,7 @@ class Bucket:
         return client
 
 
-class _Answer:
+class _PresignedAnswer:
     def __init__(self, status: int, body: bytes, date: str | None) -> None:
         self.status = status
         self.body = body
@@ -232,14 +232,14 @@ class _Answer:
         return self.body[:200].decode(errors="replace")
 
 
-async def _sent(request: Presigned, body: bytes | None = None) -> _Answer:
+async def _sent(request: Presigned, body: bytes | None = None) -> _PresignedAnswer:
     builder = ClientBuilder().error_for_status(False).timeout(timedelta(seconds=30))
     # The proxy of the environment has no way to this machine's own loopback.
     local = urlsplit(request.url).hostname in {"127.0.0.1", "::1", "localhost"}
     async with (builder.no_proxy() if local else builder).build() as client:
         asked = client.request(request.method, request.url).headers(dict(request.headers))
         response = await (asked if body is None else asked.body_bytes(body)).build().send()
-        return _Answer(response.status, bytes(await response.bytes()), response.headers.get("date"))
+        return _PresignedAnswer(response.status, bytes(await response.bytes()), response.headers.get("date"))
 
 
 async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:

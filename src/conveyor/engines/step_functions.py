@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Protocol
 
 
-class Told(Enum):
+class CallOutcome(Enum):
     """What became of a call of Step Functions."""
 
     TAKEN = "taken"
@@ -23,11 +23,11 @@ class StepFunctions(Protocol):
     def seal(self, token: str, name: str) -> str:
         """The token as it may be kept; the same each time."""
 
-    async def heartbeat(self, sealed: str, name: str) -> Told:
+    async def heartbeat(self, sealed: str, name: str) -> CallOutcome:
         """Say that work goes on."""
 
-    async def succeed(self, sealed: str, name: str, output: str) -> Told:
+    async def succeed(self, sealed: str, name: str, output: str) -> CallOutcome:
         """Answer with a result, as JSON."""
 
-    async def fail(self, sealed: str, name: str, error: str, cause: str) -> Told:
+    async def fail(self, sealed: str, name: str, error: str, cause: str) -> CallOutcome:
         """Answer with an error."""

@@ -18,7 +18,7 @@ from botocore.parsers import ResponseParserError
 
 from conveyor.auth.sealing import Seals
 from conveyor.engines.aws_session import aws_session
-from conveyor.engines.step_functions import Told
+from conveyor.engines.step_functions import CallOutcome
 from conveyor.errors import EngineFailed, InvalidSetting
 
 log = structlog.get_logger()
@@ -51,14 +51,14 @@ _THROTTLES = frozenset(
 )
 
 
-class Address(NamedTuple):
+class StepFunctionsAddress(NamedTuple):
     """What the URL says."""
 
     region: str
     endpoint: str | None = None
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> StepFunctionsAddress:
     """Raises InvalidSetting, which says what to write."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
@@ -72,7 +72,7 @@ def parse(url: str) -> Address:
         target = urlsplit(endpoint)
         if target.scheme not in {"http", "https"} or not target.hostname or target.username:
             raise InvalidSetting("CONVEYOR_STEP_FUNCTIONS: `endpoint` must be an http or https address")
-    return Address(parts.netloc, endpoint)
+    return StepFunctionsAddress(parts.netloc, endpoint)
 
 
 class StepFunctionsClient:
@@ -108,13 +108,13 @@ class StepFunctionsClient:
     def seal(self, token: str, name: str) -> str:
         return self._seals.close(token, name)
 
-    async def heartbeat(self, sealed: str, name: str) -> Told:
+    async def heartbeat(self, sealed: str, name: str) -> CallOutcome:
         return await self._told("send_task_heartbeat", sealed, name)
 
-    async def succeed(self, sealed: str, name: str, output: str) -> Told:
+    async def succeed(self, sealed: str, name: str, output: str) -> CallOutcome:
         return await self._told("send_task_success", sealed, name, output=output)
 
-    async def fail(self, sealed: str, name: str, error: str, cause: str) -> Told:
+    async def fail(self, sealed: str, name: str, error: str, cause: str) -> CallOutcome:
         return await self._told("send_task_failure", sealed, name, error=error[:_MAX_ERROR], cause=cause[:_MAX_CAUSE])
 
     async def checks(self) -> list[tuple[str, str | None]]:
@@ -128,39 +128,39 @@ class StepFunctionsClient:
             return [("answers", f"It does not answer: {error}. Look at the region and the endpoint.")]
         return [("takes heartbeats", "It took one for a token that nobody has: is the endpoint Step Functions?")]
 
-    async def _told(self, operation: str, sealed: str, name: str, **params: str) -> Told:
+    async def _told(self, operation: str, sealed: str, name: str, **params: str) -> CallOutcome:
         token = self._seals.open(sealed, name)
         if token is None:
             log.error("a task token can not be opened: is CONVEYOR_SIGNING_KEY another?", callback=name)
-            return Told.LATER
+            return CallOutcome.LATER
         try:
             await getattr(self._client, operation)(taskToken=token, **params)
         except ClientError as error:
             return _verdict(operation, name, error)
         except (BotoConnectionError, HTTPClientError, ResponseParserError, OSError) as error:
             log.warning("Step Functions did not answer", operation=operation, callback=name, error=repr(error))
-            return Told.UNKNOWN
+            return CallOutcome.UNKNOWN
         except BotoCoreError as error:
             log.error("Step Functions could not be asked", operation=operation, callback=name, error=repr(error))
-            return Told.LATER
-        return Told.TAKEN
+            return CallOutcome.LATER
+        return CallOutcome.TAKEN
 
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", "")).rpartition("#")[2]
 
 
-def _verdict(operation: str, name: str, error: ClientError) -> Told:
+def _verdict(operation: str, name: str, error: ClientError) -> CallOutcome:
     code = _code(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _GONE:
         log.info("nobody waits with this task token", operation=operation, callback=name, code=code)
-        return Told.GONE
+        return CallOutcome.GONE
     if code in _THROTTLES or status == 429:
         log.debug("Step Functions is busy", operation=operation, callback=name, code=code)
-        return Told.LATER
+        return CallOutcome.LATER
     if status >= 500:
         log.warning("Step Functions failed", operation=operation, callback=name, code=code, status=status)
-        return Told.UNKNOWN
+        return CallOutcome.UNKNOWN
     log.error("Step Functions refused a call", operation=operation, callback=name, code=code, status=status)
-    return Told.LATER
+    return CallOutcome.LATER

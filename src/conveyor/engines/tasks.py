@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
+from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
 from conveyor.states import TaskStatus
 
 # Rows that one scan looks at, at most.
@@ -102,7 +102,7 @@ class Tasks(Scans, Protocol):
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         """Append to the audit trail."""
 
-    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[EventRecord]:
         """What was noted of the run, or of one of its tasks, oldest first."""
 
     async def delete(self, run: RunKey, limit: int) -> int:

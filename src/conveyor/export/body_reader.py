@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from conveyor.engines.blobs import Blobs
 from conveyor.model import BodyRef, Task
 from conveyor.read.results import check_body, missing_body, stream_body
-from conveyor.read.walk import Batch, Position
+from conveyor.read.walk import Position, TaskBatch
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Window(NamedTuple):
 
 
 async def windows(
-    blobs: Blobs, batches: AsyncGenerator[Batch, None], with_bodies: bool
+    blobs: Blobs, batches: AsyncGenerator[TaskBatch, None], with_bodies: bool
 ) -> AsyncGenerator[Window, None]:
     """The tasks of these batches with their bodies; the next window is read while one is worked on. A batch of no
     tasks makes an empty window: it says how far the walk is."""

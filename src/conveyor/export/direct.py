@@ -29,7 +29,7 @@ from conveyor.export.spool import SortedSpool
 from conveyor.faults import crashpoint
 from conveyor.model import Job, RunKey, Task, TaskId
 from conveyor.read.results import stream_body
-from conveyor.read.walk import END, ROWS, Batch, Position, RunStream, merged
+from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged
 
 # Of what the end of the archive is made of, in memory.
 _HELD_BYTES = 1024 * 1024
@@ -62,7 +62,7 @@ async def export_zip(
     of some hundred bytes for each task."""
     modified = datetime.fromtimestamp(job.run.created_at, UTC)
     with ExitStack() as stack:
-        work = _Export(ZipPart(modified, level, None), stack.enter_context(_Beside(spool_dir)), report)
+        work = _DirectExport(ZipPart(modified, level, None), stack.enter_context(_Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, job.key, spool)
         async with aclosing(windows(blobs, ahead(walk), with_bodies=True)) as found:
@@ -100,14 +100,14 @@ async def export_to_file(
     return size
 
 
-def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[Batch, None]:
+def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
     """The run in the order of its list: as the engine gives it, or sorted here."""
     if isinstance(tasks, WalksByIndex):
         return merged([RunStream(tasks, run, TaskFilter(), -1)], -1)
     return _sorted(tasks, run, spool)
 
 
-async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[Batch, None]:
+async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
     for shard in range(max(run.shard_count, 1)):
         after: TaskId | None = None
         while page := await tasks.page(run, shard, after, PAGE, TaskFilter()):
@@ -115,17 +115,17 @@ async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerat
             await asyncio.to_thread(_spool, spool, page)
     lines = iter(spool)
     while batch := await asyncio.to_thread(_tasks, lines):
-        yield Batch(batch, Position(), END, len(batch))
+        yield TaskBatch(batch, Position(), END, len(batch))
 
 
-class _Beside:
+class _Sidecar:
     """What is kept beside an archive until its end."""
 
     def __init__(self, directory: Path | None) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  (see __exit__)
         self._places: list[tuple[int, int]] = []
 
-    def __enter__(self) -> "_Beside":
+    def __enter__(self) -> "_Sidecar":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,10 +147,10 @@ class _Beside:
         return self._file.read(length)
 
 
-class _Export:
+class _DirectExport:
     """One export at work."""
 
-    def __init__(self, part: ZipPart, beside: _Beside, report: Report | None) -> None:
+    def __init__(self, part: ZipPart, beside: _Sidecar, report: Report | None) -> None:
         self._part = part
         self._beside = beside
         self._report = report

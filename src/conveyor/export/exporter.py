@@ -12,12 +12,12 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, Lease, export_lease
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import BadInput, ConveyorError
-from conveyor.export.exports import Export, ExportState, export_of
+from conveyor.export.exports import ExportRecord, ExportState, export_of
 from conveyor.export.staged_file import Digest
-from conveyor.export.writer import Assembly, Overtaken, Paused, Turn, export_notice
+from conveyor.export.writer import ExportPaused, ExportSuperseded, ExportWriter, Turn, export_notice
 from conveyor.faults import crashpoint
 from conveyor.model import EXPORT, Job, TaskError
 from conveyor.telemetry.redact import redacted
@@ -74,12 +74,12 @@ class Exporter:
     async def close(self) -> None:
         """Nothing is held between ticks."""
 
-    def _unfinished(self, row: Row) -> bool:
+    def _unfinished(self, row: Document) -> bool:
         """One that expired is for retention."""
         expired = row.expires_at is not None and row.expires_at <= self._clock.now()
         return not expired and export_of(row).state in _UNFINISHED
 
-    async def _take(self, seen: Row, lease: Lease) -> bool:
+    async def _take(self, seen: Document, lease: Lease) -> bool:
         """Whether there was something to do for it."""
         ended = False
         try:
@@ -96,7 +96,7 @@ class Exporter:
             else:
                 await self._coordinator.release(lease)
 
-    async def _work(self, job: Job, row: Row, lease: Lease) -> bool:
+    async def _work(self, job: Job, row: Document, lease: Lease) -> bool:
         """Have a turn at it. True when it has ended."""
         export = export_of(row)
         claimed = await self._claim(row, export)
@@ -114,10 +114,10 @@ class Exporter:
                 return await self._failed(job, row, export, error, lasting=True)
             try:
                 await assembly.run()
-            except Paused:
+            except ExportPaused:
                 await self._pause(assembly)
                 return False
-            except Overtaken:
+            except ExportSuperseded:
                 return False
             except Exception as error:
                 return await self._failed(
@@ -126,11 +126,11 @@ class Exporter:
         log.info("export ready", job=job.job_id, export=row.id, parts=len(assembly.export.parts))
         return True
 
-    def _assembly(self, job: Job, row: Row, export: Export, turn: Turn) -> Assembly:
+    def _assembly(self, job: Job, row: Document, export: ExportRecord, turn: Turn) -> ExportWriter:
         known = self._digest
         digest = known[2] if known is not None and known[:2] == (row.id, row.version - 1) else None
         self._digest = None
-        return Assembly(
+        return ExportWriter(
             self._records,
             self._tasks,
             self._blobs,
@@ -143,7 +143,7 @@ class Exporter:
             digest=digest,
         )
 
-    async def _claim(self, row: Row, export: Export) -> tuple[Row, Export] | None:
+    async def _claim(self, row: Document, export: ExportRecord) -> tuple[Document, ExportRecord] | None:
         """Make it this process's. One that is still held was let go of by nobody: its process died."""
         claimed = msgspec.structs.replace(
             export,
@@ -158,14 +158,14 @@ class Exporter:
         crashpoint("exports.claim.after")
         return None if written is None else (written, claimed)
 
-    async def _pause(self, assembly: Assembly) -> None:
+    async def _pause(self, assembly: ExportWriter) -> None:
         """Let go of it: others come first now."""
         export = msgspec.structs.replace(export_of(assembly.row), held=False)
         row = await self._records.replace_row(_with(assembly.row, export, self._clock.now()))
         if row is not None and export.making.pieces:
             self._digest = (row.id, row.version, assembly.digest)
 
-    async def _failed(self, job: Job, row: Row, export: Export, error: Exception, lasting: bool) -> bool:
+    async def _failed(self, job: Job, row: Document, export: ExportRecord, error: Exception, lasting: bool) -> bool:
         """Try again later, or give it up. True if it was given up."""
         tries = export.tries + 1
         if not lasting and tries < _TRIES:
@@ -213,5 +213,5 @@ class Exporter:
                 await renewing
 
 
-def _with(row: Row, export: Export, due_at: float | None) -> Row:
+def _with(row: Document, export: ExportRecord, due_at: float | None) -> Document:
     return msgspec.structs.replace(row, body=msgspec.json.encode(export), due_at=due_at)

@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import BadCursor, Conflict, EngineFailed, LimitReached, NotFound
 from conveyor.export.request import (
@@ -33,7 +33,7 @@ from conveyor.export.request import (
 )
 from conveyor.export.sorting import Sorting
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
 from conveyor.model import EXPORT, Job, Page, Run, RunId, RunKey, TaskError, TenantId
 from conveyor.read.results import iso_time
 from conveyor.read.runs import chosen_runs
@@ -69,7 +69,7 @@ class PartFile(msgspec.Struct, frozen=True, omit_defaults=True):
     pieces: str | None = None
 
 
-class Making(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """What whoever goes on needs to know: how far the tasks are, and the file that is being made."""
 
     sorting: Sorting = Sorting()
@@ -86,7 +86,7 @@ class Making(msgspec.Struct, frozen=True, omit_defaults=True):
     last: bool = False
 
 
-class Export(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of the row, as JSON."""
 
     format: ExportFormat
@@ -108,7 +108,7 @@ class Export(msgspec.Struct, frozen=True, omit_defaults=True):
     body_count: int = 0
     body_bytes: int = 0
     parts: Sequence[PartFile] = ()
-    making: Making = Making()
+    making: PartInProgress = PartInProgress()
     # Processes that have worked at it; whether one does, and how many in a row died over it before they got on.
     attempt: int = 0
     held: bool = False
@@ -135,20 +135,20 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-_decode_export = msgspec.json.Decoder(Export).decode
+_decode_export = msgspec.json.Decoder(ExportRecord).decode
 _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
-def export_of(row: Row) -> Export:
+def export_of(row: Document) -> ExportRecord:
     """What a row says."""
     return _decode_export(row.body)
 
 
-class Found(NamedTuple):
+class StoredExport(NamedTuple):
     """An export, and its row."""
 
-    row: Row
-    export: Export
+    row: Document
+    export: ExportRecord
 
 
 class Exports:
@@ -156,9 +156,9 @@ class Exports:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
 
-    async def create(self, job: Job, spec: ExportSpec, request: Request | None = None) -> Accepted:
+    async def create(self, job: Job, spec: ExportSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Have an export made. A request that was answered before gets that answer again."""
         ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("export"))
         if isinstance(ticket, Accepted):
@@ -166,7 +166,7 @@ class Exports:
         async with self._requests.carrying_out(ticket):
             return await self._created(job, spec, ticket)
 
-    async def find(self, tenant: TenantId, export_id: str) -> Found:
+    async def find(self, tenant: TenantId, export_id: str) -> StoredExport:
         """The tenant's export. One that never was, one that is gone and another's are the same NotFound; so is one of
         a job that is gone."""
         if not _EXPORT_ID.fullmatch(export_id):
@@ -174,14 +174,14 @@ class Exports:
         row = await self._system.records.row(EXPORT, tenant, export_id)
         if row is None or row.job_id is None or await self._system.records.job(tenant, row.job_id) is None:
             raise NotFound
-        return Found(row, export_of(row))
+        return StoredExport(row, export_of(row))
 
-    async def page(self, job: Job, cursor: str | None, limit: int) -> Page[Found]:
+    async def page(self, job: Job, cursor: str | None, limit: int) -> Page[StoredExport]:
         """The job's exports, oldest first."""
         if cursor is not None and not _EXPORT_ID.fullmatch(cursor):
             raise BadCursor
         rows = await self._system.records.rows(EXPORT, job.tenant, cursor, limit, job.job_id)
-        return Page([Found(row, export_of(row)) for row in rows.items], rows.next_cursor)
+        return Page([StoredExport(row, export_of(row)) for row in rows.items], rows.next_cursor)
 
     async def delete(self, tenant: TenantId, export_id: str) -> None:
         """It is gone at once for every reader, and whoever makes it stops; its files are removed behind it."""
@@ -194,12 +194,12 @@ class Exports:
                 crashpoint("exports.delete.after")
                 return
 
-    async def _created(self, job: Job, spec: ExportSpec, ticket: Ticket) -> Accepted:
+    async def _created(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
         export = await self._checked(job, spec)
         standing = await self._system.records.rows(EXPORT, job.tenant, None, _MOST_OF_A_JOB, job.job_id)
         if len(standing.items) >= _MOST_OF_A_JOB:
             raise LimitReached(f"The job has {_MOST_OF_A_JOB} exports already. Delete one first.", limit=_MOST_OF_A_JOB)
-        row = Row(
+        row = Document(
             EXPORT,
             job.tenant,
             ticket.subject,
@@ -217,13 +217,13 @@ class Exports:
             return standing_answer(lost, answer.fingerprint)
         return Accepted(ACCEPTED, body, row.id)
 
-    async def _checked(self, job: Job, spec: ExportSpec) -> Export:
+    async def _checked(self, job: Job, spec: ExportSpec) -> ExportRecord:
         runs = await self._runs(job, spec.select)
         if not spec.partial and any(run.state not in ENDED for run in runs):
             raise Conflict(
                 "The job has not ended. Wait for it, or ask with `partial` for what is there now.", state=job.state
             )
-        return Export(
+        return ExportRecord(
             format=spec.format,
             compression=checked_compression(spec),
             bodies=checked_bodies(spec),
@@ -243,7 +243,7 @@ class Exports:
         return [runs[key.run_id] for key in reversed(chosen)]
 
 
-async def export_json(blobs: Blobs, row: Row, export: Export, now: float) -> dict[str, Any]:
+async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: float) -> dict[str, Any]:
     """An export as the API shows it."""
     expires_at = row.expires_at or now
     return {
@@ -281,7 +281,7 @@ async def export_json(blobs: Blobs, row: Row, export: Export, now: float) -> dic
     }
 
 
-def manifest_json(row: Row, export: Export) -> dict[str, Any]:
+def manifest_json(row: Document, export: ExportRecord) -> dict[str, Any]:
     """What the files hold, and how to check them: the same whenever it is asked for."""
     return {
         "export_id": row.id,
@@ -305,7 +305,7 @@ def manifest_json(row: Row, export: Export) -> dict[str, Any]:
     }
 
 
-def part_name(row: Row, export: Export, number: int) -> str:
+def part_name(row: Document, export: ExportRecord, number: int) -> str:
     """What a file is called when it is downloaded. A number is in it if there are several."""
     alone = export.state is ExportState.READY and len(export.parts) == 1
     return f"{row.job_id}{'' if alone else f'-{number:04d}'}{ending_of(export.format, export.compression)}"
@@ -350,7 +350,7 @@ async def _pieces(blobs: Blobs, part: PartFile) -> list[Piece]:
     return _decode_pieces(data)
 
 
-async def _link(blobs: Blobs, row: Row, export: Export, number: int, seconds: float) -> str:
+async def _link(blobs: Blobs, row: Document, export: ExportRecord, number: int, seconds: float) -> str:
     part = export.parts[number - 1]
     if part.key is not None and seconds > 0:
         media_type = media_type_of(export.format, export.compression)
@@ -360,7 +360,7 @@ async def _link(blobs: Blobs, row: Row, export: Export, number: int, seconds: fl
     return f"/v1/exports/{row.id}/parts/{number}"
 
 
-def _counts(export: Export) -> dict[str, int]:
+def _counts(export: ExportRecord) -> dict[str, int]:
     return {
         "tasks": sum(export.counts.values()),
         **{label: export.counts.get(label, 0) for label in STATUSES},

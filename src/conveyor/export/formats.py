@@ -37,14 +37,14 @@ _DIRECTORY_LENGTH = struct.Struct("<Q")
 _SLACK = 64
 
 
-class Packed(NamedTuple):
+class PackedTasks(NamedTuple):
     """Bytes of the file, and how many of the tasks are in it. Fewer than were given: the part is full."""
 
     data: bytes
     taken: int
 
 
-class Flushed(NamedTuple):
+class FlushedPart(NamedTuple):
     """The last bytes of the file before it can be put down, and what is to be kept beside it."""
 
     data: bytes
@@ -65,10 +65,10 @@ class Part(Protocol):
     def held(self) -> int:
         """Bytes in memory that wait for a flush."""
 
-    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         """The next tasks. A part takes one task at least, whatever its size."""
 
-    def flush(self) -> Flushed:
+    def flush(self) -> FlushedPart:
         """Hand out what is held."""
 
     def kept(self) -> msgspec.Raw:
@@ -122,19 +122,19 @@ class ZipPart:
     def held(self) -> int:
         return self._held
 
-    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted: list[bytes] = []
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
             ref = task.detail.body
             name = None if body is None else body_name(task)
             line = manifest_line(task, name)
             if not self._fits(name, len(body or b""), line):
-                return Packed(b"".join(emitted), position)
+                return PackedTasks(b"".join(emitted), position)
             if body is not None and ref is not None and name is not None:
                 emitted.append(self._archive.add(name, checked(ref, body)))
                 self._held += archive.ENTRY_BYTES + len(name)
             self._add_line(line)
-        return Packed(b"".join(emitted), len(tasks))
+        return PackedTasks(b"".join(emitted), len(tasks))
 
     def begin_large(self, task: Task, ref: BodyRef) -> bytes | None:
         """Begin an entry for a body that comes in pieces. None: the part is full."""
@@ -160,7 +160,7 @@ class ZipPart:
         self._entry = self.large = None
         return data
 
-    def flush(self) -> Flushed:
+    def flush(self) -> FlushedPart:
         data = b""
         if self._entry is not None and self.large is not None:
             data = self._entry.flush()
@@ -168,7 +168,7 @@ class ZipPart:
         self._deflate_lines()
         directory, lines = self._archive.drain(), b"".join(self._deflated)
         self._deflated, self._held = [], 0
-        return Flushed(data, _DIRECTORY_LENGTH.pack(len(directory)) + directory + lines)
+        return FlushedPart(data, _DIRECTORY_LENGTH.pack(len(directory)) + directory + lines)
 
     def kept(self) -> msgspec.Raw:
         state = _ZipKept(self._archive.state, self.tasks, self._crc, self._size, self._packed, self.large)
@@ -255,19 +255,19 @@ class LinesPart:
     def held(self) -> int:
         return self._given if self._packed else 0
 
-    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted = [self._begin()]
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
             ref = task.detail.body
             line = self._line(task, None if body is None or ref is None else checked(ref, body))
             if not self._fits(line, emitted):
-                return Packed(b"".join(emitted), position)
+                return PackedTasks(b"".join(emitted), position)
             emitted.append(self._take(line))
             self.tasks += 1
-        return Packed(b"".join(emitted), len(tasks))
+        return PackedTasks(b"".join(emitted), len(tasks))
 
-    def flush(self) -> Flushed:
-        return Flushed(self._begin() + self._flush(), b"")
+    def flush(self) -> FlushedPart:
+        return FlushedPart(self._begin() + self._flush(), b"")
 
     def kept(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(_LinesKept(self.tasks, self._sent, self._crc, self._size)))
@@ -325,7 +325,7 @@ class _Plain:
         return b""
 
 
-class _Zstd:
+class _ZstdEncoder:
     """Frames, of which any number make one file."""
 
     def __init__(self) -> None:
@@ -344,10 +344,10 @@ class _Zstd:
         return data
 
 
-_PACKERS: dict[Compression, Callable[[], _Plain | _Zstd | Deflate]] = {
+_PACKERS: dict[Compression, Callable[[], _Plain | _ZstdEncoder | Deflate]] = {
     Compression.NONE: _Plain,
     Compression.GZIP: lambda: Deflate(archive.LEVEL),
-    Compression.ZSTD: _Zstd,
+    Compression.ZSTD: _ZstdEncoder,
 }
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conveyor.export.body_reader import Body, checked
-from conveyor.export.formats import Flushed, Packed, Step
+from conveyor.export.formats import FlushedPart, PackedTasks, Step
 from conveyor.export.lines import csv_input, elapsed
 from conveyor.model import Compression, Task
 from conveyor.read.results import error_json
@@ -80,24 +80,24 @@ class ParquetPart:
         self._sent, self._groups, self.tasks = state.sent, state.groups, state.tasks
         self.held = 0
 
-    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+    def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted: list[bytes] = []
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
             row, size = self._row(task, body)
             if not self._fits(size, emitted):
-                return Packed(b"".join(emitted), position)
+                return PackedTasks(b"".join(emitted), position)
             self._rows.append(row)
             self.held += size
             self.tasks += 1
             if self.held >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
                 emitted.append(self._write())
-        return Packed(b"".join(emitted), len(tasks))
+        return PackedTasks(b"".join(emitted), len(tasks))
 
-    def flush(self) -> Flushed:
+    def flush(self) -> FlushedPart:
         data = self._write()
         beside = msgspec.msgpack.encode(self._footers) if self._footers else b""
         self._footers = []
-        return Flushed(data, beside)
+        return FlushedPart(data, beside)
 
     def kept(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(_Kept(self.tasks, self._sent, self._groups)))

@@ -50,7 +50,7 @@ class ExportBodies(StrEnum):
     BINARY = "binary"
 
 
-class Form(NamedTuple):
+class FormatNames(NamedTuple):
     """What a format takes, its defaults first, and what its files are called. `whole`: it compresses inside, and its
     files are what they are."""
 
@@ -63,22 +63,22 @@ class Form(NamedTuple):
 
 _PLAIN = (ExportCompression.NONE, ExportCompression.GZIP, ExportCompression.ZSTD)
 FORMS = {
-    ExportFormat.ZIP: Form(
+    ExportFormat.ZIP: FormatNames(
         (ExportCompression.DEFLATE, ExportCompression.NONE),
         (ExportBodies.FILE, ExportBodies.NONE),
         ".zip",
         "application/zip",
         whole=True,
     ),
-    ExportFormat.JSONL: Form(
+    ExportFormat.JSONL: FormatNames(
         _PLAIN,
         (ExportBodies.NONE, ExportBodies.TEXT, ExportBodies.BASE64),
         ".jsonl",
         "application/x-ndjson",
         whole=False,
     ),
-    ExportFormat.CSV: Form(_PLAIN, (ExportBodies.NONE,), ".csv", "text/csv", whole=False),
-    ExportFormat.PARQUET: Form(
+    ExportFormat.CSV: FormatNames(_PLAIN, (ExportBodies.NONE,), ".csv", "text/csv", whole=False),
+    ExportFormat.PARQUET: FormatNames(
         (ExportCompression.ZSTD, ExportCompression.GZIP, ExportCompression.NONE),
         (ExportBodies.NONE, ExportBodies.BINARY),
         ".parquet",

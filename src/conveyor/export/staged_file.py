@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import EngineFailed
-from conveyor.export.exports import Making, PartFile, Piece
+from conveyor.export.exports import PartFile, PartInProgress, Piece
 from conveyor.faults import crashpoint
 
 # Objects that are asked for at once.
@@ -29,11 +29,11 @@ class Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Draft:
+class StagedFile:
     """One file, by one attempt. Beside it stands what its end is made of. Not for two threads at once."""
 
     def __init__(
-        self, blobs: Blobs, prefix: str, number: int, attempt: int, making: Making, digest: Digest | None = None
+        self, blobs: Blobs, prefix: str, number: int, attempt: int, making: PartInProgress, digest: Digest | None = None
     ) -> None:
         """Goes on where `making` says. `digest` is that of the bytes so far, where it is known."""
         self._blobs = blobs

@@ -16,21 +16,21 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
 from conveyor.errors import BadInput
 from conveyor.export import zip_writer as archive
 from conveyor.export.body_reader import LARGE, Body, Window, ahead, windows
-from conveyor.export.exports import MAX_PARTS, Export, ExportState, Making, part_name
-from conveyor.export.formats import LinesPart, Packed, Part, ZipPart
+from conveyor.export.exports import MAX_PARTS, ExportRecord, ExportState, PartInProgress, part_name
+from conveyor.export.formats import LinesPart, PackedTasks, Part, ZipPart
 from conveyor.export.lines import csv_header, csv_row, result_line, result_line_with_body
 from conveyor.export.request import ExportBodies, ExportCompression, ExportFormat, load_parquet
 from conveyor.export.sorting import SortedStream, sort_some
-from conveyor.export.staged_file import Digest, Draft
+from conveyor.export.staged_file import Digest, StagedFile
 from conveyor.faults import crashpoint
-from conveyor.model import BodyRef, Compression, Job, Notice, Task, export_prefix
+from conveyor.model import BodyRef, Compression, Job, OutboxEvent, Task, export_prefix
 from conveyor.read.results import stream_body
-from conveyor.read.walk import Batch, RunStream, Stream, merged
+from conveyor.read.walk import RunStream, TaskBatch, TaskStream, merged
 
 T = TypeVar("T")
 
@@ -38,11 +38,11 @@ T = TypeVar("T")
 _SHOWN_SECONDS = 2.0
 
 
-class Overtaken(Exception):
+class ExportSuperseded(Exception):
     """The row is another's, or gone: whatever this process does for it is for nothing."""
 
 
-class Paused(Exception):
+class ExportPaused(Exception):
     """It was asked to stop, and what it did is kept."""
 
 
@@ -67,10 +67,10 @@ class Turn:
     def check_interrupted(self) -> None:
         """For steps that change nothing. Raises Paused."""
         if self._interrupted():
-            raise Paused
+            raise ExportPaused
 
 
-class Assembly:
+class ExportWriter:
     """Made for one export by one attempt; `run` returns when it is ready. The row is the last that was written."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Assembly:
         blobs: Blobs,
         clock: Clock,
         job: Job,
-        row: Row,
-        export: Export,
+        row: Document,
+        export: ExportRecord,
         *,
         piece_bytes: int,
         turn: Turn,
@@ -155,10 +155,10 @@ class Assembly:
             await self._write_row()
             await self._pause_if_asked()
 
-    def _walk(self) -> AsyncGenerator[Batch, None]:
+    def _walk(self) -> AsyncGenerator[TaskBatch, None]:
         after, offsets = self._position.after, self._position.offsets
         runs = self.export.run_keys(self._job)
-        streams: list[Stream] = []
+        streams: list[TaskStream] = []
         if isinstance(self._tasks, WalksByIndex):
             streams += [RunStream(self._tasks, run, self._pushed, after) for run in runs]
         else:
@@ -178,10 +178,10 @@ class Assembly:
 
     # How a file is made
 
-    def _new_draft(self, making: Making, digest: Digest | None = None) -> Draft:
-        return Draft(self._blobs, self._prefix, len(self.export.parts) + 1, self.export.attempt, making, digest)
+    def _new_draft(self, making: PartInProgress, digest: Digest | None = None) -> StagedFile:
+        return StagedFile(self._blobs, self._prefix, len(self.export.parts) + 1, self.export.attempt, making, digest)
 
-    def _new_part(self, making: Making) -> Part:
+    def _new_part(self, making: PartInProgress) -> Part:
         export, limit = self.export, self.export.part_bytes
         kept = making.kept if making.kept != msgspec.Raw(b"null") else None
         if export.format is ExportFormat.ZIP:
@@ -211,7 +211,7 @@ class Assembly:
                 self._position = msgspec.structs.replace(window.position, after=after)
                 await self._end_part()
 
-    def _pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> Packed:
+    def _pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         packed = self._part.pack(tasks, bodies)
         self._draft.add(packed.data)
         return packed
@@ -277,12 +277,12 @@ class Assembly:
         part = await draft.close(self._part.tasks)
         self._part.close()
         self.export = msgspec.structs.replace(self.export, parts=[*self.export.parts, part])
-        self._draft = self._new_draft(Making())
+        self._draft = self._new_draft(PartInProgress())
         self._kept, self._step = msgspec.Raw(b"null"), None
         if ended:
             await self._ready()
         else:
-            self._part = self._new_part(Making())
+            self._part = self._new_part(PartInProgress())
             await self._write_row()
         await draft.tidy(part)
         if not ended:
@@ -330,34 +330,34 @@ class Assembly:
             saving, self._saving = self._saving, None
             await saving
 
-    async def _save(self, puts: Sequence[tuple[str, bytes]], row: Row) -> None:
+    async def _save(self, puts: Sequence[tuple[str, bytes]], row: Document) -> None:
         await self._draft.put(puts)
         await self._write(row)
 
-    async def _write_row(self, due_at: float | None = None, notice: Notice | None = None) -> None:
+    async def _write_row(self, due_at: float | None = None, notice: OutboxEvent | None = None) -> None:
         await self._saved()
         self._kept_at = self._clock.monotonic()
         await self._write(self._row(due_at), notice)
 
-    def _row(self, due_at: float | None = None) -> Row:
+    def _row(self, due_at: float | None = None) -> Document:
         """The row as it is to be once all that it tells of is durable. Its version is that of the one before it."""
         body = msgspec.json.encode(self._as_kept())
         return msgspec.structs.replace(self.row, body=body, due_at=due_at or self.row.due_at)
 
-    async def _write(self, row: Row, notice: Notice | None = None) -> None:
+    async def _write(self, row: Document, notice: OutboxEvent | None = None) -> None:
         """The row is the fence: whoever wrote it last goes on, and no one else."""
         if await self._records.job(self._job.tenant, self._job.job_id) is None:
-            raise Overtaken
+            raise ExportSuperseded
         crashpoint("exports.checkpoint.before")
         written = await self._records.replace_row(row, notice)
         crashpoint("exports.checkpoint.after")
         if written is None:
-            raise Overtaken
+            raise ExportSuperseded
         self.row = written
 
-    def _as_kept(self) -> Export:
+    def _as_kept(self) -> ExportRecord:
         """The export with all that this process knows of it. It got on, and so nothing failed lately."""
-        making = Making(
+        making = PartInProgress(
             self._sorting,
             self._position,
             self._draft.size,
@@ -373,7 +373,7 @@ class Assembly:
     async def _pause_if_asked(self) -> None:
         if self._turn.is_over:
             await self._saved()
-            raise Paused
+            raise ExportPaused
 
     # What is counted
 
@@ -394,7 +394,7 @@ class Assembly:
         )
 
 
-def export_notice(clock: Clock, job: Job, row: Row, export: Export, event: str) -> Notice:
+def export_notice(clock: Clock, job: Job, row: Document, export: ExportRecord, event: str) -> OutboxEvent:
     """What is told of an export that has come to its end."""
     data: dict[str, Any] = {"export_id": row.id, "format": export.format}
     if export.error is not None:
@@ -406,7 +406,7 @@ def export_notice(clock: Clock, job: Job, row: Row, export: Export, event: str) 
             "parts": len(export.parts),
             "name": part_name(row, export, 1),
         }
-    return Notice(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
+    return OutboxEvent(clock.new_id("evt"), job.tenant, job.job_id, job.run.run_id, event, clock.now(), data)
 
 
 def _json_line(bodies: ExportBodies) -> Callable[[Task, Body | None], bytes]:

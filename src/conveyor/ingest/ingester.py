@@ -9,8 +9,8 @@ from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
 from conveyor.errors import BadInput
 from conveyor.faults import crashpoint
-from conveyor.ingest.pipeline import Ingest
-from conveyor.ingest.plan import HoldLost
+from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.ingest.plan import LeaseLostError
 from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, resumable
 from conveyor.states import ENDED, RunState
 from conveyor.telemetry import traces
@@ -33,7 +33,7 @@ _messages = msgspec.json.Decoder(Message)
 class Ingester:
     """A role; one message at a time. Several share the work."""
 
-    def __init__(self, ingest: Ingest, coordinator: Coordinator, name: str) -> None:
+    def __init__(self, ingest: IngestPipeline, coordinator: Coordinator, name: str) -> None:
         self.name = name
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -71,7 +71,7 @@ class Ingester:
         try:
             with structlog.contextvars.bound_contextvars(job=job.job_id, run=job.run.run_id):
                 done = await self._work(message, job, lease, delivery)
-        except HoldLost:
+        except LeaseLostError:
             done = False
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"

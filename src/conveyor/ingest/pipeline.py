@@ -25,7 +25,7 @@ from conveyor.ingest.plan import KeepHold, check_unchanged, make_plan, range_pie
 from conveyor.ingest.rerun_walk import copied, plan_rerun
 from conveyor.jobs.chunks import messages, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.lists.reader import BATCH, Batch, read
+from conveyor.lists.reader import BATCH, ListBatch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
 from conveyor.settings import Settings
 from conveyor.states import RunState
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ingest:
+class IngestPipeline:
     """What the pipeline works with."""
 
     settings: Settings
@@ -89,7 +89,7 @@ class Ingest:
             return await self._ingest_batches(job, one, lease, keep_hold, batches)
 
     async def _ingest_batches(
-        self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold, batches: AsyncIterator[Batch]
+        self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold, batches: AsyncIterator[ListBatch]
     ) -> bool:
         async for batch in batches:
             await self.tasks.put(job.key, batch.seeds)
@@ -113,7 +113,7 @@ class Ingest:
         await self.finish(job)
         return True
 
-    def _batches(self, job: Job, one: Range) -> AsyncGenerator[Batch, None]:
+    def _batches(self, job: Job, one: Range) -> AsyncGenerator[ListBatch, None]:
         if job.run.lineage is not None:
             return copied(self.records, self.tasks, job, one)
         pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
@@ -143,7 +143,7 @@ class Ingest:
         counts = await self.tasks.counts(job.key)
         await self.records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
-    async def _keep_invalid(self, job: Job, one: Range, batch: Batch) -> None:
+    async def _keep_invalid(self, job: Job, one: Range, batch: ListBatch) -> None:
         """Under a name that follows from the place in the list, so that doing it again writes over it."""
         if batch.invalid:
             lines = b"".join(msgspec.json.encode(line) + b"\n" for line in batch.invalid)
@@ -156,7 +156,7 @@ def _without_tasks(job: Job, invalid: int) -> str:
     return f"{job.reason}; {why}" if job.reason else why
 
 
-def _advanced(one: Range, batch: Batch) -> Range:
+def _advanced(one: Range, batch: ListBatch) -> Range:
     return msgspec.structs.replace(
         one,
         index=batch.index,

@@ -10,9 +10,9 @@ import msgspec
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import ListChanged, ListMissing, ListRejected, ListUnreadable
 from conveyor.lists.reader import (
-    Batch,
-    InvalidLine,
-    Reading,
+    InvalidListLine,
+    ListBatch,
+    ListReading,
     check_header,
     decompressed,
     detect_compression,
@@ -35,14 +35,14 @@ T = TypeVar("T")
 # Prolongs what the worker holds; False when it was lost, or is given back.
 KeepHold = Callable[[], Awaitable[bool]]
 # Puts the invalid lines of a batch where they can be looked at.
-Keep = Callable[[Range, Batch], Awaitable[None]]
+Keep = Callable[[Range, ListBatch], Awaitable[None]]
 
 
-class HoldLost(Exception):
+class LeaseLostError(Exception):
     """The list is another's to look over by now, or the worker is to stop."""
 
 
-class Mark(msgspec.Struct):
+class RangeStart(msgspec.Struct):
     """Where a range begins, and the hash of its bytes."""
 
     offset: int
@@ -50,7 +50,7 @@ class Mark(msgspec.Struct):
     sha256: str | None = None
 
 
-class Form(msgspec.Struct, frozen=True):
+class ListForm(msgspec.Struct, frozen=True):
     """What a list is, once looked into."""
 
     format: ListFormat
@@ -69,7 +69,7 @@ async def make_plan(
     splits = form.compression is Compression.NONE and form.format is not ListFormat.CSV
     marks = await _pass_over(blobs, source, range_bytes if splits else None, keep_hold)
     if not splits:
-        marks = [Mark(start, 0)]
+        marks = [RangeStart(start, 0)]
     ends = [mark.offset for mark in marks[1:]]
     return [
         Range(
@@ -94,7 +94,7 @@ async def reject_invalid(
 ) -> None:
     """Read all of a list before any of it is run. Raises ListRejected, which names the first lines that are wrong; all
     of them are kept. Raises HoldLost."""
-    invalid: list[InvalidLine] = []
+    invalid: list[InvalidListLine] = []
     count = 0
     for one in ranges:
         batches = read(range_pieces(blobs, one, most), reading_of(one, kind))
@@ -126,9 +126,9 @@ async def check_unchanged(blobs: Blobs, one: Range, keep_hold: KeepHold) -> None
         raise ListChanged
 
 
-def reading_of(one: Range, kind: JobKind) -> Reading:
+def reading_of(one: Range, kind: JobKind) -> ListReading:
     header = None if one.header is None else one.header.encode()
-    return Reading(kind, one.format, one.index, one.offset, one.end, header)
+    return ListReading(kind, one.format, one.index, one.offset, one.end, header)
 
 
 async def range_pieces(blobs: Blobs, one: Range, most: int) -> AsyncIterator[bytes]:
@@ -145,7 +145,7 @@ async def range_pieces(blobs: Blobs, one: Range, most: int) -> AsyncIterator[byt
         left = max(0, left - len(piece))
 
 
-async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> Form:
+async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> ListForm:
     raw = await blobs.get(source.key, 0, _HEAD) or b""
     compression = source.compression or detect_compression(raw)
     head = raw
@@ -153,21 +153,21 @@ async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> Form:
         head = await take(decompressed(blobs.stream(source.key), compression, most), _HEAD)
     found = source.format or detect_format(head)
     if found is not ListFormat.CSV:
-        return Form(found, compression)
+        return ListForm(found, compression)
     header, newline, _ = head.partition(b"\n")
     if not newline:
         raise ListUnreadable("The csv has a header and no rows, or a header longer than the most that is read.")
     check_header(header, kind)
-    return Form(found, compression, header)
+    return ListForm(found, compression, header)
 
 
-async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold) -> list[Mark]:
+async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold) -> list[RangeStart]:
     """Where ranges begin, and that the list is the one that was accepted."""
     digest = sha256()
     part = sha256()
     size = 0
     lines = 0
-    marks = [Mark(0, 0)]
+    marks = [RangeStart(0, 0)]
     async for piece in _while_held(blobs.stream(source.key), keep_hold, _PIECES):
         digest.update(piece)
         view = memoryview(piece)
@@ -182,7 +182,7 @@ async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep
                 taken = newline + 1
                 marks[-1].sha256 = part.hexdigest()
                 part = sha256()
-                marks.append(Mark(size + taken, lines + piece.count(b"\n", 0, taken)))
+                marks.append(RangeStart(size + taken, lines + piece.count(b"\n", 0, taken)))
                 due = marks[-1].offset + range_bytes
             lines += piece.count(b"\n")
         part.update(view[taken:])
@@ -201,4 +201,4 @@ async def _while_held(items: AsyncIterator[T], keep_hold: KeepHold, every: int) 
         await let_others_run()
         number += 1
         if number % every == 0 and not await keep_hold():
-            raise HoldLost
+            raise LeaseLostError

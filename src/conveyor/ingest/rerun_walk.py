@@ -14,9 +14,9 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
-from conveyor.ingest.plan import HoldLost, KeepHold
+from conveyor.ingest.plan import KeepHold, LeaseLostError
 from conveyor.lists import reader as lists
-from conveyor.lists.reader import Batch
+from conveyor.lists.reader import ListBatch
 from conveyor.model import (
     Compression,
     InputJson,
@@ -69,7 +69,7 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, kee
     return [_range(number, walk) for number, walk in enumerate(walks)]
 
 
-async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncGenerator[Batch, None]:
+async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncGenerator[ListBatch, None]:
     """The tasks of one range from where it is, a page at a time."""
     lineage = _lineage(job)
     walk = _walks.decode(one.source.key)
@@ -79,7 +79,7 @@ async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncG
     async with aclosing(steps(tasks, _key(job, walk.run_id), walk, one, where)) as found:
         async for step in found:
             seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in step.tasks]
-            yield Batch(await _without(tasks, later, seeds), [], step.last, step.walked)
+            yield ListBatch(await _without(tasks, later, seeds), [], step.last, step.walked)
 
 
 class _Step(NamedTuple):
@@ -138,7 +138,7 @@ async def _cancel_rest(tasks: Tasks, clock: Clock, job: Job, run: Run, keep_hold
         return
     while await tasks.cancel_pending(key, lists.BATCH, clock.now()):
         if not await keep_hold():
-            raise HoldLost
+            raise LeaseLostError
 
 
 def _sources(lineage: Lineage, runs: Sequence[Run]) -> list[Run]:

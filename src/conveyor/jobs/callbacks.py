@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.engines.step_functions import StepFunctions
 from conveyor.jobs.event_names import Notify, StepFunctionsNotify, notify_id
 from conveyor.model import Job, JobId, RunId
@@ -41,7 +41,7 @@ class CallbackStatus(StrEnum):
     SENT = "callback_sent"
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallbackAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a state machine is told: a result, or an error with its cause."""
 
     at: float
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str | None = None
 
 
-class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallbackMarks(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was last seen of a run. If one of these is another, it has moved."""
 
     ended: int = 0
@@ -77,7 +77,7 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     heartbeat_seconds: float
     stuck_after: float
     status: CallbackStatus = CallbackStatus.PENDING
-    marks: Marks = Marks()
+    marks: CallbackMarks = CallbackMarks()
     # When the run was last seen to have moved, and the last heartbeat was taken.
     progress_at: float = 0.0
     heartbeat_at: float | None = None
@@ -91,35 +91,39 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     export: str | None = None
     export_id: str | None = None
     output: str | None = None
-    answer: Answer | None = None
+    answer: CallbackAnswer | None = None
     answered_at: float | None = None
 
 
 _callback = msgspec.json.Decoder(Callback)
 
 
-def callback_of(row: Row) -> Callback:
+def callback_of(row: Document) -> Callback:
     """Raises msgspec.MsgspecError."""
     return _callback.decode(row.body)
 
 
-def with_callback(row: Row, callback: Callback, due_at: float | None) -> Row:
+def with_callback(row: Document, callback: Callback, due_at: float | None) -> Document:
     """The row as it is to be written."""
     return msgspec.structs.replace(row, body=msgspec.json.encode(callback), due_at=due_at)
 
 
-def seal_name(row: Row) -> str:
+def seal_name(row: Document) -> str:
     """What the token of a row is sealed for."""
     return f"{row.tenant}/{row.id}"
 
 
-def callback_rows(job: Job, entries: Sequence[Notify], waiters: StepFunctions | None, settings: Settings) -> list[Row]:
+def callback_rows(
+    job: Job, entries: Sequence[Notify], waiters: StepFunctions | None, settings: Settings
+) -> list[Document]:
     """The rows to write with the job. They stand under its id, and do not go with it: whoever waits for a job that was
     deleted is to be told so."""
     rows = []
     for number, entry in enumerate(entries):
         if isinstance(entry, StepFunctionsNotify) and waiters is not None:
-            row = Row(CALLBACK, job.tenant, notify_id(job.job_id, number), b"", expires_at=job.created_at + _LONGEST)
+            row = Document(
+                CALLBACK, job.tenant, notify_id(job.job_id, number), b"", expires_at=job.created_at + _LONGEST
+            )
             callback = Callback(
                 job_id=job.job_id,
                 run_id=job.run.run_id,
@@ -147,18 +151,18 @@ def first_of(job_id: JobId) -> str:
     return f"{job_id}."
 
 
-def is_of(row: Row, job_id: JobId) -> bool:
+def is_of(row: Document, job_id: JobId) -> bool:
     """Whether a row that follows that cursor is one of them."""
     return row.id.startswith(f"{job_id}.")
 
 
-def failure(at: float, error: str, callback: Callback, reason: str) -> Answer:
+def failure(at: float, error: str, callback: Callback, reason: str) -> CallbackAnswer:
     """An error that no notice tells of."""
     cause = {"job_id": callback.job_id, "run_id": callback.run_id, "reason": reason}
-    return Answer(at, error=error, cause=msgspec.json.encode(cause).decode())
+    return CallbackAnswer(at, error=error, cause=msgspec.json.encode(cause).decode())
 
 
-def callback_json(row: Row) -> dict[str, Any]:
+def callback_json(row: Document) -> dict[str, Any]:
     """A callback as the API shows it, without its token."""
     callback = callback_of(row)
     answer = callback.answer

@@ -9,7 +9,7 @@ from conveyor.model import Chunk, IngestJob, IngestRange, JobId, RunId, TenantId
 _control = msgspec.json.Decoder(IngestJob | IngestRange)
 
 
-class Letter(msgspec.Struct, frozen=True):
+class DeadLetterOwner(msgspec.Struct, frozen=True):
     """A dead letter, read."""
 
     message_id: str
@@ -22,7 +22,7 @@ class Letter(msgspec.Struct, frozen=True):
     at: float
 
 
-def read_letter(letter: DeadLetter) -> Letter | None:
+def read_letter(letter: DeadLetter) -> DeadLetterOwner | None:
     """None for a message that this version does not know: it is nobody's."""
     try:
         if letter.queue == CONTROL:
@@ -34,5 +34,5 @@ def read_letter(letter: DeadLetter) -> Letter | None:
         return None
 
 
-def _letter(given: DeadLetter, tenant: TenantId, job_id: JobId, run_id: RunId, chunk: Chunk | None) -> Letter:
-    return Letter(given.message_id, tenant, job_id, run_id, chunk, given.reason, given.at)
+def _letter(given: DeadLetter, tenant: TenantId, job_id: JobId, run_id: RunId, chunk: Chunk | None) -> DeadLetterOwner:
+    return DeadLetterOwner(given.message_id, tenant, job_id, run_id, chunk, given.reason, given.at)

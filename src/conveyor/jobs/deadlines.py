@@ -3,7 +3,7 @@ writes it, the monitor looks at it (recover/overdue_runs.py)."""
 
 import msgspec
 
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import EngineFailed
 from conveyor.model import Job, RunId
 
@@ -26,18 +26,18 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
 _decoder = msgspec.json.Decoder(Deadline)
 
 
-def deadline_rows(job: Job, since: float | None = None) -> list[Row]:
+def deadline_rows(job: Job, since: float | None = None) -> list[Document]:
     """The rows to write with the run: one, or none. Its time counts from its making, unless `since` is given."""
     if job.options.deadline is None:
         return []
     fresh = Deadline(job.run.run_id, job.run.created_at if since is None else since)
     due_at = fresh.since + job.options.deadline
     return [
-        Row(DEADLINE, job.tenant, job.run.run_id, msgspec.json.encode(fresh), due_at=due_at, job_id=job.job_id),
+        Document(DEADLINE, job.tenant, job.run.run_id, msgspec.json.encode(fresh), due_at=due_at, job_id=job.job_id),
     ]
 
 
-def deadline_of(row: Row) -> Deadline:
+def deadline_of(row: Document) -> Deadline:
     """Raises msgspec.MsgspecError."""
     return _decoder.decode(row.body)
 

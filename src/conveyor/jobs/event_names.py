@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from conveyor.egress.target_guard import BadUrl, TargetRefused, host_refusal, parse_url
-from conveyor.engines.records import Row
+from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
 from conveyor.model import Job, JobId
 
@@ -80,16 +80,16 @@ def notify_id(job_id: JobId, number: int) -> str:
     return f"{job_id}.{number}"
 
 
-def notify_rows(job: Job, entries: Sequence[Notify]) -> list[Row]:
+def notify_rows(job: Job, entries: Sequence[Notify]) -> list[Document]:
     """The rows of webhooks that are written, and go, with the job."""
     return [
-        Row(NOTIFY, job.tenant, notify_id(job.job_id, number), msgspec.json.encode(entry), job_id=job.job_id)
+        Document(NOTIFY, job.tenant, notify_id(job.job_id, number), msgspec.json.encode(entry), job_id=job.job_id)
         for number, entry in enumerate(entries)
         if isinstance(entry, WebhookNotify)
     ]
 
 
-def notify_of(row: Row) -> WebhookNotify:
+def notify_of(row: Document) -> WebhookNotify:
     return _notify.decode(row.body)
 
 

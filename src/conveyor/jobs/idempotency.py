@@ -13,14 +13,14 @@ from typing import NamedTuple
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import IdempotencyRow, Records
+from conveyor.engines.records import IdempotencyClaim, Records
 from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, Overloaded
 from conveyor.faults import crashpoint
 from conveyor.model import TenantId
 from conveyor.settings import Settings
 
 
-class Request(NamedTuple):
+class IdempotentRequest(NamedTuple):
     """The client's own name for a request, and what the request was."""
 
     route: str
@@ -37,20 +37,20 @@ class Accepted(NamedTuple):
     replayed: bool = False
 
 
-class Ticket(NamedTuple):
+class Claim(NamedTuple):
     """The right to carry a request out. `subject` is the id of what it makes; `row` is None without a key."""
 
     subject: str
-    row: IdempotencyRow | None
+    row: IdempotencyClaim | None
 
-    def answer(self, status: int, body: bytes, expires_at: float) -> IdempotencyRow | None:
+    def answer(self, status: int, body: bytes, expires_at: float) -> IdempotencyClaim | None:
         """The row that answers the request, to be written with what it makes."""
         if self.row is None:
             return None
         return msgspec.structs.replace(self.row, status=status, body=body, expires_at=expires_at)
 
 
-class Requests:
+class Idempotency:
     """Claims requests."""
 
     def __init__(self, settings: Settings, clock: Clock, records: Records) -> None:
@@ -62,12 +62,12 @@ class Requests:
     def keep_until(self) -> float:
         return self._clock.now() + self._settings.idempotency_seconds
 
-    async def claim(self, tenant: TenantId, request: Request | None, subject: str) -> Ticket | Accepted:
+    async def claim(self, tenant: TenantId, request: IdempotentRequest | None, subject: str) -> Claim | Accepted:
         """A ticket, or the answer that this very request got before."""
         if request is None:
-            return Ticket(subject, None)
+            return Claim(subject, None)
         now = self._clock.now()
-        row = IdempotencyRow(
+        row = IdempotencyClaim(
             tenant=tenant,
             route=request.route,
             key=request.key,
@@ -80,11 +80,11 @@ class Requests:
         claimed = await self._records.claim(row)
         crashpoint("request.claim.after")
         if claimed.granted:
-            return Ticket(claimed.row.subject, claimed.row)
+            return Claim(claimed.row.subject, claimed.row)
         return standing_answer(claimed.row, request.fingerprint)
 
     @asynccontextmanager
-    async def carrying_out(self, ticket: Ticket) -> AsyncIterator[None]:
+    async def carrying_out(self, ticket: Claim) -> AsyncIterator[None]:
         """A request that is refused made nothing, and a mended one may come under the same key. What fails on our side
         may have made something: its claim stands until it is taken over."""
         try:
@@ -96,7 +96,7 @@ class Requests:
             raise
 
 
-def standing_answer(row: IdempotencyRow, fingerprint: str) -> Accepted:
+def standing_answer(row: IdempotencyClaim, fingerprint: str) -> Accepted:
     """The answer in a row that is not ours to answer, or the conflict that it is."""
     if row.fingerprint != fingerprint:
         raise IdempotencyMismatch

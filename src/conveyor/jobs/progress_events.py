@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, Notice, RunKey
+from conveyor.model import Counts, OutboxEvent, RunKey
 
 MILESTONES = "milestones"
 
 
-class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReportedProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of the row, as JSON."""
 
     ingested: bool = False
@@ -27,10 +27,10 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
     failures_at: float = 0.0
 
 
-_reached = msgspec.json.Decoder(Reached)
+_reached = msgspec.json.Decoder(ReportedProgress)
 
 
-class Milestones:
+class ProgressEvents:
     """Reads the rows, and tells."""
 
     def __init__(self, records: Records, clock: Clock) -> None:
@@ -59,18 +59,24 @@ class Milestones:
             }
             told = counts.failed <= reached.failures or await self.tell(run, row, changed, "tasks.failed", data)
 
-    async def of(self, run: RunKey) -> tuple[Row, Reached]:
+    async def of(self, run: RunKey) -> tuple[Document, ReportedProgress]:
         """The run's row, made if there is none."""
         row = await self._records.row(MILESTONES, run.tenant, run.run_id)
         if row is None:
-            fresh = Row(MILESTONES, run.tenant, run.run_id, msgspec.json.encode(Reached()), job_id=run.job_id)
+            fresh = Document(
+                MILESTONES, run.tenant, run.run_id, msgspec.json.encode(ReportedProgress()), job_id=run.job_id
+            )
             await self._records.create_rows([fresh])
             row = await self._records.row(MILESTONES, run.tenant, run.run_id) or fresh
         return row, _reached.decode(row.body)
 
-    async def tell(self, run: RunKey, row: Row, reached: Reached, event: str, data: dict[str, Any]) -> bool:
+    async def tell(
+        self, run: RunKey, row: Document, reached: ReportedProgress, event: str, data: dict[str, Any]
+    ) -> bool:
         """Write down what was reached, and the notice with it. False if somebody else has changed the row."""
-        notice = Notice(self._clock.new_id("evt"), run.tenant, run.job_id, run.run_id, event, self._clock.now(), data)
+        notice = OutboxEvent(
+            self._clock.new_id("evt"), run.tenant, run.job_id, run.run_id, event, self._clock.now(), data
+        )
         crashpoint("milestone.tell.before")
         told = await self._records.replace_row(msgspec.structs.replace(row, body=msgspec.json.encode(reached)), notice)
         crashpoint("milestone.tell.after")

@@ -253,55 +253,55 @@ _USUAL = re.compile(
 _USUAL_BYTES = 4096
 
 
-class Wrong(NamedTuple):
+class InputProblem(NamedTuple):
     """Why a task is not valid; `code` is stable."""
 
     code: str
     message: str
 
 
-def wrong_task(kind: JobKind, raw: bytes) -> Wrong | None:
+def wrong_task(kind: JobKind, raw: bytes) -> InputProblem | None:
     """What is wrong with one task, or None."""
     # Nearly every task of a million is a URL that nothing can be wrong with.
     if kind in _OF_URLS and len(raw) <= _USUAL_BYTES and _USUAL.fullmatch(raw):
         return None
     if len(raw) > MAX_INPUT_BYTES:
-        return Wrong("too_large", f"the input has {len(raw)} bytes, at most {MAX_INPUT_BYTES} are taken")
+        return InputProblem("too_large", f"the input has {len(raw)} bytes, at most {MAX_INPUT_BYTES} are taken")
     if _too_deep(raw):
-        return Wrong("too_deep", f"the input is nested more than {MAX_DEPTH} deep")
+        return InputProblem("too_deep", f"the input is nested more than {MAX_DEPTH} deep")
     if kind is JobKind.FETCH:
         return _wrong_fetch(raw)
     return _wrong_download(raw) if kind is JobKind.DOWNLOAD else _wrong_value(raw)
 
 
-def _wrong_fetch(raw: bytes) -> Wrong | None:
+def _wrong_fetch(raw: bytes) -> InputProblem | None:
     try:
         given = parse_fetch_input(raw)
     except BadInput as error:
-        return Wrong(error.code, error.message)
+        return InputProblem(error.code, error.message)
     message = problem(given)
     if message is None:
         return None
-    return Wrong(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+    return InputProblem(BadUrl.code if check_url(given.url) else InvalidField.code, message)
 
 
-def _wrong_download(raw: bytes) -> Wrong | None:
+def _wrong_download(raw: bytes) -> InputProblem | None:
     try:
         given = parse_download_input(raw)
     except BadInput as error:
-        return Wrong(error.code, error.message)
+        return InputProblem(error.code, error.message)
     message = download_problem(given)
     if message is None:
         return None
-    return Wrong(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+    return InputProblem(BadUrl.code if check_url(given.url) else InvalidField.code, message)
 
 
-def _wrong_value(raw: bytes) -> Wrong | None:
+def _wrong_value(raw: bytes) -> InputProblem | None:
     """Any JSON value, as long as Python can hold it: syntax was seen to already, the size of numbers was not."""
     try:
         msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
-        return Wrong(InvalidField.code, str(error))
+        return InputProblem(InvalidField.code, str(error))
     return None
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from conveyor.errors import ListUnreadable
 from conveyor.lists.reader import (
-    Reading,
+    ListReading,
     check_header,
     decompressed,
     detect_compression,
@@ -67,7 +67,7 @@ async def _inputs(path: str, most: int) -> AsyncIterator[bytes]:
     if form is ListFormat.CSV:
         header, _, first = first.partition(b"\n")
         check_header(header, JobKind.PYTHON)
-    async for batch in read(_behind(first, plain), Reading(JobKind.PYTHON, form, header=header)):
+    async for batch in read(_behind(first, plain), ListReading(JobKind.PYTHON, form, header=header)):
         if batch.invalid:
             line = batch.invalid[0]
             raise ListUnreadable(f"{path}:{line.line}: {line.reason}")

@@ -44,7 +44,7 @@ _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
 _ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
-class InvalidLine(msgspec.Struct, frozen=True):
+class InvalidListLine(msgspec.Struct, frozen=True):
     """A line that is no task. `line` counts from 1, as editors do."""
 
     line: int
@@ -52,19 +52,19 @@ class InvalidLine(msgspec.Struct, frozen=True):
     text: str
 
 
-decode_invalid = msgspec.json.Decoder(InvalidLine).decode
+decode_invalid = msgspec.json.Decoder(InvalidListLine).decode
 
 
-class Batch(msgspec.Struct, frozen=True):
+class ListBatch(msgspec.Struct, frozen=True):
     """Some lines of a list. `index` and `offset` are where the next one starts."""
 
     seeds: list[TaskSeed]
-    invalid: list[InvalidLine]
+    invalid: list[InvalidListLine]
     index: int
     offset: int
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ListReading(msgspec.Struct, frozen=True):
     """What to read: the list's form, and where to start and stop (in bytes of the list once decompressed)."""
 
     kind: JobKind
@@ -77,7 +77,7 @@ class Reading(msgspec.Struct, frozen=True):
     header: bytes | None = None
 
 
-async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator[Batch, None]:
+async def read(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGenerator[ListBatch, None]:
     """Batches of a list, from pieces of its bytes that begin at `reading.offset`. Where a batch ends follows from where
     it begins, and not from the pieces: who reads again from there makes the same ones."""
     parse = _parser(reading)
@@ -87,7 +87,7 @@ async def read(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncGenerator
         seeds, invalid = _parse_all(part, reading, index, parse)
         index += len(part)
         offset += sum(map(len, part)) + len(part)
-        yield Batch(seeds, invalid, index, offset)
+        yield ListBatch(seeds, invalid, index, offset)
         await let_others_run()
 
 
@@ -149,10 +149,10 @@ def check_header(header: bytes, kind: JobKind) -> list[str]:
 
 
 def _parse_all(
-    lines: list[bytes], reading: Reading, index: int, parse: Callable[[bytes], bytes | None]
-) -> tuple[list[TaskSeed], list[InvalidLine]]:
+    lines: list[bytes], reading: ListReading, index: int, parse: Callable[[bytes], bytes | None]
+) -> tuple[list[TaskSeed], list[InvalidListLine]]:
     seeds: list[TaskSeed] = []
-    invalid: list[InvalidLine] = []
+    invalid: list[InvalidListLine] = []
     kind = reading.kind
     for number, line in enumerate(lines, start=index):
         try:
@@ -170,13 +170,13 @@ def _parse_all(
     return seeds, invalid
 
 
-def _invalid(reading: Reading, index: int, line: bytes, reason: str) -> InvalidLine:
+def _invalid(reading: ListReading, index: int, line: bytes, reason: str) -> InvalidListLine:
     # Row 0 of a csv stands on line 2.
     number = index + (2 if reading.format is ListFormat.CSV else 1)
-    return InvalidLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
+    return InvalidListLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
 
 
-def _parser(reading: Reading) -> Callable[[bytes], bytes | None]:
+def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
     """From a line to its input as JSON; None for a line that has no task."""
     if reading.format is ListFormat.TEXT:
         return _parse_text
@@ -215,7 +215,7 @@ def _parse_row(line: bytes, columns: list[str]) -> bytes | None:
     return msgspec.json.encode({column: value for column, value in zip(columns, values, strict=True) if value != ""})
 
 
-async def _until(pieces: AsyncIterator[bytes], reading: Reading) -> AsyncIterator[bytes]:
+async def _until(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncIterator[bytes]:
     left = None if reading.end is None else reading.end - reading.offset
     async for piece in pieces:
         if left is None:
@@ -301,7 +301,7 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
         async for piece in pieces:
             yield piece
         return
-    inflate = _Gzip() if compression is Compression.GZIP else _Zstd()
+    inflate = _GzipDecoder() if compression is Compression.GZIP else _ZstdDecoder()
     async for piece in pieces:
         for plain in inflate.feed(piece):
             yield plain
@@ -310,7 +310,7 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
         raise ListUnreadable("The compressed list ends too early: it is cut off or damaged.")
 
 
-class _Gzip:
+class _GzipDecoder:
     """Members one after another, inflated a piece at a time."""
 
     def __init__(self) -> None:
@@ -336,7 +336,7 @@ class _Gzip:
         return _without_padding(data) if self.at_end and self._members else data
 
 
-class _Zstd:
+class _ZstdDecoder:
     """Frames one after another, inflated a piece at a time."""
 
     def __init__(self) -> None:

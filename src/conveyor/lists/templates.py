@@ -17,7 +17,7 @@ from pyreqwest.http import Url
 
 from conveyor.egress.target_guard import check_url
 from conveyor.lists.inputs import METHODS, headers_problem
-from conveyor.model import Export, ExportCall
+from conveyor.model import ExportApi, ExportCall
 
 MAX_TEXT = 8192
 MAX_BODY_BYTES = 256 * 1024
@@ -38,7 +38,7 @@ class Unfillable(Exception):
     """A value that a template or an answer should have is not there, or is not a text or number."""
 
 
-class Wrong(NamedTuple):
+class TemplateProblem(NamedTuple):
     """What is wrong with a description, and where."""
 
     field: str
@@ -100,7 +100,7 @@ def is_call(download: str | ExportCall) -> ExportCall | None:
     return ExportCall(download) if re.match(r"https?://", download, re.IGNORECASE) else None
 
 
-def export_problem(export: Export) -> Wrong | None:
+def export_problem(export: ExportApi) -> TemplateProblem | None:
     """What is wrong with the description of an API, or None."""
     try:
         return (
@@ -112,33 +112,33 @@ def export_problem(export: Export) -> Wrong | None:
             or _download_problem(export.download)
         )
     except RecursionError:
-        return Wrong("create.body", "it is nested too deeply")
+        return TemplateProblem("create.body", "it is nested too deeply")
 
 
-def _download_problem(download: str | ExportCall) -> Wrong | None:
+def _download_problem(download: str | ExportCall) -> TemplateProblem | None:
     call = is_call(download)
     if call is None:
         assert isinstance(download, str)
         return _path_problem("download", download)
     if call.method not in {None, "GET"} or call.body is not None:
-        return Wrong("download", "a file is downloaded by GET, without a body")
+        return TemplateProblem("download", "a file is downloaded by GET, without a body")
     return _call_problem("download", call)
 
 
-def _call_problem(name: str, call: ExportCall, *, with_id: bool = True) -> Wrong | None:
+def _call_problem(name: str, call: ExportCall, *, with_id: bool = True) -> TemplateProblem | None:
     if call.method is not None and call.method.upper() not in METHODS:
-        return Wrong(f"{name}.method", f"it must be one of {', '.join(sorted(METHODS))}")
+        return TemplateProblem(f"{name}.method", f"it must be one of {', '.join(sorted(METHODS))}")
     for text in (call.url, *call.headers.values(), *_texts(call.body)):
         wrong = _template_problem(text, with_id)
         if wrong is not None:
-            return Wrong(name, wrong)
+            return TemplateProblem(name, wrong)
     if len(msgspec.json.encode(call.body)) > MAX_BODY_BYTES:
-        return Wrong(f"{name}.body", f"it can have at most {MAX_BODY_BYTES} bytes")
+        return TemplateProblem(f"{name}.body", f"it can have at most {MAX_BODY_BYTES} bytes")
     wrong = _url_problem(call.url)
     if wrong is not None:
-        return Wrong(f"{name}.url", wrong)
+        return TemplateProblem(f"{name}.url", wrong)
     wrong = headers_problem(call.headers)
-    return None if wrong is None else Wrong(f"{name}.headers", wrong)
+    return None if wrong is None else TemplateProblem(f"{name}.headers", wrong)
 
 
 def _url_problem(template: str) -> str | None:
@@ -183,21 +183,21 @@ def _template_problem(text: str, with_id: bool) -> str | None:
     return None
 
 
-def _path_problem(field: str, path: str) -> Wrong | None:
+def _path_problem(field: str, path: str) -> TemplateProblem | None:
     steps = _steps(path) if len(path) <= MAX_TEXT else None
     if steps is None or len(steps) > MAX_STEPS:
-        return Wrong(field, "it must be a JSON Pointer (/data/id) or a dotted path ($.data.id)")
+        return TemplateProblem(field, "it must be a JSON Pointer (/data/id) or a dotted path ($.data.id)")
     return None
 
 
-def _states_problem(export: Export) -> Wrong | None:
+def _states_problem(export: ExportApi) -> TemplateProblem | None:
     if not export.ready:
-        return Wrong("ready", "name at least one state that means that the file is there")
+        return TemplateProblem("ready", "name at least one state that means that the file is there")
     for field, states in (("ready", export.ready), ("failed", export.failed)):
         if len(states) > MAX_STATES or any(len(state) > MAX_TEXT for state in states):
-            return Wrong(field, f"at most {MAX_STATES} states, each of at most {MAX_TEXT} characters")
+            return TemplateProblem(field, f"at most {MAX_STATES} states, each of at most {MAX_TEXT} characters")
     both = set(export.ready) & set(export.failed)
-    return Wrong("failed", f"{min(both)!r} means both ready and failed") if both else None
+    return TemplateProblem("failed", f"{min(both)!r} means both ready and failed") if both else None
 
 
 def _texts(value: Any) -> list[str]:

@@ -16,8 +16,8 @@ from conveyor.clock import iso_text
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import InvalidField, NotFound, SignatureRefused, UploadConflict, UploadRefused
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Accepted, Request, Requests, Ticket, standing_answer
-from conveyor.model import UPLOADS, TenantId, Upload
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
+from conveyor.model import UPLOADS, TenantId, UploadRecord
 from conveyor.system import System
 
 CREATED = 201
@@ -48,7 +48,7 @@ class UploadView(msgspec.Struct, frozen=True):
     expires_at: str
 
 
-def signature(secret: bytes, upload: Upload) -> str:
+def signature(secret: bytes, upload: UploadRecord) -> str:
     """Over all that the link promises. Until when it holds is in the upload's row, and grows with a job made of it."""
     text = f"PUT\n{upload.tenant}\n{upload.upload_id}\n{upload.size}\n{upload.sha256}\n{upload.created_at!r}"
     return hmac.new(secret, text.encode(), sha256).hexdigest()
@@ -60,9 +60,11 @@ class Uploads:
     def __init__(self, system: System, admit: Admit | None = None) -> None:
         self._system = system
         self._admit = admit
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
 
-    async def promise(self, tenant: TenantId, spec: UploadSpec, link: Link, request: Request | None = None) -> Accepted:
+    async def promise(
+        self, tenant: TenantId, spec: UploadSpec, link: Link, request: IdempotentRequest | None = None
+    ) -> Accepted:
         """Promise a place. A request that was answered before gets that answer again."""
         ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("upload"))
         if isinstance(ticket, Accepted):
@@ -70,14 +72,14 @@ class Uploads:
         async with self._requests.carrying_out(ticket):
             return await self._promised(tenant, spec, link, ticket)
 
-    async def find(self, tenant: TenantId, upload_id: str) -> Upload:
+    async def find(self, tenant: TenantId, upload_id: str) -> UploadRecord:
         """The tenant's upload. One that never was, one that expired and another's are the same NotFound."""
         upload = await self._known(upload_id)
         if upload is None or upload.tenant != tenant:
             raise NotFound
         return upload
 
-    async def state(self, upload: Upload) -> tuple[bool, Presigned | None]:
+    async def state(self, upload: UploadRecord) -> tuple[bool, Presigned | None]:
         """Whether the list is there; if not, a new link to send it to, where the store signs one. An old one may have
         ended before the promise did, with the credentials that it was signed with."""
         if upload.stored_at is not None:
@@ -107,13 +109,13 @@ class Uploads:
             await self._lost(upload)
         crashpoint("upload.stored.after")
 
-    async def _promised(self, tenant: TenantId, spec: UploadSpec, link: Link, ticket: Ticket) -> Accepted:
+    async def _promised(self, tenant: TenantId, spec: UploadSpec, link: Link, ticket: Claim) -> Accepted:
         settings, now = self._system.settings, self._system.clock.now()
         digest = spec.sha256.lower()
         _check(spec.size, digest, settings.max_list_bytes)
         if self._admit is not None:
             await self._admit(tenant, spec.size)
-        upload = Upload(
+        upload = UploadRecord(
             tenant=tenant,
             upload_id=ticket.subject,
             # The key is ours: nothing of it comes from the client.
@@ -144,22 +146,22 @@ class Uploads:
             return standing_answer(standing, row.fingerprint)
         return Accepted(CREATED, body, upload.upload_id)
 
-    async def _known(self, upload_id: str) -> Upload | None:
+    async def _known(self, upload_id: str) -> UploadRecord | None:
         return await self._system.records.upload(upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
 
-    async def _lost(self, upload: Upload) -> None:
+    async def _lost(self, upload: UploadRecord) -> None:
         """Somebody else stored the same bytes first, or the promise ended while they came."""
         if await self._system.records.upload(upload.upload_id) is None:
             await self._system.blobs.delete([upload.key])
             raise SignatureRefused
         raise _stored_before()
 
-    async def _signed(self, upload: Upload) -> Presigned | None:
+    async def _signed(self, upload: UploadRecord) -> Presigned | None:
         """The store's own link, good for as long as the promise holds."""
         left = upload.expires_at - self._system.clock.now()
         return await self._system.blobs.presigned_put(upload.key, upload.size, upload.sha256, left)
 
-    def _sign(self, upload: Upload) -> str:
+    def _sign(self, upload: UploadRecord) -> str:
         return signature(self._system.signing_key, upload)
 
 
@@ -174,7 +176,7 @@ def _stored_before() -> UploadConflict:
     return UploadConflict("The upload was stored already; a link is good for one time.")
 
 
-async def _announced(pieces: AsyncIterator[bytes], upload: Upload) -> AsyncIterator[bytes]:
+async def _announced(pieces: AsyncIterator[bytes], upload: UploadRecord) -> AsyncIterator[bytes]:
     digest = sha256()
     size = 0
     async for piece in pieces:

@@ -17,21 +17,21 @@ from conveyor.clock import iso_text
 from conveyor.coordination.isolation import Isolation
 from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import run_queues
-from conveyor.engines.records import Row
-from conveyor.engines.step_functions import StepFunctions, Told
+from conveyor.engines.records import Document
+from conveyor.engines.step_functions import CallOutcome, StepFunctions
 from conveyor.faults import crashpoint
 from conveyor.jobs.callbacks import (
     CALLBACK,
-    Answer,
     Callback,
+    CallbackAnswer,
+    CallbackMarks,
     CallbackStatus,
-    Marks,
     callback_of,
     failure,
     seal_name,
     with_callback,
 )
-from conveyor.model import BEAT, BEAT_TENANT, EXPORT, PROGRESS, Beat, Job, Mode, Progress, RunId, progress_id
+from conveyor.model import BEAT, BEAT_TENANT, EXPORT, PROGRESS, Beat, Job, Mode, RunId, TaskProgress, progress_id
 from conveyor.states import ENDED, RunState
 from conveyor.system import System
 from conveyor.telemetry import metrics
@@ -57,11 +57,11 @@ _LONGEST_CLAIM = 30.0
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 300.0
 
-_progress = msgspec.json.Decoder(Progress)
+_progress = msgspec.json.Decoder(TaskProgress)
 _beat = msgspec.json.Decoder(Beat)
 
 
-class Kept(msgspec.Struct):
+class CallbackPass(msgspec.Struct):
     """What one pass did."""
 
     looked: int = 0
@@ -93,7 +93,7 @@ class Callbacks:
 
     async def tick(self) -> float:
         kept = await self.run_once()
-        if kept != Kept():
+        if kept != CallbackPass():
             log.debug("kept state machines waiting", **msgspec.structs.asdict(kept))
         return _EVERY
 
@@ -105,8 +105,8 @@ class Callbacks:
         counts: dict[str, int] = msgspec.structs.asdict(await self.run_once())
         return {f"callback_{name}": count for name, count in counts.items() if count}
 
-    async def run_once(self) -> Kept:
-        kept = Kept()
+    async def run_once(self) -> CallbackPass:
+        kept = CallbackPass()
         workers: dict[RunId, str] | None = None
         for _ in range(_PAGES):
             rows = await self._records.due_rows(CALLBACK, self._clock.now(), _PAGE)
@@ -136,7 +136,7 @@ class Callbacks:
                 continue
         return found
 
-    async def _look(self, row: Row, workers: Mapping[RunId, str], kept: Kept) -> None:
+    async def _look(self, row: Document, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         async with self._slots:
             try:
                 callback = callback_of(row)
@@ -152,7 +152,7 @@ class Callbacks:
             else:
                 await self._keep(row, callback, workers, kept)
 
-    async def _keep(self, row: Row, callback: Callback, workers: Mapping[RunId, str], kept: Kept) -> None:
+    async def _keep(self, row: Document, callback: Callback, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         """A heartbeat, if the run moves or waits as it is meant to; else the end of it."""
         crashpoint("callback.claim.before")
         claimed = await self._records.replace_row(with_callback(row, callback, self._claim_until(callback)))
@@ -187,22 +187,22 @@ class Callbacks:
             changed = msgspec.structs.replace(changed, status=CallbackStatus.IN_PROGRESS)
         await self._heartbeat(claimed, changed, kept)
 
-    async def _heartbeat(self, row: Row, callback: Callback, kept: Kept) -> None:
+    async def _heartbeat(self, row: Document, callback: Callback, kept: CallbackPass) -> None:
         crashpoint("callback.heartbeat.before")
         told = await self._waiters.heartbeat(callback.token, seal_name(row))
         crashpoint("callback.heartbeat.after")
         now = self._clock.now()
-        if told is Told.TAKEN:
+        if told is CallOutcome.TAKEN:
             kept.heartbeats += 1
             # A state machine that waits for a run which has not moved yet gets its first heartbeat too.
             sent = msgspec.structs.replace(callback, heartbeat_at=now, tries=0)
             await self._write(row, sent, now + self._interval(callback))
-        elif told is Told.GONE:
+        elif told is CallOutcome.GONE:
             await self._end(row, callback, CallbackStatus.TIMED_OUT, kept)
         else:
             await self._again(row, callback, kept)
 
-    async def _fail(self, row: Row, callback: Callback, answer: Answer, kept: Kept) -> None:
+    async def _fail(self, row: Document, callback: Callback, answer: CallbackAnswer, kept: CallbackPass) -> None:
         """End it, unless the outbox was first."""
         failed = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
@@ -211,7 +211,7 @@ class Callbacks:
         if written is not None:
             await self._answer(written, failed, answer, kept)
 
-    async def _answer(self, row: Row, callback: Callback, answer: Answer, kept: Kept) -> None:
+    async def _answer(self, row: Document, callback: Callback, answer: CallbackAnswer, kept: CallbackPass) -> None:
         """Send it. That it was begun is written first: whoever finds it so knows that it may have been taken."""
         begun = msgspec.structs.replace(callback, doubtful=True)
         crashpoint("callback.claim.before")
@@ -222,24 +222,24 @@ class Callbacks:
         kept.looked += 1
         told = await self._send(claimed, callback, answer)
         crashpoint("callback.sent.after")
-        if told is Told.TAKEN:
+        if told is CallOutcome.TAKEN:
             kept.answers += 1
             await self._end(claimed, begun, CallbackStatus.SENT, kept)
-        elif told is Told.GONE:
+        elif told is CallOutcome.GONE:
             # Not heard, unless it was already.
             status = CallbackStatus.SENT if callback.doubtful else CallbackStatus.TIMED_OUT
             await self._end(claimed, begun, status, kept)
         else:
-            doubtful = callback.doubtful or told is Told.UNKNOWN
+            doubtful = callback.doubtful or told is CallOutcome.UNKNOWN
             await self._again(claimed, msgspec.structs.replace(begun, doubtful=doubtful), kept)
 
-    async def _send(self, row: Row, callback: Callback, answer: Answer) -> Told:
+    async def _send(self, row: Document, callback: Callback, answer: CallbackAnswer) -> CallOutcome:
         name = seal_name(row)
         if answer.output is not None:
             return await self._waiters.succeed(callback.token, name, answer.output)
         return await self._waiters.fail(callback.token, name, answer.error or "", answer.cause or "")
 
-    async def _end(self, row: Row, callback: Callback, status: CallbackStatus, kept: Kept) -> None:
+    async def _end(self, row: Document, callback: Callback, status: CallbackStatus, kept: CallbackPass) -> None:
         """Nothing more is to be said. The token goes; the row stays for a while, to be looked at."""
         now = self._clock.now()
         answered_at = now if status is CallbackStatus.SENT else None
@@ -255,14 +255,14 @@ class Callbacks:
         expiring = msgspec.structs.replace(row, expires_at=now + self._settings.callback_log_seconds)
         await self._write(expiring, ended, None)
 
-    async def _again(self, row: Row, callback: Callback, kept: Kept) -> None:
+    async def _again(self, row: Document, callback: Callback, kept: CallbackPass) -> None:
         """Try it again after a while, sooner than a heartbeat is due."""
         kept.later += 1
         most = _LONGEST_PAUSE if callback.answer is not None else callback.heartbeat_seconds / 10
         pause = min(_FIRST_PAUSE * 2 ** min(callback.tries, 20), most) * (0.5 + self._clock.jitter() / 2)
         await self._write(row, msgspec.structs.replace(callback, tries=callback.tries + 1), self._clock.now() + pause)
 
-    async def _write(self, row: Row, callback: Callback, due_at: float | None) -> None:
+    async def _write(self, row: Document, callback: Callback, due_at: float | None) -> None:
         """If the row is another's by now, or has an answer, that stands."""
         crashpoint("callback.record.before")
         await self._records.replace_row(with_callback(row, callback, due_at))
@@ -276,7 +276,7 @@ class Callbacks:
         most = callback.heartbeat_seconds
         return max(most * _SOONEST, most * _LATEST - 2 * self._settings.monitor_seconds)
 
-    async def _seen(self, job: Job, callback: Callback) -> Marks:
+    async def _seen(self, job: Job, callback: Callback) -> CallbackMarks:
         """How far the run is. Rows of long tasks are read only if nothing else has moved."""
         if job.run.run_id != callback.run_id:
             # It has ended, and there is another: the answer is on its way.
@@ -305,13 +305,13 @@ class Callbacks:
                 break
         return before
 
-    async def _seen_export(self, row: Row, callback: Callback, kept: Kept) -> Marks | None:
+    async def _seen_export(self, row: Document, callback: Callback, kept: CallbackPass) -> CallbackMarks | None:
         """How far the export is that the answer waits for. None if it is gone: then the answer goes without it."""
         export = await self._records.row(EXPORT, row.tenant, callback.export_id or "")
         if export is not None:
             return msgspec.structs.replace(callback.marks, export=export.version)
         event_id = msgspec.json.decode(callback.output or "{}").get("event_id")
-        answer = Answer(self._clock.now(), event_id, output=callback.output)
+        answer = CallbackAnswer(self._clock.now(), event_id, output=callback.output)
         done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
         written = await self._records.replace_row(with_callback(row, done, self._clock.now()))
@@ -334,7 +334,7 @@ class Callbacks:
         return any([(await self._queue.depth(queue)).delayed > 0 for queue in run_queues(callback.run_id)])
 
 
-def _moved_at(row: Row) -> float:
+def _moved_at(row: Document) -> float:
     try:
         return _progress.decode(row.body).at
     except msgspec.MsgspecError:

@@ -15,11 +15,19 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.egress.outbound import Outbound, OutboundFailed, retry_after
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, notify_of
 from conveyor.model import TenantId
-from conveyor.notify.deliveries import DELIVERY, LOGGED, Attempt, Delivery, Standing, delivery_of, receiver_of
+from conveyor.notify.deliveries import (
+    DELIVERY,
+    LOGGED,
+    DeliveryAttempt,
+    DeliveryStatus,
+    WebhookDelivery,
+    delivery_of,
+    receiver_of,
+)
 from conveyor.notify.signatures import signed_headers, tenant_secret
 from conveyor.notify.webhooks import Endpoint, change_endpoint, endpoint_of, good_secrets
 from conveyor.settings import Settings
@@ -49,7 +57,7 @@ class Target(msgspec.Struct, frozen=True):
     secrets: list[str]
 
 
-class Lane(msgspec.Struct):
+class EndpointLane(msgspec.Struct):
     """What shares its turns."""
 
     running: int = 0
@@ -76,7 +84,7 @@ class Deliverer:
         self._pauses = [float(text) for text in settings.webhook_retries.split()]
         # So that no tenant has all slots, however many endpoints it has.
         self._share = max(settings.webhook_concurrency, settings.webhook_slots // 4)
-        self._lanes: dict[LaneKey, Lane] = {}
+        self._lanes: dict[LaneKey, EndpointLane] = {}
         self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
         # More were due than could be started: the end of one is a reason to look again.
         self._more = False
@@ -86,7 +94,7 @@ class Deliverer:
         window = await self._records.due_rows(DELIVERY, self._clock.now(), _WINDOW)
         under_way = set(self._running.values())
         shares = Counter(tenant for tenant, _ in under_way)
-        waiting: dict[LaneKey, list[Row]] = {}
+        waiting: dict[LaneKey, list[Document]] = {}
         started = 0
         for row in window:
             if (row.tenant, row.id) in under_way:
@@ -97,7 +105,7 @@ class Deliverer:
             if name is None:
                 continue
             key = (row.tenant, name)
-            lane = self._lanes.setdefault(key, Lane())
+            lane = self._lanes.setdefault(key, EndpointLane())
             if lane.running >= self._settings.webhook_concurrency or shares[row.tenant] >= self._share:
                 waiting.setdefault(key, []).append(row)
                 continue
@@ -119,7 +127,7 @@ class Deliverer:
             await asyncio.gather(*late, return_exceptions=True)
         await self._outbound.close()
 
-    async def _lane_of(self, row: Row) -> str | None:
+    async def _lane_of(self, row: Document) -> str | None:
         """None for a row that can not be read: it is not looked at again."""
         try:
             return delivery_of(row).lane
@@ -128,13 +136,13 @@ class Deliverer:
             await self._records.replace_row(msgspec.structs.replace(row, due_at=None))
             return None
 
-    def _start(self, row: Row, key: LaneKey, lane: Lane) -> None:
+    def _start(self, row: Document, key: LaneKey, lane: EndpointLane) -> None:
         lane.running += 1
         task = asyncio.create_task(self._deliver(row, lane), name=f"deliver {row.id}")
         self._running[task] = (row.tenant, row.id)
         task.add_done_callback(lambda task: self._ended(task, key, lane))
 
-    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: Lane) -> None:
+    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: EndpointLane) -> None:
         self._running.pop(task, None)
         lane.running -= 1
         if lane.running == 0 and lane.deferred_to <= self._clock.now():
@@ -146,7 +154,7 @@ class Deliverer:
         if self._more:
             self.wake()
 
-    async def _deliver(self, row: Row, lane: Lane) -> None:
+    async def _deliver(self, row: Document, lane: EndpointLane) -> None:
         """One try: claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
             await self._records.remove_row(row)
@@ -160,7 +168,7 @@ class Deliverer:
             await self._records.remove_row(claimed)
             return
         if isinstance(target, str):
-            await self._give_up(claimed, Attempt(self._clock.now(), 0.0, error=target))
+            await self._give_up(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
             return
         attempt, wait = await self._try(delivery_of(claimed), target)
         _tell(claimed, attempt)
@@ -172,7 +180,7 @@ class Deliverer:
         else:
             await self._record(claimed, attempt, wait)
 
-    async def _claim(self, row: Row) -> Row | None:
+    async def _claim(self, row: Document) -> Document | None:
         """Hold it for as long as a try can take; None if another was first."""
         until = self._clock.now() + self._settings.webhook_timeout + _LEASE_MARGIN
         crashpoint("delivery.claim.before")
@@ -180,7 +188,7 @@ class Deliverer:
         crashpoint("delivery.claim.after")
         return claimed
 
-    async def _target(self, row: Row) -> Target | str | None:
+    async def _target(self, row: Document) -> Target | str | None:
         """Where it goes; None if that was removed, a word for why it takes nothing."""
         receiver = receiver_of(row)
         if receiver.startswith("job_"):
@@ -196,7 +204,7 @@ class Deliverer:
         secrets = good_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())
         return Target(endpoint.url, secrets)
 
-    async def _try(self, delivery: Delivery, target: Target) -> tuple[Attempt, float]:
+    async def _try(self, delivery: WebhookDelivery, target: Target) -> tuple[DeliveryAttempt, float]:
         """What came of it, and how long the receiver wants us to wait."""
         at, started = self._clock.now(), self._clock.monotonic()
         body = delivery.payload.encode()
@@ -213,35 +221,35 @@ class Deliverer:
             error = None if _is_success(status) else f"http_{status}"
         except OutboundFailed as failed:
             error = failed.code
-        return Attempt(at, self._clock.monotonic() - started, status, error), wait
+        return DeliveryAttempt(at, self._clock.monotonic() - started, status, error), wait
 
-    async def _record(self, row: Row, attempt: Attempt, wait: float) -> None:
+    async def _record(self, row: Document, attempt: DeliveryAttempt, wait: float) -> None:
         delivery = _with(delivery_of(row), attempt)
         if attempt.error is None:
-            await self._write(row, msgspec.structs.replace(delivery, standing=Standing.DELIVERED), None)
+            await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.DELIVERED), None)
             return
         if delivery.tries > len(self._pauses):
             metrics.WEBHOOKS_GIVEN_UP.add(1)
             log.info("webhook given up", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
-            await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
+            await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
             return
         spread = 1 - _JITTER + 2 * _JITTER * self._clock.jitter()
         pause = max(self._pauses[delivery.tries - 1] * spread, wait)
         await self._write(row, delivery, self._clock.now() + pause)
 
-    async def _give_up(self, row: Row, attempt: Attempt) -> None:
+    async def _give_up(self, row: Document, attempt: DeliveryAttempt) -> None:
         metrics.WEBHOOKS_GIVEN_UP.add(1)
         delivery = _with(delivery_of(row), attempt)
-        await self._write(row, msgspec.structs.replace(delivery, standing=Standing.FAILED), None)
+        await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
 
-    async def _write(self, row: Row, delivery: Delivery, due_at: float | None) -> None:
+    async def _write(self, row: Document, delivery: WebhookDelivery, due_at: float | None) -> None:
         """If the row is another's by now, or was asked for again, what came of this try is not its last word."""
         crashpoint("delivery.record.before")
         body = msgspec.json.encode(delivery)
         await self._records.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
         crashpoint("delivery.record.after")
 
-    async def _disable(self, row: Row) -> None:
+    async def _disable(self, row: Document) -> None:
         receiver = receiver_of(row)
         log.info("endpoint answered that it is gone", tenant=row.tenant, receiver=receiver)
         if receiver.startswith("job_"):
@@ -252,19 +260,19 @@ class Deliverer:
             return
         await change_endpoint(self._records, row.tenant, receiver, _gone)
 
-    async def _defer(self, waiting: dict[LaneKey, list[Row]]) -> None:
+    async def _defer(self, waiting: dict[LaneKey, list[Document]]) -> None:
         """All that can be seen waits for lanes that are full: put it off until it is likely to have its turn, so that
         what is behind it comes to light. What a lane will take within a few seconds stays."""
         now, most = self._clock.now(), self._settings.webhook_concurrency
         for key, rows in waiting.items():
-            lane = self._lanes.setdefault(key, Lane())
+            lane = self._lanes.setdefault(key, EndpointLane())
             each = max(lane.seconds, 0.001) / most
             for row in rows[max(most, int(_IDLE * 4 / each)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + each, now + _LONGEST_DEFERRAL)
                 await self._records.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
 
 
-def _tell(row: Row, attempt: Attempt) -> None:
+def _tell(row: Document, attempt: DeliveryAttempt) -> None:
     metrics.WEBHOOKS.add(1, "delivered" if attempt.error is None else metrics.family_of(attempt.error))
     metrics.WEBHOOK_SECONDS.observe(attempt.seconds)
     if row.job_id is not None:
@@ -272,8 +280,8 @@ def _tell(row: Row, attempt: Attempt) -> None:
         traces.span("webhook", row.job_id, None, attempt.at, ended, event, error=attempt.error)
 
 
-def _with(delivery: Delivery, attempt: Attempt) -> Delivery:
-    log_: Sequence[Attempt] = [*delivery.log, attempt][-LOGGED:]
+def _with(delivery: WebhookDelivery, attempt: DeliveryAttempt) -> WebhookDelivery:
+    log_: Sequence[DeliveryAttempt] = [*delivery.log, attempt][-LOGGED:]
     return msgspec.structs.replace(delivery, tries=delivery.tries + 1, attempts=delivery.attempts + 1, log=log_)
 
 

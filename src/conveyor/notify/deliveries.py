@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import BadCursor, Conflict, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK
-from conveyor.model import JobId, Notice, Page, TenantId
+from conveyor.model import JobId, OutboxEvent, Page, TenantId
 from conveyor.notify.webhooks import endpoint_of
 from conveyor.system import System
 
@@ -26,7 +26,7 @@ _ID = re.compile(r"((?:webhook_[0-9a-z]{26}|job_[0-9a-z]{26}\.[0-9]{1,3})):([A-Z
 _TRIES = 5
 
 
-class Standing(StrEnum):
+class DeliveryStatus(StrEnum):
     """How a delivery stands."""
 
     PENDING = "pending"
@@ -35,7 +35,7 @@ class Standing(StrEnum):
     FAILED = "failed"
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeliveryAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """One try."""
 
     at: float
@@ -44,7 +44,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
+class WebhookDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of the row, as JSON."""
 
     event_id: str
@@ -54,25 +54,25 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
     # What it shares its turns with: its endpoint, or where the URL of a job leads.
     lane: str
     created_at: float
-    standing: Standing = Standing.PENDING
+    standing: DeliveryStatus = DeliveryStatus.PENDING
     # Tries in this round; sending it again begins another.
     tries: int = 0
     # All tries there ever were; `log` has the last of them.
     attempts: int = 0
-    log: Sequence[Attempt] = ()
+    log: Sequence[DeliveryAttempt] = ()
 
 
-_delivery = msgspec.json.Decoder(Delivery)
+_delivery = msgspec.json.Decoder(WebhookDelivery)
 
 
-def delivery_of(row: Row) -> Delivery:
+def delivery_of(row: Document) -> WebhookDelivery:
     return _delivery.decode(row.body)
 
 
-def delivery_row(notice: Notice, receiver: str, lane: str, now: float, keep_seconds: float) -> Row:
+def delivery_row(notice: OutboxEvent, receiver: str, lane: str, now: float, keep_seconds: float) -> Document:
     """The row of an event and a receiver, the same whoever makes it."""
-    body = Delivery(notice.notice_id, notice.event, payload_of(notice), lane, now)
-    return Row(
+    body = WebhookDelivery(notice.notice_id, notice.event, payload_of(notice), lane, now)
+    return Document(
         kind=DELIVERY,
         tenant=notice.tenant,
         # The receiver first: what one of them was sent is one range of ids.
@@ -84,14 +84,14 @@ def delivery_row(notice: Notice, receiver: str, lane: str, now: float, keep_seco
     )
 
 
-def payload_of(notice: Notice) -> str:
+def payload_of(notice: OutboxEvent) -> str:
     """What is sent, after the Standard Webhooks specification."""
     data = {"job_id": notice.job_id, "run_id": notice.run_id, **notice.data}
     payload = {"type": notice.event, "id": notice.notice_id, "timestamp": iso_text(notice.at), "data": data}
     return msgspec.json.encode(payload).decode()
 
 
-def receiver_of(row: Row) -> str:
+def receiver_of(row: Document) -> str:
     """The endpoint, or the row of a job's own, that a delivery goes to."""
     return row.id.partition(":")[0]
 
@@ -107,33 +107,33 @@ class Deliveries:
         self._records: Records = system.records
         self._clock = system.clock
 
-    async def find(self, tenant: TenantId, delivery_id: str) -> Row:
+    async def find(self, tenant: TenantId, delivery_id: str) -> Document:
         """The tenant's delivery, or NotFound."""
         row = await self._records.row(DELIVERY, tenant, delivery_id) if is_delivery_id(delivery_id) else None
         if row is None:
             raise NotFound
         return row
 
-    async def of_endpoint(self, tenant: TenantId, webhook_id: str, cursor: str | None, limit: int) -> Page[Row]:
+    async def of_endpoint(self, tenant: TenantId, webhook_id: str, cursor: str | None, limit: int) -> Page[Document]:
         """What an endpoint was sent, oldest first."""
         _check_cursor(cursor, webhook_id)
         page = await self._records.rows(DELIVERY, tenant, cursor or f"{webhook_id}:", limit)
         own = [row for row in page.items if receiver_of(row) == webhook_id]
         return Page(own, page.next_cursor if len(own) == len(page.items) else None)
 
-    async def of_job(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Row]:
+    async def of_job(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Document]:
         """What was sent of a job, to whomever, by receiver."""
         _check_cursor(cursor, None)
         return await self._records.rows(DELIVERY, tenant, cursor, limit, job_id)
 
-    async def redeliver(self, tenant: TenantId, delivery_id: str) -> Row:
+    async def redeliver(self, tenant: TenantId, delivery_id: str) -> Document:
         """Have it sent again, now, under the same event id. Raises Conflict if its endpoint takes nothing."""
         for _ in range(_TRIES):
             row = await self.find(tenant, delivery_id)
             endpoint = await self._records.row(WEBHOOK, tenant, receiver_of(row))
             if endpoint is not None and endpoint_of(endpoint).disabled:
                 raise Conflict("The endpoint is disabled; enable it first.")
-            again = msgspec.structs.replace(delivery_of(row), standing=Standing.PENDING, tries=0)
+            again = msgspec.structs.replace(delivery_of(row), standing=DeliveryStatus.PENDING, tries=0)
             body = msgspec.json.encode(again)
             crashpoint("delivery.again.before")
             changed = await self._records.replace_row(msgspec.structs.replace(row, body=body, due_at=self._clock.now()))
@@ -143,7 +143,7 @@ class Deliveries:
         raise Conflict("It is being delivered at this moment; try again.")
 
 
-def delivery_json(row: Row) -> dict[str, Any]:
+def delivery_json(row: Document) -> dict[str, Any]:
     """A delivery as the API shows it. The payload is what the event's own entry says."""
     delivery = delivery_of(row)
     receiver = receiver_of(row)
@@ -164,7 +164,7 @@ def delivery_json(row: Row) -> dict[str, Any]:
     }
 
 
-def payload_json(row: Row) -> Any:
+def payload_json(row: Document) -> Any:
     """What is sent, as a value."""
     return msgspec.json.decode(delivery_of(row).payload)
 

@@ -12,12 +12,12 @@ from pyreqwest.http import Url
 
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import ENDS, MAX_NOTIFY, NOTIFY, WEBHOOK, notify_of, wanted
-from conveyor.jobs.progress_events import Milestones
-from conveyor.model import Counts, Notice, RunKey, TenantId
+from conveyor.jobs.progress_events import ProgressEvents
+from conveyor.model import Counts, OutboxEvent, RunKey, TenantId
 from conveyor.notify.deliveries import delivery_row
 from conveyor.notify.progress_notifier import TOP_ERRORS
 from conveyor.notify.step_functions import StepAnswers
@@ -33,7 +33,7 @@ _PAGE = 100
 _ROWS = 25
 
 
-class Passed(msgspec.Struct):
+class DispatchCounts(msgspec.Struct):
     """What one pass did."""
 
     notices: int = 0
@@ -42,7 +42,7 @@ class Passed(msgspec.Struct):
     answers: int = 0
 
 
-class Notifier:
+class OutboxDispatcher:
     """A role."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Notifier:
         self._tasks = tasks
         self._clock = clock
         self._answers = answers
-        self._milestones = Milestones(records, clock)
+        self._milestones = ProgressEvents(records, clock)
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
@@ -71,13 +71,13 @@ class Notifier:
     async def close(self) -> None:
         """Nothing is held between ticks."""
 
-    async def run_once(self) -> Passed:
-        passed = Passed()
+    async def run_once(self) -> DispatchCounts:
+        passed = DispatchCounts()
         # Those that failed before are the oldest: as many more are asked for.
         notices = await self._records.untold(_NOTICES + self._isolation.failing)
         self._isolation.forget_others({notice.notice_id for notice in notices})
-        endpoints: dict[TenantId, list[Row]] = {}
-        ready: list[tuple[Notice, list[Row]]] = []
+        endpoints: dict[TenantId, list[Document]] = {}
+        ready: list[tuple[OutboxEvent, list[Document]]] = []
         for notice in notices:
             if not self._isolation.is_resting(notice.notice_id):
                 with self._isolation.item(notice.notice_id):
@@ -90,7 +90,9 @@ class Notifier:
         passed.deliveries = sum(len(rows) for _, rows in ready)
         return passed
 
-    async def _prepare(self, notice: Notice, endpoints: dict[TenantId, list[Row]], passed: Passed) -> list[Row]:
+    async def _prepare(
+        self, notice: OutboxEvent, endpoints: dict[TenantId, list[Document]], passed: DispatchCounts
+    ) -> list[Document]:
         """The deliveries of a notice, and what else is to be said when it is there."""
         if notice.tenant not in endpoints:
             endpoints[notice.tenant] = await self._endpoints(notice.tenant)
@@ -101,7 +103,7 @@ class Notifier:
             passed.answers += await self._answers.take(notice)
         return rows
 
-    async def _written(self, ready: Sequence[tuple[Notice, list[Row]]]) -> list[Notice]:
+    async def _written(self, ready: Sequence[tuple[OutboxEvent, list[Document]]]) -> list[OutboxEvent]:
         """Write the deliveries of all notices in as few steps as can be; the notices whose deliveries are there."""
         rows = [row for _, own in ready for row in own]
         try:
@@ -117,14 +119,14 @@ class Notifier:
                 told.append(notice)
         return told
 
-    async def _create(self, rows: Sequence[Row]) -> None:
+    async def _create(self, rows: Sequence[Document]) -> None:
         for start in range(0, len(rows), _ROWS):
             crashpoint("notify.deliveries.before")
             await self._records.create_rows(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
 
-    async def _endpoints(self, tenant: TenantId) -> list[Row]:
-        found: list[Row] = []
+    async def _endpoints(self, tenant: TenantId) -> list[Document]:
+        found: list[Document] = []
         cursor: str | None = None
         while True:
             page = await self._records.rows(WEBHOOK, tenant, cursor, _PAGE)
@@ -133,7 +135,7 @@ class Notifier:
             if cursor is None:
                 return found
 
-    async def _deliveries(self, notice: Notice, endpoints: Sequence[Row]) -> list[Row]:
+    async def _deliveries(self, notice: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
         """One to each endpoint and each URL that wants the event."""
         there = {row.id for row in endpoints}
         # By receiver: an endpoint that a job names too gets the event once.
@@ -144,7 +146,7 @@ class Notifier:
         now, keep = self._clock.now(), self._settings.webhook_log_seconds
         return [delivery_row(notice, receiver, lane, now, keep) for receiver, lane in lanes.items()]
 
-    async def _tell_last_failures(self, notice: Notice) -> None:
+    async def _tell_last_failures(self, notice: OutboxEvent) -> None:
         """A run that ends tells of failures that no batch has told of: they are all told then."""
         counts = msgspec.convert(notice.data.get("counts", {}), Counts)
         job = await self._records.job(notice.tenant, notice.job_id) if counts.failed else None
@@ -153,7 +155,7 @@ class Notifier:
             await self._milestones.told_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))
 
 
-def _named(row: Row, event: str, endpoints: set[str]) -> dict[str, str]:
+def _named(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:
     """Receiver and lane of an entry of a job's own, if it wants the event and is there."""
     entry = notify_of(row)
     if not wanted(entry.events, event):

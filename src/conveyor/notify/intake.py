@@ -18,11 +18,11 @@ from conveyor.accept.spec import JobSpec, decode_body, decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.auth.keys import check_tenant
 from conveyor.engines.queue import Arrived, Inbox
-from conveyor.engines.step_functions import StepFunctions, Told
+from conveyor.engines.step_functions import CallOutcome, StepFunctions
 from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, InvalidField, InvalidSetting
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import StepFunctionsNotify
-from conveyor.jobs.idempotency import Request
+from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import TenantId
 from conveyor.settings import Settings
 from conveyor.system import System
@@ -57,7 +57,7 @@ class IntakeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_count: int = 0
 
 
-class Taken(msgspec.Struct):
+class IntakePass(msgspec.Struct):
     """What one pass did."""
 
     jobs: int = 0
@@ -87,14 +87,14 @@ class Intake:
 
     async def tick(self) -> float:
         taken = await self.run_once()
-        return _IDLE if taken == Taken() else 0.0
+        return _IDLE if taken == IntakePass() else 0.0
 
     async def close(self) -> None:
         """What was received and not taken in comes again."""
 
-    async def run_once(self) -> Taken:
+    async def run_once(self) -> IntakePass:
         """Take in what is there now, a bounded part of each queue."""
-        taken = Taken()
+        taken = IntakePass()
         for inbox in self._inboxes:
             if self.stopping:
                 break
@@ -107,7 +107,7 @@ class Intake:
                     raise came
         return taken
 
-    async def _take(self, inbox: Inbox, message: Arrived, taken: Taken) -> None:
+    async def _take(self, inbox: Inbox, message: Arrived, taken: IntakePass) -> None:
         waits = _token_in(message.body)
         try:
             given = decode_body(message.body, IntakeMessage)
@@ -151,23 +151,27 @@ class Intake:
         patience = (given.heartbeat_seconds or self._heartbeat_seconds) / 2
         if self._clock.now() - message.sent_at < patience:
             return False
-        return await self._heartbeat(self._waiters, given.task_token) is Told.GONE
+        return await self._heartbeat(self._waiters, given.task_token) is CallOutcome.GONE
 
-    async def _put_off(self, inbox: Inbox, message: Arrived, token: str | None, pause: float, taken: Taken) -> None:
+    async def _put_off(
+        self, inbox: Inbox, message: Arrived, token: str | None, pause: float, taken: IntakePass
+    ) -> None:
         """Leave it in the queue. Who waits is told that it is not forgotten."""
         if self._waiters is not None and token is not None:
             await self._heartbeat(self._waiters, token)
         await inbox.put_off(message, pause)
         taken.put_off += 1
 
-    async def _failed(self, inbox: Inbox, message: Arrived, token: str | None, error: Exception, taken: Taken) -> None:
+    async def _failed(
+        self, inbox: Inbox, message: Arrived, token: str | None, error: Exception, taken: IntakePass
+    ) -> None:
         if message.receives < _TRIES:
             await self._put_off(inbox, message, token, _pause(message, error), taken)
         else:
             await self._refuse(inbox, message, token, SUBMIT_FAILED, error, taken)
 
     async def _refuse(
-        self, inbox: Inbox, message: Arrived, token: str | None, code: str, error: Exception, taken: Taken
+        self, inbox: Inbox, message: Arrived, token: str | None, code: str, error: Exception, taken: IntakePass
     ) -> None:
         """Tell who waits, then give the message up: after a crash in between it is told once more, and not heard."""
         if self._waiters is not None and token is not None:
@@ -176,19 +180,19 @@ class Intake:
             crashpoint("intake.refuse.before")
             told = await self._waiters.fail(sealed, _SEALED_FOR, code, cause)
             crashpoint("intake.refuse.after")
-            if told in (Told.LATER, Told.UNKNOWN):
+            if told in (CallOutcome.LATER, CallOutcome.UNKNOWN):
                 await inbox.put_off(message, _pause(message, error))
                 taken.put_off += 1
                 return
         await self._bury(inbox, message, error, taken)
 
-    async def _bury(self, inbox: Inbox, message: Arrived, error: Exception, taken: Taken) -> None:
+    async def _bury(self, inbox: Inbox, message: Arrived, error: Exception, taken: IntakePass) -> None:
         log.warning("a message is no job", message=message.message_id, reason=str(error))
         await inbox.bury(message, str(error))
         crashpoint("intake.bury.after")
         taken.refused += 1
 
-    async def _heartbeat(self, waiters: StepFunctions, token: str) -> Told:
+    async def _heartbeat(self, waiters: StepFunctions, token: str) -> CallOutcome:
         return await waiters.heartbeat(waiters.seal(token, _SEALED_FOR), _SEALED_FOR)
 
 
@@ -207,9 +211,9 @@ def _spec_of(given: IntakeMessage) -> JobSpec:
     return msgspec.structs.replace(spec, notify=[*spec.notify, entry])
 
 
-def _request(message: Arrived, given: IntakeMessage) -> Request:
+def _request(message: Arrived, given: IntakeMessage) -> IdempotentRequest:
     name = message.message_id if given.task_token is None else f"token:{given.task_token}"
-    return Request(_ROUTE, sha256(name.encode()).hexdigest(), sha256(bytes(given.job)).hexdigest())
+    return IdempotentRequest(_ROUTE, sha256(name.encode()).hexdigest(), sha256(bytes(given.job)).hexdigest())
 
 
 def _token_in(body: bytes) -> str | None:

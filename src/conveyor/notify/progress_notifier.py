@@ -16,7 +16,7 @@ from conveyor.coordination.isolation import Isolation
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.jobs.progress_events import Milestones, Reached
+from conveyor.jobs.progress_events import ProgressEvents, ReportedProgress
 from conveyor.model import Counts, Job, RunId
 from conveyor.states import WORKABLE
 
@@ -28,7 +28,7 @@ _EVERY = 2.0
 _QUARTERS = 4
 
 
-class Told(msgspec.Struct):
+class NotifiedCounts(msgspec.Struct):
     """What one pass did."""
 
     looked: int = 0
@@ -36,7 +36,7 @@ class Told(msgspec.Struct):
     failures: int = 0
 
 
-class Herald:
+class ProgressNotifier:
     """A role."""
 
     def __init__(
@@ -50,23 +50,23 @@ class Herald:
         self._coordinator = coordinator
         self._clock = clock
         self._failure_seconds = failure_seconds
-        self._milestones = Milestones(records, clock)
+        self._milestones = ProgressEvents(records, clock)
         # As they were last seen: a run of which there is nothing new costs no read of its row.
-        self._seen: dict[RunId, Reached] = {}
+        self._seen: dict[RunId, ReportedProgress] = {}
         self._counted: dict[RunId, Counts] = {}
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
         told = await self.run_once()
-        if told != Told(looked=told.looked):
+        if told != NotifiedCounts(looked=told.looked):
             log.debug("told of runs", **msgspec.structs.asdict(told))
         return _EVERY
 
     async def close(self) -> None:
         """Nothing is held between ticks."""
 
-    async def run_once(self) -> Told:
-        told = Told()
+    async def run_once(self) -> NotifiedCounts:
+        told = NotifiedCounts()
         jobs = [job for job in await self._records.active_jobs() if job.state in WORKABLE]
         active = {job.run.run_id for job in jobs}
         self._seen = {run_id: reached for run_id, reached in self._seen.items() if run_id in active}
@@ -78,11 +78,11 @@ class Herald:
                     await self._look(job, told)
         return told
 
-    async def _look(self, job: Job, told: Told) -> None:
+    async def _look(self, job: Job, told: NotifiedCounts) -> None:
         told.looked += 1
         counts = await self._tasks.counts(job.key)
         await self._remember(job, counts)
-        seen = self._seen.get(job.run.run_id, Reached())
+        seen = self._seen.get(job.run.run_id, ReportedProgress())
         if _quarter(job, counts) > seen.quarter:
             told.quarters += await self._tell_quarter(job, counts)
         if counts.failed > seen.failures and self._rested(seen):
@@ -119,7 +119,7 @@ class Herald:
         await self._milestones.told_failures(job.key, counts, await self._tasks.error_codes(job.key, TOP_ERRORS))
         return 1
 
-    def _rested(self, reached: Reached) -> bool:
+    def _rested(self, reached: ReportedProgress) -> bool:
         return self._clock.now() - reached.failures_at >= self._failure_seconds
 
 

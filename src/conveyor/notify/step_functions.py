@@ -12,15 +12,15 @@ import msgspec
 import structlog
 
 from conveyor.clock import iso_text
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import BadInput, Conflict, ConveyorError, EngineFailed, IdempotencyInFlight, NotFound
 from conveyor.export.exports import Exports, ExportState, export_json
 from conveyor.export.request import ExportFormat, ExportSpec
 from conveyor.faults import crashpoint
 from conveyor.jobs.callbacks import (
     CALLBACK,
-    Answer,
     Callback,
+    CallbackAnswer,
     CallbackStatus,
     callback_of,
     first_of,
@@ -28,8 +28,8 @@ from conveyor.jobs.callbacks import (
     with_callback,
 )
 from conveyor.jobs.event_names import ENDS, MAX_NOTIFY
-from conveyor.jobs.idempotency import Request
-from conveyor.model import Job, JobId, Notice, TenantId
+from conveyor.jobs.idempotency import IdempotentRequest
+from conveyor.model import Job, JobId, OutboxEvent, TenantId
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ _TRIES = 20
 _PARTS = 50
 
 
-async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Row]:
+async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Document]:
     """The callbacks of a job."""
     page = await records.rows(CALLBACK, tenant, first_of(job_id), MAX_NOTIFY)
     return [row for row in page.items if is_of(row, job_id)]
@@ -58,7 +58,7 @@ class StepAnswers:
         settings = msgspec.structs.replace(system.settings, idempotency_lease_seconds=0.0)
         self._exports = Exports(dataclasses.replace(system, settings=settings))
 
-    async def take(self, notice: Notice) -> int:
+    async def take(self, notice: OutboxEvent) -> int:
         """Have those told who wait for this; returns how many answers there are now that were not there before."""
         if notice.event not in ENDS | _EXPORTED:
             return 0
@@ -70,7 +70,7 @@ class StepAnswers:
                 log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
         return answered
 
-    async def _take(self, row: Row, notice: Notice) -> bool:
+    async def _take(self, row: Document, notice: OutboxEvent) -> bool:
         for _ in range(_TRIES):
             changed = await self._changed(row, notice)
             if changed is None:
@@ -87,7 +87,7 @@ class StepAnswers:
             row = standing
         raise EngineFailed("A callback could not be answered: others write its row all the time.")
 
-    async def _changed(self, row: Row, notice: Notice) -> Row | None:
+    async def _changed(self, row: Document, notice: OutboxEvent) -> Document | None:
         """The row with what this notice makes of it; None if it makes nothing."""
         callback = callback_of(row)
         if callback.answer is not None or callback.status is CallbackStatus.TIMED_OUT:
@@ -102,13 +102,13 @@ class StepAnswers:
         summary = await self._summary(job, callback, notice)
         if notice.event in _ERRORS:
             cause = msgspec.json.encode(summary).decode()
-            answer = Answer(self._clock.now(), notice.notice_id, error=_ERRORS[notice.event], cause=cause)
+            answer = CallbackAnswer(self._clock.now(), notice.notice_id, error=_ERRORS[notice.event], cause=cause)
             return self._failed(row, callback, answer)
         if callback.export is None or job is None:
             return self._answered(row, callback, summary, notice)
         return await self._exporting(row, callback, job, summary, notice)
 
-    async def _summary(self, job: Job | None, callback: Callback, notice: Notice) -> dict[str, Any]:
+    async def _summary(self, job: Job | None, callback: Callback, notice: OutboxEvent) -> dict[str, Any]:
         run = await self._records.run(callback.job_id, callback.run_id)
         return {
             "job_id": callback.job_id,
@@ -126,12 +126,12 @@ class StepAnswers:
         }
 
     async def _exporting(
-        self, row: Row, callback: Callback, job: Job, summary: dict[str, Any], notice: Notice
-    ) -> Row | None:
+        self, row: Document, callback: Callback, job: Job, summary: dict[str, Any], notice: OutboxEvent
+    ) -> Document | None:
         """Ask for the export, once: whoever does it again is given the same."""
         try:
             spec = ExportSpec(ExportFormat(callback.export or ""))
-            asked = await self._exports.create(job, spec, Request("callback", row.id, notice.notice_id))
+            asked = await self._exports.create(job, spec, IdempotentRequest("callback", row.id, notice.notice_id))
         except IdempotencyInFlight:
             raise
         except (BadInput, Conflict, NotFound, ValueError) as error:
@@ -142,7 +142,7 @@ class StepAnswers:
         waiting = msgspec.structs.replace(callback, export_id=asked.subject, output=output)
         return with_callback(row, waiting, row.due_at)
 
-    async def _with_export(self, tenant: TenantId, callback: Callback, notice: Notice) -> dict[str, Any]:
+    async def _with_export(self, tenant: TenantId, callback: Callback, notice: OutboxEvent) -> dict[str, Any]:
         summary: dict[str, Any] = msgspec.json.decode(callback.output or "{}")
         shown: dict[str, Any] = {"id": callback.export_id, "format": callback.export, "error": notice.data.get("error")}
         try:
@@ -159,13 +159,13 @@ class StepAnswers:
             summary["export_url"] = export["parts"][0]["url"] if export["parts"] else None
         return {**summary, "export": shown}
 
-    def _answered(self, row: Row, callback: Callback, summary: dict[str, Any], notice: Notice) -> Row:
+    def _answered(self, row: Document, callback: Callback, summary: dict[str, Any], notice: OutboxEvent) -> Document:
         # The event that is passed on is the one that ended the run, also where an export came after it.
         event_id = summary.get("event_id", notice.notice_id)
-        answer = Answer(self._clock.now(), event_id, output=msgspec.json.encode(summary).decode())
+        answer = CallbackAnswer(self._clock.now(), event_id, output=msgspec.json.encode(summary).decode())
         done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
         return with_callback(row, done, self._clock.now())
 
-    def _failed(self, row: Row, callback: Callback, answer: Answer) -> Row:
+    def _failed(self, row: Document, callback: Callback, answer: CallbackAnswer) -> Document:
         done = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
         return with_callback(row, done, self._clock.now())

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK, check_events, check_target
-from conveyor.jobs.idempotency import Accepted, Request, Requests, standing_answer
+from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
 from conveyor.model import Page, TenantId
 from conveyor.notify.signatures import endpoint_secret
 from conveyor.system import System
@@ -74,7 +74,7 @@ _endpoint = msgspec.json.Decoder(Endpoint)
 Change = Callable[[Endpoint], Endpoint]
 
 
-def endpoint_of(row: Row) -> Endpoint:
+def endpoint_of(row: Document) -> Endpoint:
     return _endpoint.decode(row.body)
 
 
@@ -92,9 +92,9 @@ class Webhooks:
         self._clock = system.clock
         self._settings = system.settings
         self._key = system.signing_key
-        self._requests = Requests(system.settings, system.clock, system.records)
+        self._requests = Idempotency(system.settings, system.clock, system.records)
 
-    async def create(self, tenant: TenantId, spec: WebhookSpec, request: Request | None = None) -> Accepted:
+    async def create(self, tenant: TenantId, spec: WebhookSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Make an endpoint. The answer has its secret, which is kept nowhere: not in the answer for replay either."""
         ticket = await self._requests.claim(tenant, request, self._clock.new_id("webhook"))
         if isinstance(ticket, Accepted):
@@ -103,7 +103,7 @@ class Webhooks:
             self._check(spec.url, spec.events, spec.description)
             await self._check_number(tenant)
             endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
-            made = Row(WEBHOOK, tenant, ticket.subject, msgspec.json.encode(endpoint))
+            made = Document(WEBHOOK, tenant, ticket.subject, msgspec.json.encode(endpoint))
             body = msgspec.json.encode(webhook_json(made))
             row = ticket.answer(CREATED, body, self._requests.keep_until)
             crashpoint("webhook.create.before")
@@ -113,20 +113,20 @@ class Webhooks:
                 return self._with_secret(tenant, standing_answer(standing, row.fingerprint))
             return self._with_secret(tenant, Accepted(CREATED, body, ticket.subject))
 
-    async def find(self, tenant: TenantId, webhook_id: str) -> Row:
+    async def find(self, tenant: TenantId, webhook_id: str) -> Document:
         """The tenant's endpoint. One that never was, one that was removed and another's are the same NotFound."""
         row = await self._records.row(WEBHOOK, tenant, webhook_id) if _ID.fullmatch(webhook_id) else None
         if row is None:
             raise NotFound
         return row
 
-    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Row]:
+    async def page(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Document]:
         """Endpoints, oldest first."""
         if cursor is not None and not _ID.fullmatch(cursor):
             raise BadCursor
         return await self._records.rows(WEBHOOK, tenant, cursor, limit)
 
-    async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Row:
+    async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Document:
         """Change an endpoint. One that is enabled again forgets why it was not."""
         await self.find(tenant, webhook_id)
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
@@ -140,7 +140,7 @@ class Webhooks:
             raise NotFound
         return changed
 
-    async def rotate(self, tenant: TenantId, webhook_id: str) -> tuple[Row, str]:
+    async def rotate(self, tenant: TenantId, webhook_id: str) -> tuple[Document, str]:
         """Give the endpoint a new secret; the present one signs beside it for a while."""
         await self.find(tenant, webhook_id)
         changed = await change_endpoint(self._records, tenant, webhook_id, self._rotated)
@@ -189,7 +189,7 @@ class Webhooks:
             raise LimitReached(f"There are {most} endpoints already, the most that a tenant may have.", limit=most)
 
 
-async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, change: Change) -> Row | None:
+async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, change: Change) -> Document | None:
     """Change an endpoint on its version, again while others do; None if it is gone."""
     for _ in range(_TRIES):
         row = await records.row(WEBHOOK, tenant, webhook_id)
@@ -204,7 +204,7 @@ async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, c
     raise _contended()
 
 
-def webhook_json(row: Row) -> dict[str, Any]:
+def webhook_json(row: Document) -> dict[str, Any]:
     """An endpoint as the API shows it, without its secrets."""
     endpoint = endpoint_of(row)
     return {

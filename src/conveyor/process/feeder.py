@@ -19,16 +19,16 @@ from conveyor.model import (
     PROGRESS,
     Chunk,
     Job,
-    Progress,
     ResultDetail,
     TaskEnd,
     TaskError,
+    TaskProgress,
     TaskRef,
     progress_id,
 )
 from conveyor.process.executors import WORKER_LOST
 from conveyor.process.lane import Lane
-from conveyor.process.recorder import HeldChunk
+from conveyor.process.recorder import LeasedChunk
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
@@ -45,7 +45,7 @@ _TRIAL_PAUSE = 0.1
 # How soon more is looked through of a run of which all that came was sent back for its targets.
 _HELD_UP_PAUSE = 1.0
 
-_progress = msgspec.json.Decoder(Progress)
+_progress = msgspec.json.Decoder(TaskProgress)
 
 
 class Feeder:
@@ -68,7 +68,7 @@ class Feeder:
         self._queue = queue
         self._lifecycle = lifecycle
         self._wake = wake
-        self._on_trial: HeldChunk | None = None
+        self._on_trial: LeasedChunk | None = None
         # What the messages weigh that the worker holds, as counted a moment ago.
         self._held_bytes = 0
         self._turn = 0
@@ -162,7 +162,7 @@ class Feeder:
         later: list[str] = []
         for delivery, chunk in chunks:
             refs = [ref for ref in chunk.refs if ref.index in live]
-            held = HeldChunk(
+            held = LeasedChunk(
                 queue,
                 delivery.receipt,
                 len(refs),
@@ -198,7 +198,7 @@ class Feeder:
             if lane.want == 0:
                 _delay_poll(lane, self._clock.monotonic() + _TRIAL_PAUSE, recovered=recovered)
 
-    def _on_trial_now(self, held: HeldChunk) -> bool:
+    def _on_trial_now(self, held: LeasedChunk) -> bool:
         """One chunk at a time has its last start, or is one of those that were split: what a worker dies of would
         otherwise cost all that it holds their last start too."""
         trial = self._on_trial
@@ -218,7 +218,7 @@ class Feeder:
                 await self._queue.bury(queue, [delivery.receipt], f"The message is not a chunk: {error}")
         return chunks
 
-    async def _try_alone(self, job: Job, held: HeldChunk, refs: list[TaskRef]) -> None:
+    async def _try_alone(self, job: Job, held: LeasedChunk, refs: list[TaskRef]) -> None:
         """A chunk that outlived several workers may hold one task that kills them: each goes on by itself."""
         log.warning("chunk was lost with its workers; its tasks go on one by one", run=job.run.run_id, tasks=len(refs))
         alone = [encode(Chunk(job.key, [ref], alone=True)) for ref in refs]
@@ -226,7 +226,7 @@ class Feeder:
         crashpoint("worker.try_alone.between")
         await self._queue.ack(held.queue, [held.receipt])
 
-    async def _give_up(self, job: Job, held: HeldChunk, ref: TaskRef, message: str, code: str = WORKER_LOST) -> None:
+    async def _give_up(self, job: Job, held: LeasedChunk, ref: TaskRef, message: str, code: str = WORKER_LOST) -> None:
         """Count starts, not failures: a task that takes its worker down leaves no failure behind."""
         log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=message)
         detail = msgspec.json.encode(ResultDetail(error=TaskError(code, message))).decode()

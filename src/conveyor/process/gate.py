@@ -14,7 +14,7 @@ from conveyor.model import Gateway, Job, Outcome, TaskError, TaskRef
 from conveyor.process.retry import is_outage
 
 
-class Passing(Protocol):
+class GatedRef(Protocol):
     """A reference on its way. `canaries` are the breakers that it tries for all others."""
 
     ref: TaskRef
@@ -31,7 +31,7 @@ class Gate:
         self._target = target
         self._operators = gateway
         # Canaries on their way.
-        self._out: dict[int, Passing] = {}
+        self._out: dict[int, GatedRef] = {}
         self.follow(job)
 
     def follow(self, job: Job) -> None:
@@ -78,7 +78,7 @@ class Gate:
             return min(patience, self._breakers.wait_of(state))
         return verdict
 
-    async def enter(self, passing: Passing) -> float:
+    async def enter(self, passing: GatedRef) -> float:
         """For a task to a target that is half-open: 0 if it may go as a canary, or how long it waits."""
         for target in self._targets(passing.ref):
             key = self._key(target)
@@ -94,7 +94,7 @@ class Gate:
             self._out[id(passing)] = passing
         return 0.0
 
-    def saw(self, passed: Sequence[Passing], outcomes: Sequence[Outcome]) -> None:
+    def saw(self, passed: Sequence[GatedRef], outcomes: Sequence[Outcome]) -> None:
         """Learn from attempts. Where nothing fails and nothing failed of late, that is one look at each outcome."""
         if not self._enabled:
             return
@@ -111,7 +111,7 @@ class Gate:
                 for target in self._concerned(one.ref, outcome):
                     breakers.count(self._key(target), away=not up)
 
-    def gone(self, passed: Sequence[Passing]) -> None:
+    def gone(self, passed: Sequence[GatedRef]) -> None:
         """These came to nothing that would say anything."""
         for one in passed:
             for key in one.canaries:
@@ -122,7 +122,7 @@ class Gate:
         """The lane is given up, with all that is on its way."""
         self.gone(list(self._out.values()))
 
-    def moving(self, passed: Sequence[Passing]) -> None:
+    def moving(self, passed: Sequence[GatedRef]) -> None:
         """These go on for so long already that their targets must be there."""
         for one in passed:
             for key in one.canaries:
@@ -133,7 +133,7 @@ class Gate:
         """How much longer the job's tasks wait for a target that is down."""
         return self._job.options.breaker.patience - self._breakers.age(state)
 
-    def _landed(self, one: Passing) -> None:
+    def _landed(self, one: GatedRef) -> None:
         if one.canaries:
             one.canaries = ()
             self._out.pop(id(one), None)

@@ -5,7 +5,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, LongTask
 
@@ -24,7 +24,7 @@ class Heartbeat:
         self._clock = clock
         self._name = name
         self._ttl = _LEASES * lease
-        self._row: Row | None = None
+        self._row: Document | None = None
 
     async def beat(self, tasks: list[LongTask]) -> None:
         """Say that it is alive, and what it runs."""
@@ -33,7 +33,7 @@ class Heartbeat:
             await self._remove()
             return
         now = self._clock.now()
-        row = Row(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
+        row = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
         crashpoint("worker.beat.before")
         if self._row is not None:
             self._row = await self._records.replace_row(msgspec.structs.replace(row, version=self._row.version))

@@ -12,12 +12,12 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskError, TaskRef
 from conveyor.process.executors import WORKER_LOST, Executor
 from conveyor.process.gate import Gate
-from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.retry import late, too_late
-from conveyor.process.retry_first_queue import Line
+from conveyor.process.retry_first_queue import RetryFirstQueue
 from conveyor.process.target_queues import TargetQueues
 from conveyor.process.task_progress import Superseded
-from conveyor.process.watchdog import Attempt, Watchdog
+from conveyor.process.watchdog import Watchdog, WatchedAttempt
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
@@ -34,13 +34,13 @@ _LONGEST_REST = 5.0
 _MOVING_SECONDS = 60.0
 
 
-class Held:
+class LeasedRef:
     """A reference that waits its turn. `slot`: the target of which it has one; `canaries`: breakers that it tries, see
     Gate."""
 
     __slots__ = ("canaries", "chunk", "ref", "slot")
 
-    def __init__(self, chunk: HeldChunk, ref: TaskRef) -> None:
+    def __init__(self, chunk: LeasedChunk, ref: TaskRef) -> None:
         self.chunk = chunk
         self.ref = ref
         self.slot: str | None = None
@@ -54,10 +54,10 @@ class Held:
 class Exits(Protocol):
     """Where references go that have no outcome to record."""
 
-    async def overtaken(self, chunk: HeldChunk) -> None:
+    async def overtaken(self, chunk: LeasedChunk) -> None:
         """Another attempt has one task of this message, and a message of its own."""
 
-    async def condemned(self, job: Job, chunk: HeldChunk, ref: TaskRef, why: str) -> None:
+    async def condemned(self, job: Job, chunk: LeasedChunk, ref: TaskRef, why: str) -> None:
         """The task takes every process along that runs it."""
 
 
@@ -81,7 +81,7 @@ class Lane:
         self.job = job
         self.width = 0
         self.active = 0
-        self.chunks: dict[str, HeldChunk] = {}
+        self.chunks: dict[str, LeasedChunk] = {}
         # When the run's queue is next asked, and the one of what comes again.
         self.next_poll = 0.0
         self.poll_pause = 0.0
@@ -94,13 +94,13 @@ class Lane:
         self._hungry = hungry
         self._gate = gate
         self._exits = exits
-        self._waiting: Line[Held] = Line(recovery_ratio)
+        self._waiting: RetryFirstQueue[LeasedRef] = RetryFirstQueue(recovery_ratio)
         self._watchdog = Watchdog(clock, stuck_after)
         # References that were fed since the last look, and sent back for their targets.
         self._fed = 0
         self._sidelined = 0
         # References whose targets have limits.
-        self._targets: TargetQueues[Held] = TargetQueues(
+        self._targets: TargetQueues[LeasedRef] = TargetQueues(
             limits, clock, recovery_ratio, self._room, self._go_on, self._start
         )
         # Runners that have not yet taken anything.
@@ -158,9 +158,9 @@ class Lane:
         """When anything of the run can go on, if nothing can now."""
         return self._gate.closed_until()
 
-    def feed(self, chunk: HeldChunk, refs: list[TaskRef]) -> None:
+    def feed(self, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
         self.chunks[chunk.receipt] = chunk
-        self._waiting.extend([Held(chunk, ref) for ref in refs])
+        self._waiting.extend([LeasedRef(chunk, ref) for ref in refs])
         self._fed += len(refs)
 
     def spread(self, width: int) -> None:
@@ -189,11 +189,11 @@ class Lane:
             self._targets.follow()
             self._hungry()
 
-    def surplus(self) -> list[HeldChunk]:
+    def surplus(self) -> list[LeasedChunk]:
         """Give up long tasks that wait for a slot which nobody knows the end of: others may have one free."""
         if self.job.kind not in LONG_KINDS or self.active < self.width:
             return []
-        chunks: list[HeldChunk] = []
+        chunks: list[LeasedChunk] = []
         while len(self._waiting) > self._starting:
             chunk = self._waiting.pop().chunk
             if not chunk.lost:
@@ -224,7 +224,7 @@ class Lane:
         refs = [ref for attempt in self._watchdog.attempts for ref in attempt.refs]
         return [LongTask(job.tenant, job.job_id, job.run.run_id, ref.index) for ref in refs]
 
-    def watch(self) -> list[Attempt]:
+    def watch(self) -> list[WatchedAttempt]:
         """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
         if self.job.kind in LONG_KINDS and self._gate.watching:
             begun = self._clock.monotonic() - _MOVING_SECONDS
@@ -233,7 +233,7 @@ class Lane:
                     self._gate.moving(attempt.held)
         return self._watchdog.look()
 
-    async def stop(self, grace: float) -> list[HeldChunk]:
+    async def stop(self, grace: float) -> list[LeasedChunk]:
         """Start nothing more, give what runs `grace` seconds, and return the messages that are not done."""
         self.width = 0
         self._waiting.clear()
@@ -278,7 +278,7 @@ class Lane:
             self.active -= 1
             self._targets.ask()
 
-    async def _attempt(self, held: list[Held]) -> None:
+    async def _attempt(self, held: list[LeasedRef]) -> None:
         taken = held
         held = self._in_time(held)
         refs = [one.ref for one in held]
@@ -311,8 +311,10 @@ class Lane:
         if self._recorder.full:
             await self._recorder.room()
 
-    async def _without_condemned(self, held: list[Held], outcomes: list[Outcome]) -> tuple[list[Held], list[Outcome]]:
-        left: list[tuple[Held, Outcome]] = []
+    async def _without_condemned(
+        self, held: list[LeasedRef], outcomes: list[Outcome]
+    ) -> tuple[list[LeasedRef], list[Outcome]]:
+        left: list[tuple[LeasedRef, Outcome]] = []
         for one, outcome in zip(held, outcomes, strict=True):
             if _is_verdict(outcome) and outcome.error is not None:
                 assert self._exits is not None
@@ -321,7 +323,7 @@ class Lane:
                 left.append((one, outcome))
         return [one for one, _ in left], [outcome for _, outcome in left]
 
-    def _in_time(self, held: list[Held]) -> list[Held]:
+    def _in_time(self, held: list[LeasedRef]) -> list[LeasedRef]:
         """Those for which it is not too late; the others end."""
         options = self.job.options
         if options.task_deadline is None:
@@ -332,22 +334,22 @@ class Lane:
             self._refuse(one, late(options, None))
         return held if not over else [one for one in held if one not in over]
 
-    def _refuse(self, one: Held, error: TaskError) -> None:
+    def _refuse(self, one: LeasedRef, error: TaskError) -> None:
         """End a task without an attempt."""
         self._gate.gone([one])
         self._sidelined += 1
         self._send_off(one, Outcome(TaskStatus.FAILED, error=error))
 
-    def _sideline(self, one: Held, wait: float) -> None:
+    def _sideline(self, one: LeasedRef, wait: float) -> None:
         """Send a task back to the queue for a while, as the attempt that it was."""
         self._sidelined += 1
         self._send_off(one, Outcome(TaskStatus.PENDING, retry_after=wait, spend=False))
 
-    def _send_off(self, one: Held, outcome: Outcome) -> None:
+    def _send_off(self, one: LeasedRef, outcome: Outcome) -> None:
         self._targets.leave(one)
         self._recorder.add(self.job, [one.chunk], [_uncounted(one.ref)], [outcome])
 
-    def _record(self, held: list[Held], outcomes: list[Outcome]) -> None:
+    def _record(self, held: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._gate.saw(held, outcomes)
         refs = [_counted(one.ref, outcome) for one, outcome in zip(held, outcomes, strict=True)]
         self._recorder.add(self.job, [one.chunk for one in held], refs, outcomes)
@@ -356,16 +358,16 @@ class Lane:
         if low or self._gate.urgent:
             self._hungry()
 
-    def _take(self) -> list[Held]:
+    def _take(self) -> list[LeasedRef]:
         grain = self._executor.grain(self.job)
-        held: list[Held] = []
+        held: list[LeasedRef] = []
         while self._waiting and len(held) < grain:
             one = self._waiting.popleft()
             if not one.chunk.lost:
                 held.append(one)
         return held
 
-    async def _take_slowly(self) -> list[Held]:
+    async def _take_slowly(self) -> list[LeasedRef]:
         """The next reference whose target may be asked now."""
         while self._resting is None:
             if self._recorder.full:
@@ -378,7 +380,7 @@ class Lane:
                 return [one]
         return []
 
-    def _next(self) -> Held | None:
+    def _next(self) -> LeasedRef | None:
         """Take the next reference that can start; those whose targets have their turn later are queued for them."""
         if not self._targets.limited:
             return self._popleft()
@@ -394,7 +396,7 @@ class Lane:
             if one is not None and self._goes(one) is not False:
                 hopeful += self._targets.add(self._executor.target(one.ref), one)
 
-    def _popleft(self) -> Held | None:
+    def _popleft(self) -> LeasedRef | None:
         """The next reference in line, without those of messages that others have now."""
         while self._waiting:
             one = self._waiting.popleft()
@@ -403,7 +405,7 @@ class Lane:
             self._gate.gone([one])
         return None
 
-    def _goes(self, one: Held) -> bool | None:
+    def _goes(self, one: LeasedRef) -> bool | None:
         """Whether the reference's target is there; None: it is to ask whether it may try it. If not, it has gone back
         to the queue, or ended."""
         verdict = self._gate.verdict(one.ref) if self._gate.watching and not one.canaries else 0.0
@@ -413,7 +415,7 @@ class Lane:
             self._sideline(one, verdict)
         return None if verdict is None else verdict == 0.0
 
-    async def _enter(self, one: Held) -> bool:
+    async def _enter(self, one: LeasedRef) -> bool:
         """Whether the reference may try a target that is half-open. If not, it is back in line or in the queue."""
         try:
             wait = await self._gate.enter(one)
@@ -424,7 +426,7 @@ class Lane:
             self._sideline(one, wait)
         return wait == 0.0
 
-    async def _mark_started(self, held: Sequence[Held]) -> bool:
+    async def _mark_started(self, held: Sequence[LeasedRef]) -> bool:
         """Have it known that work begins on messages that came before. If that fails, they are back in line."""
         try:
             for one in held:
@@ -436,7 +438,7 @@ class Lane:
         self._rest = _FIRST_REST
         return True
 
-    def _put_back(self, held: Sequence[Held], error: Exception) -> None:
+    def _put_back(self, held: Sequence[LeasedRef], error: Exception) -> None:
         """These were taken and could not be started, for no fault of theirs: they are next when the lane has rested."""
         self._gate.gone(held)
         for one in reversed(held):

@@ -38,7 +38,7 @@ _TRIES = 5
 _json = msgspec.json.encode
 
 
-class HeldChunk:
+class LeasedChunk:
     """A message that this worker holds, and how many of its references have no durable outcome yet."""
 
     __slots__ = ("left", "lost", "marking", "queue", "receipt", "recovered", "size", "suspect", "turn", "unwritten")
@@ -70,11 +70,11 @@ class HeldChunk:
         self.marking: asyncio.Task[None] | None = None
 
 
-class Done(msgspec.Struct, gc=False):
+class RecordedOutcome(msgspec.Struct, gc=False):
     """One attempt that has an outcome."""
 
     job: Job
-    chunk: HeldChunk
+    chunk: LeasedChunk
     ref: TaskRef
     outcome: Outcome
     # Set when the task is to be tried again.
@@ -106,7 +106,7 @@ class Recorder:
         self._lifecycle = lifecycle
         self._clock = clock
         self._linger = linger
-        self._waiting: list[Done] = []
+        self._waiting: list[RecordedOutcome] = []
         self._waiting_bytes = 0
         self._count = 0
         self._bytes = 0
@@ -121,7 +121,7 @@ class Recorder:
     def full(self) -> bool:
         return not self._room.is_set()
 
-    async def mark_started(self, chunk: HeldChunk) -> None:
+    async def mark_started(self, chunk: LeasedChunk) -> None:
         """Have it known that work on a suspect chunk has begun, once."""
         if chunk.marking is None:
             chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
@@ -137,7 +137,9 @@ class Recorder:
         """Wait until the store has caught up."""
         await self._room.wait()
 
-    def add(self, job: Job, chunks: Sequence[HeldChunk], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]) -> None:
+    def add(
+        self, job: Job, chunks: Sequence[LeasedChunk], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]
+    ) -> None:
         """Take outcomes of attempts; they are durable soon after."""
         options, jitter = job.options, self._clock.jitter
         size = 0
@@ -150,7 +152,7 @@ class Recorder:
             if delay is None and outcome.body is not None:
                 size += len(outcome.body)
             chunk.unwritten += 1
-            self._waiting.append(Done(job, chunk, ref, outcome, delay))
+            self._waiting.append(RecordedOutcome(job, chunk, ref, outcome, delay))
         self._count += len(refs)
         self._waiting_bytes += size
         self._bytes += size
@@ -206,7 +208,7 @@ class Recorder:
             self._flushes.add(task)
             task.add_done_callback(self._flushes.discard)
 
-    async def _flush(self, batch: list[Done], size: int) -> None:
+    async def _flush(self, batch: list[RecordedOutcome], size: int) -> None:
         try:
             await asyncio.gather(*(self._persist(group) for group in _by_run(batch)))
         finally:
@@ -217,7 +219,7 @@ class Recorder:
             if self._count < _MOST_COUNT and self._bytes < _MOST_BYTES:
                 self._room.set()
 
-    async def _persist(self, group: list[Done]) -> None:
+    async def _persist(self, group: list[RecordedOutcome]) -> None:
         """Write one run's part of a flush, trying again while the store fails; at last let go of the messages."""
         pause = 0.1
         began = self._clock.now()
@@ -235,7 +237,7 @@ class Recorder:
         for done in group:
             done.chunk.lost = True
 
-    async def _write(self, group: list[Done]) -> None:
+    async def _write(self, group: list[RecordedOutcome]) -> None:
         job = group[0].job
         ended = [done for done in group if done.delay is None]
         again = [done for done in group if done.delay is not None and not done.sent]
@@ -253,13 +255,13 @@ class Recorder:
         crashpoint("recorder.ack.before")
         await self._acknowledge(group)
 
-    async def _note(self, job: Job, attempts: list[Done], event: str) -> None:
+    async def _note(self, job: Job, attempts: list[RecordedOutcome], event: str) -> None:
         now = self._clock.now()
         events = [_event(done, event, now) for done in attempts if done.outcome.error is not None]
         if events:
             await self._tasks.note(job.key, events)
 
-    async def _send_back(self, job: Job, again: list[Done]) -> None:
+    async def _send_back(self, job: Job, again: list[RecordedOutcome]) -> None:
         """By the recovery queue: each failed one alone, those that only wait in batches."""
         now = self._clock.now()
         waits: list[tuple[float, TaskRef]] = []
@@ -276,7 +278,7 @@ class Recorder:
             done.sent = True
         self._sent_back(job.run.run_id, min(one.delay for one in outgoing))
 
-    async def _acknowledge(self, group: list[Done]) -> None:
+    async def _acknowledge(self, group: list[RecordedOutcome]) -> None:
         for done in group:
             if not done.counted:
                 done.counted = True
@@ -289,14 +291,14 @@ class Recorder:
             await self._queue.ack(queue, list(receipts))
 
 
-def _by_run(batch: Iterable[Done]) -> list[list[Done]]:
-    groups: dict[RunId, list[Done]] = {}
+def _by_run(batch: Iterable[RecordedOutcome]) -> list[list[RecordedOutcome]]:
+    groups: dict[RunId, list[RecordedOutcome]] = {}
     for done in batch:
         groups.setdefault(done.job.run.run_id, []).append(done)
     return list(groups.values())
 
 
-def _again(done: Done, now: float) -> TaskRef:
+def _again(done: RecordedOutcome, now: float) -> TaskRef:
     """The reference to the next attempt."""
     ref = _begun(done.ref, done.outcome, now)
     return TaskRef(ref.index, ref.input, ref.attempt + 1, ref.since)
@@ -310,7 +312,7 @@ def _begun(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
     return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))
 
 
-def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:
+def _end(done: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
     outcome = done.outcome
     return TaskEnd(
         done.ref.index,
@@ -323,7 +325,7 @@ def _end(done: Done, body: BodyRef | None, now: float) -> TaskEnd:
     )
 
 
-def _event(done: Done, event: str, now: float) -> TaskEvent:
+def _event(done: RecordedOutcome, event: str, now: float) -> TaskEvent:
     data: dict[str, object] = {
         "attempt": done.ref.attempt,
         "error": done.outcome.error,

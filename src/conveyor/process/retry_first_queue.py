@@ -17,7 +17,7 @@ class Waits(Protocol):
 T = TypeVar("T", bound=Waits)
 
 
-class Line(Generic[T]):
+class RetryFirstQueue(Generic[T]):
     """As a deque. `ratio` of those that come again are taken, then a new one, for as long as there are both."""
 
     def __init__(self, ratio: int) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import AHEAD, WAITER_SECONDS, TargetLimits
-from conveyor.process.retry_first_queue import Line, Waits
+from conveyor.process.retry_first_queue import RetryFirstQueue, Waits
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class _Target(Generic[T]):
 
     def __init__(self, name: str | None, ratio: int) -> None:
         self.name = name
-        self.queue: Line[T] = Line(ratio)
+        self.queue: RetryFirstQueue[T] = RetryFirstQueue(ratio)
         # When each pass that was reserved may be used.
         self.passes: deque[float] = deque()
         # Slots that this worker has, how many of them are in use, and how many the coordinator may think that it has.

@@ -13,10 +13,10 @@ import asyncio
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.model import PROGRESS, Job, Progress, TaskRef, progress_id
+from conveyor.model import PROGRESS, Job, TaskProgress, TaskRef, progress_id
 from conveyor.settings import Settings
 
 # However short a task is, its row is not written more often than this.
@@ -24,7 +24,7 @@ _LEAST_SECONDS = 1.0
 _TRIES = 10
 
 _encode = msgspec.json.encode
-_decode = msgspec.json.Decoder(Progress).decode
+_decode = msgspec.json.Decoder(TaskProgress).decode
 
 
 class Superseded(Exception):
@@ -35,7 +35,7 @@ class Track:
     """One attempt's hold on the row of its task."""
 
     def __init__(
-        self, records: Records, clock: Clock, settings: Settings, row: Row, at: Progress, stuck_after: float
+        self, records: Records, clock: Clock, settings: Settings, row: Document, at: TaskProgress, stuck_after: float
     ) -> None:
         self._records = records
         self._clock = clock
@@ -129,7 +129,7 @@ class Track:
             await asyncio.wait([writing])
             raise
 
-    async def _replace(self, at: Progress, due_at: float | None) -> None:
+    async def _replace(self, at: TaskProgress, due_at: float | None) -> None:
         crashpoint("progress.write.before")
         row = await self._records.replace_row(msgspec.structs.replace(self._row, body=_encode(at), due_at=due_at))
         crashpoint("progress.write.after")
@@ -151,21 +151,21 @@ class ProgressBook:
         holder = self._clock.new_id("hold")
         now = self._clock.now()
         since = ref.since or max(1, int(now))
-        fresh = Progress(job.run.run_id, ref.index, ref.attempt, holder, now, since=since)
+        fresh = TaskProgress(job.run.run_id, ref.index, ref.attempt, holder, now, since=since)
         for _ in range(_TRIES):
             track = await self._taken(job, fresh)
             if track is not None:
                 return track
         raise EngineFailed("The progress of a task could not be written: others write it all the time.")
 
-    async def _taken(self, job: Job, fresh: Progress) -> Track | None:
+    async def _taken(self, job: Job, fresh: TaskProgress) -> Track | None:
         now = self._clock.now()
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = now + stuck_after
         name = progress_id(fresh.run_id, fresh.index)
         found = await self._records.row(PROGRESS, job.tenant, name)
         if found is None:
-            row = Row(
+            row = Document(
                 PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
             )
             crashpoint("progress.begin.before")

@@ -12,7 +12,7 @@ from conveyor.clock import Clock
 from conveyor.errors import BadInput
 from conveyor.lists.inputs import MAX_TIMEOUT, parse_fetch_input
 from conveyor.model import Job, JobKind, Outcome, TaskError, TaskRef
-from conveyor.process.gate import Passing
+from conveyor.process.gate import GatedRef
 from conveyor.process.task_progress import Superseded
 from conveyor.states import TaskStatus
 
@@ -23,12 +23,12 @@ GRACE = 30.0
 _TIMEOUT = '"timeout"'
 
 
-class Attempt(msgspec.Struct):
+class WatchedAttempt(msgspec.Struct):
     """An attempt under way, or several that are made as one."""
 
     task: "asyncio.Task[Any]"
     refs: Sequence[TaskRef]
-    held: Sequence[Passing]
+    held: Sequence[GatedRef]
     # How often the monitor had sent the task again when this began.
     turn: int
     begun: float
@@ -67,22 +67,22 @@ class Watchdog:
     def __init__(self, clock: Clock, stuck_after: float) -> None:
         self._clock = clock
         self._stuck_after = stuck_after
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, WatchedAttempt] = {}
         self._number = 0
 
     @property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[WatchedAttempt]:
         return list(self._attempts.values())
 
     async def guard(
-        self, job: Job, held: Sequence[Passing], refs: Sequence[TaskRef], turn: int, making: Awaitable[list[Outcome]]
+        self, job: Job, held: Sequence[GatedRef], refs: Sequence[TaskRef], turn: int, making: Awaitable[list[Outcome]]
     ) -> list[Outcome]:
         """Make the attempts, unless they are broken off. Raises Superseded if that is because another has the task."""
         task = asyncio.current_task()
         assert task is not None
         now, limit = self._clock.monotonic(), limit_of(job, refs)
         due = None if limit is None else now + limit
-        attempt = Attempt(task, refs, held, turn, now, due, now + self._stuck_after)
+        attempt = WatchedAttempt(task, refs, held, turn, now, due, now + self._stuck_after)
         self._number += 1
         number = self._number
         self._attempts[number] = attempt
@@ -101,7 +101,7 @@ class Watchdog:
                 # However it ended, it was this one that was cancelled, and not what the task does next.
                 task.uncancel()
 
-    def look(self) -> list[Attempt]:
+    def look(self) -> list[WatchedAttempt]:
         """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
         now = self._clock.monotonic()
         suspects = []

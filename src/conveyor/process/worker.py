@@ -36,7 +36,7 @@ from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
 from conveyor.process.lane import Lane
-from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.settings import Settings
 from conveyor.states import WORKABLE
 
@@ -88,8 +88,8 @@ class Worker:
         self._recording: asyncio.Task[None] | None = None
         self._lanes: dict[RunId, Lane] = {}
         # Lanes of runs that are not ours to work on any more, with the messages that they still hold.
-        self._leaving: list[tuple[Lane, list[HeldChunk]]] = []
-        self._gone: list[HeldChunk] = []
+        self._leaving: list[tuple[Lane, list[LeasedChunk]]] = []
+        self._gone: list[LeasedChunk] = []
         # Tasks that were taken up, of lanes that are gone: those that came again, and new ones.
         self._taken = (0, 0)
         self._turn = 0
@@ -198,11 +198,11 @@ class Worker:
     def _hungry(self) -> None:
         self.wake()
 
-    def _lost(self, job: Job, chunks: list[HeldChunk]) -> None:
+    def _lost(self, job: Job, chunks: list[LeasedChunk]) -> None:
         self._gone.extend(chunks)
         self.wake()
 
-    async def overtaken(self, chunk: HeldChunk) -> None:
+    async def overtaken(self, chunk: LeasedChunk) -> None:
         """Another attempt has the task, and a message of its own: this one is not needed for it any more."""
         chunk.left -= 1
         if chunk.left > 0:
@@ -213,7 +213,7 @@ class Worker:
             # It comes again, and finds the task with the other attempt or ended.
             log.warning("a message that is not needed was not removed", queue=chunk.queue, error=repr(error))
 
-    async def condemned(self, job: Job, chunk: HeldChunk, ref: TaskRef, why: str) -> None:
+    async def condemned(self, job: Job, chunk: LeasedChunk, ref: TaskRef, why: str) -> None:
         """A task that takes every process along goes back alone; whoever takes it next gives it up."""
         verdict = encode(Chunk(job.key, [ref], alone=True, lost=why))
         await send_all(self._queue, chunk.queue, [verdict], self._clock)
@@ -243,13 +243,13 @@ class Worker:
             else:
                 await self._give_back(lane, chunks)
 
-    async def _give_back(self, lane: Lane, undone: list[HeldChunk]) -> None:
+    async def _give_back(self, lane: Lane, undone: list[LeasedChunk]) -> None:
         await self._release(undone)
         for chunk in undone:
             chunk.lost = True
         await self._coordinator.hold(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
 
-    async def _release(self, chunks: list[HeldChunk]) -> None:
+    async def _release(self, chunks: list[LeasedChunk]) -> None:
         for queue, some in _by_queue(chunks).items():
             await self._queue.release(queue, [chunk.receipt for chunk in some], 0.0)
 
@@ -302,8 +302,8 @@ class Worker:
         return max(0.001, min([self._look_at, self._beat_at, *polls]) - now)
 
 
-def _by_queue(chunks: list[HeldChunk]) -> dict[QueueName, list[HeldChunk]]:
-    queues: dict[QueueName, list[HeldChunk]] = {}
+def _by_queue(chunks: list[LeasedChunk]) -> dict[QueueName, list[LeasedChunk]]:
+    queues: dict[QueueName, list[LeasedChunk]] = {}
     for chunk in chunks:
         queues.setdefault(chunk.queue, []).append(chunk)
     return queues

@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor.engines.queue import Queue
-from conveyor.jobs.dead_letters import Letter, read_letter
+from conveyor.jobs.dead_letters import DeadLetterOwner, read_letter
 from conveyor.model import Page, TenantId
 from conveyor.read.results import iso_time
 
@@ -11,9 +11,9 @@ from conveyor.read.results import iso_time
 _MOST_READS = 20
 
 
-async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[Letter]:
+async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[DeadLetterOwner]:
     """Up to `limit` letters of the tenant, oldest first. A page may have fewer and still not be the last."""
-    items: list[Letter] = []
+    items: list[DeadLetterOwner] = []
     for _ in range(_MOST_READS):
         page = await queue.dead_letters(cursor, limit - len(items))
         read = [letter for letter in map(read_letter, page.items) if letter is not None]
@@ -24,7 +24,7 @@ async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str |
     return Page(items, cursor)
 
 
-def letter_json(letter: Letter) -> dict[str, Any]:
+def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
     """A letter as the API shows it; what it carried stays inside."""
     return {
         "id": letter.message_id,

@@ -4,14 +4,14 @@ from typing import Any
 
 from conveyor.clock import iso_text
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Event, Page, RunKey, Task
+from conveyor.model import EventRecord, Page, RunKey, Task
 from conveyor.states import TaskStatus
 
 # What is noted when a task ends with an error; other ends are seen from its row.
 _NOTED_ENDS = frozenset({"task.failed", "task.dead_lettered"})
 
 
-async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None, limit: int) -> Page[Event]:
+async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None, limit: int) -> Page[EventRecord]:
     """Attempts that failed, as they were noted, and behind the last of them how the task ended."""
     page = await tasks.events(run, task.task_id, cursor, limit)
     if page.next_cursor is not None or task.status is TaskStatus.PENDING:
@@ -25,7 +25,7 @@ async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None,
     return Page([*page.items, _end(run, task, last, cursor)])
 
 
-def event_json(event: Event) -> dict[str, Any]:
+def event_json(event: EventRecord) -> dict[str, Any]:
     """An event as it is shown, in the list and in the stream."""
     return {
         "id": event.id,
@@ -38,10 +38,10 @@ def event_json(event: Event) -> dict[str, Any]:
     }
 
 
-def _end(run: RunKey, task: Task, last: Event | None, cursor: str | None) -> Event:
+def _end(run: RunKey, task: Task, last: EventRecord | None, cursor: str | None) -> EventRecord:
     data: dict[str, Any] = {"attempt": task.attempts, "http_status": task.http_status}
     if task.detail.error is not None:
         data["error"] = {"code": task.detail.error.code, "message": task.detail.error.message}
     before = int(cursor or 0) if last is None else last.seq
     at = task.finished_at or (0.0 if last is None else last.at)
-    return Event(before, at, f"task.{task.status.label}", run.run_id, task.index, data)
+    return EventRecord(before, at, f"task.{task.status.label}", run.run_id, task.index, data)

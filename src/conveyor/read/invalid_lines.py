@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from conveyor.engines.blobs import Blobs
 from conveyor.errors import BadCursor
-from conveyor.lists.reader import InvalidLine, decode_invalid
+from conveyor.lists.reader import InvalidListLine, decode_invalid
 from conveyor.model import Job, Page, invalid_prefix
 
 # The name of an object and how many of its lines were shown.
@@ -23,10 +23,10 @@ class _Place(NamedTuple):
     shown: int
 
 
-async def invalid_page(blobs: Blobs, job: Job, limit: int, cursor: str | None) -> Page[InvalidLine]:
+async def invalid_page(blobs: Blobs, job: Job, limit: int, cursor: str | None) -> Page[InvalidListLine]:
     """Up to `limit` lines, in the order of the list. Raises BadCursor."""
     start = _decode(cursor)
-    items: list[InvalidLine] = []
+    items: list[InvalidListLine] = []
     place = start
     async for name, lines in _objects(blobs, job, start):
         if len(items) == limit:

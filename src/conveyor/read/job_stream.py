@@ -18,7 +18,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import TooManyStreams
-from conveyor.model import Event, Job, TenantId
+from conveyor.model import EventRecord, Job, TenantId
 from conveyor.read.event_pages import event_json
 from conveyor.states import ENDED
 from conveyor.system import System
@@ -120,10 +120,10 @@ class JobStream:
                 self._cursor = str(event.seq)
                 yield frame(event.event, event_json(event), event.id)
 
-    async def _news(self, limit: int) -> list[Event]:
+    async def _news(self, limit: int) -> list[EventRecord]:
         return (await self._records.notices(self._job.tenant, self._job.job_id, self._cursor, limit)).items
 
-    async def _find(self, event_id: str) -> Event | None:
+    async def _find(self, event_id: str) -> EventRecord | None:
         cursor: str | None = None
         while True:
             page = await self._records.notices(self._job.tenant, self._job.job_id, cursor, _PAGE)

@@ -13,7 +13,7 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed, NoBody, NotFound
-from conveyor.model import PROGRESS, BodyRef, Page, Progress, RunKey, Task, TaskError, piece_key, progress_id
+from conveyor.model import PROGRESS, BodyRef, Page, RunKey, Task, TaskError, TaskProgress, piece_key, progress_id
 from conveyor.read import cursors
 from conveyor.read.body_names import body_name
 from conveyor.read.merge import merged_page
@@ -75,7 +75,7 @@ async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, 
     row = await records.row(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
     if row is None:
         return None
-    at = msgspec.json.decode(row.body, type=Progress)
+    at = msgspec.json.decode(row.body, type=TaskProgress)
     return {
         "at": iso_text(at.at),
         "attempt": at.attempt,

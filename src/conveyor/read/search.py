@@ -19,7 +19,7 @@ _INDEX = re.compile(r"[0-9]{1,15}", re.ASCII)
 _TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchPage(msgspec.Struct, frozen=True):
     """Tasks that match, where to go on, and how many rows that took."""
 
     page: Page[Task]
@@ -28,7 +28,7 @@ class Found(msgspec.Struct, frozen=True):
 
 async def search_page(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, text: str, limit: int, cursor: str | None
-) -> Found:
+) -> SearchPage:
     """Up to `limit` tasks that match. Raises BadCursor."""
     named = await _named(tasks, runs, text)
     items = [task for task in named if cursor is None and matches(task, where)]
@@ -50,7 +50,7 @@ async def search_page(
         if cursor is None or len(page.items) < asked:
             # The end, or as many rows as a page may look at.
             break
-    return Found(Page(items, cursor), read)
+    return SearchPage(Page(items, cursor), read)
 
 
 async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:

@@ -10,7 +10,7 @@ from conveyor.coordination.history import Moment, history, moment
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, Event, Job, Run, RunKey
+from conveyor.model import Counts, EventRecord, Job, Run, RunKey
 from conveyor.states import ENDED
 
 TOP_ERRORS = 100
@@ -41,7 +41,7 @@ async def statistics_json(
     }
 
 
-def _noted(event: Event) -> Moment | None:
+def _noted(event: EventRecord) -> Moment | None:
     """The counts that a notice carries: those of quarters, failures and ends."""
     counts = event.data.get("counts")
     if not isinstance(counts, dict):

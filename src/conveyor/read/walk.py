@@ -27,7 +27,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     offsets: Sequence[int] = ()
 
 
-class Batch(NamedTuple):
+class TaskBatch(NamedTuple):
     """Tasks in order of index, each once. `position` is from where a walk finds them again, `last` the index up to
     which there are no others, `read` how many rows it took."""
 
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     read: int
 
 
-class Stream(Protocol):
+class TaskStream(Protocol):
     """Tasks in order of index. `known` is the index up to which all are in `tasks`, or were taken."""
 
     tasks: list[Task]
@@ -51,7 +51,9 @@ class Stream(Protocol):
         """Read on. `tasks` is empty: all that was known went on."""
 
 
-async def merged(streams: Sequence[Stream], after: int, where: TaskFilter | None = None) -> AsyncGenerator[Batch, None]:
+async def merged(
+    streams: Sequence[TaskStream], after: int, where: TaskFilter | None = None
+) -> AsyncGenerator[TaskBatch, None]:
     """What follows `after`: of tasks with the same index that of the first stream that has one. `where` is for what
     the streams did not see to: a task counts by its latest run, and so is known only here."""
     done = after
@@ -69,7 +71,7 @@ async def merged(streams: Sequence[Stream], after: int, where: TaskFilter | None
         read = sum(stream.read for stream in streams)
         for stream in streams:
             stream.read = 0
-        yield Batch(tasks, position, known, read)
+        yield TaskBatch(tasks, position, known, read)
         done = known
 
 
@@ -102,7 +104,7 @@ def matches(task: Task, where: TaskFilter) -> bool:
     )
 
 
-def _take(stream: Stream, done: int, known: int) -> list[Task]:
+def _take(stream: TaskStream, done: int, known: int) -> list[Task]:
     """The tasks after `done` up to `known`. Those before were taken when the walk was last here."""
     cut = len(stream.tasks)
     if known < stream.known:

@@ -16,14 +16,14 @@ from conveyor.coordination.isolation import Isolation
 from conveyor.coordination.waits import Wait, say_waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, recovery_queue
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import decode, encode, messages, send_all
 from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, IngestJob, InputJson, Job, Notice, TaskId, TaskSeed
+from conveyor.model import Chunk, IngestJob, InputJson, Job, OutboxEvent, TaskId, TaskSeed
 from conveyor.recover.monitored import Monitored
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
@@ -73,7 +73,7 @@ class Deadlines:
             if len(rows) < _PAGE:
                 break
 
-    async def _look(self, row: Row, seen: Monitored) -> None:
+    async def _look(self, row: Document, seen: Monitored) -> None:
         job = None if row.job_id is None else await self._records.job(row.tenant, row.job_id)
         deadline = _decoded(row)
         if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
@@ -93,10 +93,10 @@ class Deadlines:
         else:
             await self._give_up(job, row, deadline, seconds, seen)
 
-    async def _put_off(self, row: Row, until: float) -> None:
+    async def _put_off(self, row: Document, until: float) -> None:
         await self._records.replace_row(msgspec.structs.replace(row, due_at=until))
 
-    async def _queue_again(self, job: Job, row: Row, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+    async def _queue_again(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         now, most = self._clock.now(), self._settings.deadline_tries
         tries = deadline.tries + (not deadline.under_way)
         begun = Deadline(deadline.run_id, now, tries, under_way=True)
@@ -135,7 +135,7 @@ class Deadlines:
                 yield [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
                 after = page[-1].task_id
 
-    async def _give_up(self, job: Job, row: Row, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+    async def _give_up(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         counts = await self._tasks.counts(job.key)
         left = job.run.total - counts.ended if job.run.last_batch else None
         unfinished = "its list is not ingested" if left is None else f"{left} tasks are unfinished"
@@ -174,8 +174,8 @@ class Deadlines:
             await self._clock.sleep(_LOOK_PAUSE)
         raise EngineFailed("The dead letter of a run that is past its deadline did not come back from its queue.")
 
-    def _notice(self, job: Job, data: dict[str, object]) -> Notice:
-        return Notice(
+    def _notice(self, job: Job, data: dict[str, object]) -> OutboxEvent:
+        return OutboxEvent(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,
@@ -186,11 +186,11 @@ class Deadlines:
         )
 
 
-def _with(row: Row, deadline: Deadline, due_at: float) -> Row:
+def _with(row: Document, deadline: Deadline, due_at: float) -> Document:
     return msgspec.structs.replace(row, body=msgspec.json.encode(deadline), due_at=due_at)
 
 
-def _decoded(row: Row) -> Deadline | None:
+def _decoded(row: Document) -> Deadline | None:
     try:
         return deadline_of(row)
     except msgspec.MsgspecError:

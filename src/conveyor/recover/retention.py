@@ -15,11 +15,11 @@ from conveyor.coordination.isolation import Isolation, in_turn
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.dead_letters import read_letter
-from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, Upload, export_prefix
+from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, UploadRecord, export_prefix
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -135,7 +135,7 @@ class Retention:
                 with self._isolation.item(row.id):
                     await self._remove_export(row, row.job_id, removed)
 
-    async def _remove_export(self, row: Row, job_id: JobId, removed: Removed) -> None:
+    async def _remove_export(self, row: Document, job_id: JobId, removed: Removed) -> None:
         crashpoint("retention.export.before")
         blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, job_id, row.id), _BLOBS)
         removed.blobs += blobs
@@ -152,7 +152,7 @@ class Retention:
                 with self._isolation.item(upload.upload_id):
                     await self._remove_upload(upload, removed)
 
-    async def _remove_upload(self, upload: Upload, removed: Removed) -> None:
+    async def _remove_upload(self, upload: UploadRecord, removed: Removed) -> None:
         crashpoint("retention.upload.before")
         await self._blobs.delete([upload.key])
         crashpoint("retention.upload.between")

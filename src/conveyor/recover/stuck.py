@@ -15,7 +15,7 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation, in_turn
 from conveyor.engines.queue import Outgoing, Queue, recovery_queue
-from conveyor.engines.records import Records, Row
+from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
@@ -29,8 +29,8 @@ from conveyor.model import (
     Job,
     JobId,
     LongTask,
-    Progress,
     Task,
+    TaskProgress,
     TaskRef,
     TenantId,
     progress_id,
@@ -48,18 +48,18 @@ _PAGES = 50
 # was so by another: messages lapse after a whole one.
 _LAST_WORDS = 2 / 3
 
-_progress = msgspec.json.Decoder(Progress)
+_progress = msgspec.json.Decoder(TaskProgress)
 _beat = msgspec.json.Decoder(Beat)
 
 # Is told of each task that was found stuck, or was its worker's that is gone.
-Told = Callable[[Job, Progress], Awaitable[None]]
+Told = Callable[[Job, TaskProgress], Awaitable[None]]
 
 
-class Found(msgspec.Struct, frozen=True):
+class OverdueProgress(msgspec.Struct, frozen=True):
     """A row that wants attention, read."""
 
-    row: Row
-    progress: Progress
+    row: Document
+    progress: TaskProgress
     # Its worker is gone, as its own row says.
     orphaned: bool = False
 
@@ -109,7 +109,7 @@ class Stuck:
                 break
             limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
 
-    async def _bury_worker(self, row: Row, seen: Monitored) -> None:
+    async def _bury_worker(self, row: Document, seen: Monitored) -> None:
         """Send again what a dead worker ran. Its row goes last: whoever finds it again finds the tasks taken over."""
         try:
             beat = _beat.decode(row.body)
@@ -125,7 +125,7 @@ class Stuck:
             seen.workers += 1
             log.warning("a worker is gone", worker=row.id, tasks=len(found))
 
-    async def _orphan(self, task: LongTask, beat: Beat) -> Found | None:
+    async def _orphan(self, task: LongTask, beat: Beat) -> OverdueProgress | None:
         row = await self._records.row(PROGRESS, task.tenant, progress_id(task.run_id, task.index))
         if row is None or row.due_at is None:
             return None
@@ -133,23 +133,23 @@ class Stuck:
         if progress is None or not progress.holder:
             return None
         last_words = beat.at + self._settings.lease_seconds * _LAST_WORDS
-        return Found(row, progress, orphaned=True) if progress.at <= last_words else None
+        return OverdueProgress(row, progress, orphaned=True) if progress.at <= last_words else None
 
-    async def _read(self, rows: Sequence[Row], seen: Monitored) -> list[Found]:
+    async def _read(self, rows: Sequence[Document], seen: Monitored) -> list[OverdueProgress]:
         found = []
         for row in rows:
             progress = _decoded(row)
             if progress is not None and (row.expires_at is None or row.expires_at > self._clock.now()):
-                found.append(Found(row, progress))
+                found.append(OverdueProgress(row, progress))
                 continue
             if progress is None:
                 log.error("the row of a task can not be read", tenant=row.tenant, row=row.id)
             seen.settled += await self._records.remove_row(row)
         return found
 
-    async def _look(self, found: Sequence[Found], seen: Monitored) -> bool:
+    async def _look(self, found: Sequence[OverdueProgress], seen: Monitored) -> bool:
         """Look after tasks, run by run; False if one of them failed."""
-        by_run: dict[tuple[TenantId, JobId | None, str], list[Found]] = {}
+        by_run: dict[tuple[TenantId, JobId | None, str], list[OverdueProgress]] = {}
         for one in found:
             by_run.setdefault((one.row.tenant, one.row.job_id, one.progress.run_id), []).append(one)
         for (tenant, job_id, run_id), group in by_run.items():
@@ -158,7 +158,7 @@ class Stuck:
         return not any(self._isolation.is_resting(run_id) for _, _, run_id in by_run)
 
     async def _look_at_run(
-        self, tenant: TenantId, job_id: JobId | None, run_id: str, group: Sequence[Found], seen: Monitored
+        self, tenant: TenantId, job_id: JobId | None, run_id: str, group: Sequence[OverdueProgress], seen: Monitored
     ) -> None:
         job = None if job_id is None else await self._records.job(tenant, job_id)
         if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
@@ -168,7 +168,7 @@ class Stuck:
             return
         await self._take_over(job, group, seen)
 
-    async def _take_over(self, job: Job, group: Sequence[Found], seen: Monitored) -> None:
+    async def _take_over(self, job: Job, group: Sequence[OverdueProgress], seen: Monitored) -> None:
         tasks = {task.index: task for task in await self._tasks.at(job.key, [one.progress.index for one in group])}
         outgoing = []
         for one in group:
@@ -184,7 +184,7 @@ class Stuck:
             await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
             crashpoint("monitor.send.after")
 
-    async def _taken(self, job: Job, one: Found, task: Task, seen: Monitored) -> Outgoing | None:
+    async def _taken(self, job: Job, one: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
         """The message by which the task goes on, or is given up, once it is taken from whoever had it."""
         before = one.progress
         stuck_after = job.options.stuck_after or self._settings.stuck_after
@@ -223,14 +223,14 @@ class Stuck:
         code = "" if one.orphaned else "stuck"
         return encode(Chunk(job.key, [ref], alone=True, lost=why, code=code, turn=after.turn))
 
-    async def _rest(self, one: Found, *, paused: bool = False) -> bool:
+    async def _rest(self, one: OverdueProgress, *, paused: bool = False) -> bool:
         """Nobody is late with a task that has ended, or is not to run now; only the former is forgotten."""
         if not paused:
             return await self._records.remove_row(one.row)
         return await self._records.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None
 
 
-def _decoded(row: Row) -> Progress | None:
+def _decoded(row: Document) -> TaskProgress | None:
     try:
         return _progress.decode(row.body)
     except msgspec.MsgspecError:

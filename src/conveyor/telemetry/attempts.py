@@ -12,7 +12,7 @@ from conveyor.telemetry import metrics, traces
 _SHOWN = 5
 
 
-class Attempt(Protocol):
+class RecordedAttempt(Protocol):
     """One attempt; with a delay, the task is tried again."""
 
     ref: TaskRef
@@ -20,7 +20,7 @@ class Attempt(Protocol):
     delay: float | None
 
 
-def recorded(job: Job, attempts: Sequence[Attempt], began: float, now: float) -> None:
+def recorded(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
     """These outcomes of one run were written, which took from `began` until now."""
     kind = job.kind
     made = [one for one in attempts if one.outcome.spend]
@@ -46,7 +46,7 @@ def recorded(job: Job, attempts: Sequence[Attempt], began: float, now: float) ->
         _trace(job, attempts, began, now)
 
 
-def _trace(job: Job, attempts: Sequence[Attempt], began: float, now: float) -> None:
+def _trace(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
     """The batch as one span, from when the first of its attempts began; and the tasks of it that are worth a look."""
     slowest = sorted(attempts, key=lambda one: one.outcome.elapsed, reverse=True)
     failed = [one for one in slowest if one.outcome.error is not None]

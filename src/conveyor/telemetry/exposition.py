@@ -26,11 +26,11 @@ def exposed(accept: str) -> tuple[bytes, str]:
 def _registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Cells())
+    registry.register(_Instruments())
     return registry
 
 
-class _Cells(Collector):
+class _Instruments(Collector):
     def collect(self) -> Iterable[Metric]:
         return [_family(metric) for metric in metrics.CATALOGUE]
 

@@ -13,7 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName, TellsAge, kind_of
-from conveyor.engines.records import AcceptsWhole, Records
+from conveyor.engines.records import AtomicAccept, Records
 from conveyor.engines.tasks import Finished, Tasks, WalksByIndex
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
@@ -29,7 +29,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "queue": (Queue, TellsAge),
     "coordinator": (Coordinator,),
     "blobs": (Blobs,),
-    "whole": (AcceptsWhole,),
+    "whole": (AtomicAccept,),
 }
 
 _UNEXPECTED = "unexpected"

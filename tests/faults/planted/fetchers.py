@@ -24,42 +24,42 @@ from tests.unit import test_fetcher, test_fetchers, test_python_executor
 def all_runners_leave(patch: pytest.MonkeyPatch) -> None:
     """A runner that ends stays in the set until a later step: all that end in one step find the lane too wide."""
 
-    def fill(self: child.Fetcher, lane: child.Lane) -> None:
+    def fill(self: child.ChildFetcher, lane: child.ChildLane) -> None:
         for _ in range(min(lane.width - len(lane.running), len(lane.waiting))):
             runner = asyncio.create_task(run(self, lane))
             lane.running.add(runner)
             runner.add_done_callback(lane.running.discard)
 
-    async def run(self: child.Fetcher, lane: child.Lane) -> None:
+    async def run(self: child.ChildFetcher, lane: child.ChildLane) -> None:
         while lane.waiting and len(lane.running) <= lane.width:
             await self._attempt(lane.job, lane.waiting.popleft())
 
-    patch.setattr(child.Fetcher, "_fill", fill)
+    patch.setattr(child.ChildFetcher, "_fill", fill)
 
 
 def orders_kept_without_a_width(patch: pytest.MonkeyPatch) -> None:
-    def take(self: child.Fetcher, given: Orders) -> None:
-        lane = self._lanes.setdefault(given.lane, child.Lane(given.job)) if given.job else self._lanes[given.lane]
+    def take(self: child.ChildFetcher, given: Orders) -> None:
+        lane = self._lanes.setdefault(given.lane, child.ChildLane(given.job)) if given.job else self._lanes[given.lane]
         lane.width = given.width
         lane.waiting.extend(given.orders)
         self._fill(lane)
 
-    patch.setattr(child.Fetcher, "_take", take)
+    patch.setattr(child.ChildFetcher, "_take", take)
 
 
 def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> None:
-    async def attempt(self: child.Fetcher, job: Job, order: Order) -> None:
+    async def attempt(self: child.ChildFetcher, job: Job, order: Order) -> None:
         with suppress(RuntimeError, UnicodeEncodeError):
             self._put(order.number, await self._executor.attempt_one(job, order.ref))
 
-    patch.setattr(child.Fetcher, "_attempt", attempt)
+    patch.setattr(child.ChildFetcher, "_attempt", attempt)
 
 
 def a_width_without_references_is_not_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetchers.Fetchers, "spread", lambda self, port: None)
     real = fetchers.Fetchers.start
 
-    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.HeldRef]) -> None:
+    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.LeasedReference]) -> None:
         if held:
             real(self, port, held)
 
@@ -73,7 +73,7 @@ def orders_stay_where_no_slot_is_free(patch: pytest.MonkeyPatch) -> None:
 def references_without_a_process_are_lost(patch: pytest.MonkeyPatch) -> None:
     real = fetchers.Fetchers.start
 
-    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.HeldRef]) -> None:
+    def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.LeasedReference]) -> None:
         if any(member.ready.is_set() for member in self.members):
             real(self, port, held)
 
@@ -83,7 +83,7 @@ def references_without_a_process_are_lost(patch: pytest.MonkeyPatch) -> None:
 def silence_of_one_lane_is_not_seen(patch: pytest.MonkeyPatch) -> None:
     """Any word of the process counted for all its lanes."""
 
-    def watch(self: fetchers.Fetcher) -> None:
+    def watch(self: fetchers.FetcherProcess) -> None:
         owing = [share for share in self._shares.values() if share.owed]
         heard_at = max((share.heard_at for share in self._shares.values()), default=0.0)
         patience = max(
@@ -92,30 +92,30 @@ def silence_of_one_lane_is_not_seen(patch: pytest.MonkeyPatch) -> None:
         if owing and self._process is not None and self._listened() - heard_at > patience + GRACE:
             self._process.kill()
 
-    patch.setattr(fetchers.Fetcher, "watch", watch)
+    patch.setattr(fetchers.FetcherProcess, "watch", watch)
 
 
 def waiting_for_the_store_counts_as_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetchers.Fetcher, "_listened", lambda self: self._clock.monotonic())
+    patch.setattr(fetchers.FetcherProcess, "_listened", lambda self: self._clock.monotonic())
 
 
 def a_failed_launch_ends_the_fetcher(patch: pytest.MonkeyPatch) -> None:
-    async def run(self: fetchers.Fetcher) -> None:
+    async def run(self: fetchers.FetcherProcess) -> None:
         pause = fetchers._FIRST_PAUSE
         while True:
             await self._run_one()
             await self._clock.sleep(pause)
             pause = min(fetchers._LONGEST_PAUSE, pause * 2)
 
-    patch.setattr(fetchers.Fetcher, "run", run)
+    patch.setattr(fetchers.FetcherProcess, "run", run)
 
 
 def any_attempt_of_the_runner_is_broken_off(patch: pytest.MonkeyPatch) -> None:
-    def overtake(self: watchdog.Attempt) -> None:
+    def overtake(self: watchdog.WatchedAttempt) -> None:
         self.overtaken = True
         self.task.cancel()
 
-    patch.setattr(watchdog.Attempt, "overtake", overtake)
+    patch.setattr(watchdog.WatchedAttempt, "overtake", overtake)
 
 
 def a_child_without_a_descriptor_is_no_failed_start(patch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from conveyor.coordination import limits
 from conveyor.coordination.breaker import _LEVELS, Breakers
 from conveyor.process import target_queues
 from conveyor.process.gate import Gate
-from conveyor.process.lane import Held, Lane
-from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.lane import Lane, LeasedRef
+from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_lanes
@@ -30,7 +30,7 @@ def references_in_hand_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_failed_mark_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The start of a message could not be marked, and is never tried again."""
 
-    async def mark_started(self: Recorder, chunk: HeldChunk) -> None:
+    async def mark_started(self: Recorder, chunk: LeasedChunk) -> None:
         if chunk.marking is None:
             chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
         await asyncio.shield(chunk.marking)
@@ -53,7 +53,7 @@ def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late_references_keep_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send_off(self: Lane, one: Held, outcome: Any) -> None:
+    def send_off(self: Lane, one: LeasedRef, outcome: Any) -> None:
         self._recorder.add(self.job, [one.chunk], [one.ref], [outcome])
 
     monkeypatch.setattr(Lane, "_send_off", send_off)

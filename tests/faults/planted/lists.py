@@ -11,7 +11,7 @@ from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
 from conveyor.export.parquet import ParquetPart
-from conveyor.export.writer import Assembly, Turn
+from conveyor.export.writer import ExportWriter, Turn
 from conveyor.lists import reader as lists
 from tests.faults.planted import Planted
 from tests.flow.test_export_turns import a_turn_is_not_spent_on_getting_back, every_turn_gets_on
@@ -51,15 +51,15 @@ def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parquet_parts_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a Parquet part nothing is durable before its end."""
-    keep = Assembly._keep_if_due
+    keep = ExportWriter._keep_if_due
 
-    async def keep_if_due(self: Assembly) -> None:
+    async def keep_if_due(self: ExportWriter) -> None:
         if isinstance(self._part, ParquetPart):
             await self._pause_if_asked()
         else:
             await keep(self)
 
-    monkeypatch.setattr(Assembly, "_keep_if_due", keep_if_due)
+    monkeypatch.setattr(ExportWriter, "_keep_if_due", keep_if_due)
 
 
 def turns_begin_before_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:

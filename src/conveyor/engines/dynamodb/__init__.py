@@ -13,11 +13,11 @@ from aiodynamo.operations import ConditionCheck
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb import schema
-from conveyor.engines.dynamodb.address import Address, parse_address
+from conveyor.engines.dynamodb.address import DynamoAddress, parse_address
 from conveyor.engines.dynamodb.records import DynamoRecords
-from conveyor.engines.dynamodb.table import Found, Key, Table
+from conveyor.engines.dynamodb.table import Key, ReadItem, Table
 from conveyor.engines.dynamodb.tasks import DynamoTasks
-from conveyor.engines.dynamodb.wire import Patience, Refused, Wire, make_session
+from conveyor.engines.dynamodb.wire import DynamoRefused, Patience, Wire, make_session
 from conveyor.errors import EngineFailed
 from conveyor.model import InputJson, JobId, RunId, RunKey, TaskEnd, TaskSeed, TenantId
 from conveyor.states import TaskStatus
@@ -29,7 +29,7 @@ _MOST_SKEW = 60.0
 class DynamoEngine:
     """Both seams over one client."""
 
-    def __init__(self, wire: Wire, address: Address, clock: Clock) -> None:
+    def __init__(self, wire: Wire, address: DynamoAddress, clock: Clock) -> None:
         self._wire = wire
         self._address = address
         self._clock = clock
@@ -67,11 +67,11 @@ class DynamoEngine:
     async def _change(self) -> bool:
         """A write, a transaction whose condition does not hold, and a removal."""
         table = self._records_table
-        probe = Found(Key(f"Check#{self._clock.new_id('check')}", "check"), None)
+        probe = ReadItem(Key(f"Check#{self._clock.new_id('check')}", "check"), None)
         await table.write([table.save(probe, {"ttl": int(self._clock.now()) + 3600})])
         try:
             await table.write([ConditionCheck(table.name, probe.key._asdict(), F("pk").does_not_exist())])
-        except Refused:
+        except DynamoRefused:
             return True
         finally:
             await table.delete([probe.key])

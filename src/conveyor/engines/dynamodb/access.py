@@ -20,9 +20,9 @@ from conveyor.engines.dynamodb.items import (
 )
 from conveyor.engines.dynamodb.schema import EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import Found, Key, Plan, Table
-from conveyor.engines.records import Claimed, IdempotencyRow
-from conveyor.model import ApiKey, TenantId, Upload
+from conveyor.engines.dynamodb.table import Key, ReadItem, Table, WritePlan
+from conveyor.engines.records import Claimed, IdempotencyClaim
+from conveyor.model import ApiKey, TenantId, UploadRecord
 
 replace = msgspec.structs.replace
 
@@ -33,10 +33,10 @@ _KEPT_SECONDS = 86_400.0
 class Requested(msgspec.Struct, frozen=True):
     """A claimed request as it was read together with what it is to make."""
 
-    found: Found | None = None
-    answer: IdempotencyRow | None = None
+    found: ReadItem | None = None
+    answer: IdempotencyClaim | None = None
     # Set if the claim is not the caller's any more.
-    standing: IdempotencyRow | None = None
+    standing: IdempotencyClaim | None = None
 
     def writes(self, table: Table) -> list[Operation]:
         if self.found is None or self.answer is None:
@@ -45,7 +45,7 @@ class Requested(msgspec.Struct, frozen=True):
         return [table.save(self.found, {name: given[name] for name in ("status", "body", "expires_at", "ttl")})]
 
     @property
-    def answered(self) -> IdempotencyRow | None:
+    def answered(self) -> IdempotencyClaim | None:
         """The answer that the request has by now, if it has one."""
         row = self.standing
         return row if row is not None and row != self.answer and row.status != 0 else None
@@ -58,8 +58,8 @@ class DynamoAccess:
         self._table = table
         self._clock = clock
 
-    async def claim(self, row: IdempotencyRow) -> Claimed:
-        async def plan() -> Plan[Claimed]:
+    async def claim(self, row: IdempotencyClaim) -> Claimed:
+        async def plan() -> WritePlan[Claimed]:
             (found,) = await self._table.read(request_key(row))
             standing = None if found.item is None else request_of(found.item)
             now = self._clock.now()
@@ -67,34 +67,34 @@ class DynamoAccess:
             if standing is not None and standing.expires_at > now:
                 lapsed = standing.status == 0 and standing.lease_until <= now
                 if not lapsed or standing.fingerprint != row.fingerprint:
-                    return Plan(Claimed(False, standing))
+                    return WritePlan(Claimed(False, standing))
                 claimed = replace(claimed, subject=standing.subject)
-            return Plan(Claimed(True, claimed), [self._table.save(found, request_item(claimed))])
+            return WritePlan(Claimed(True, claimed), [self._table.save(found, request_item(claimed))])
 
         return await self._table.change(plan)
 
-    async def unclaim(self, row: IdempotencyRow) -> None:
-        async def plan() -> Plan[None]:
+    async def unclaim(self, row: IdempotencyClaim) -> None:
+        async def plan() -> WritePlan[None]:
             (found,) = await self._table.read(request_key(row))
             if found.item is None:
-                return Plan(None)
+                return WritePlan(None)
             standing = request_of(found.item)
             own = (standing.status, standing.subject, standing.lease_until) == (0, row.subject, row.lease_until)
-            return Plan(None, [self._table.drop(found)] if own else [])
+            return WritePlan(None, [self._table.drop(found)] if own else [])
 
         await self._table.change(plan)
 
-    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
-        async def plan() -> Plan[IdempotencyRow | None]:
+    async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
+        async def plan() -> WritePlan[IdempotencyClaim | None]:
             there, *rest = await self._table.read(upload_key(upload.upload_id), *request_keys(answer))
             request = read_request(rest, answer)
             if request.standing is not None or there.item is not None:
-                return Plan(request.standing)
-            return Plan(None, [self._table.save(there, upload_item(upload)), *request.writes(self._table)])
+                return WritePlan(request.standing)
+            return WritePlan(None, [self._table.save(there, upload_item(upload)), *request.writes(self._table)])
 
         return await self._table.change(plan)
 
-    async def upload(self, upload_id: str) -> Upload | None:
+    async def upload(self, upload_id: str) -> UploadRecord | None:
         item = await self._table.get(upload_key(upload_id))
         if item is None:
             return None
@@ -103,26 +103,26 @@ class DynamoAccess:
         return upload if live else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
-        async def plan() -> Plan[None]:
+        async def plan() -> WritePlan[None]:
             (found,) = await self._table.read(upload_key(upload_id))
             if found.item is None or upload_of(found.item).expires_at >= until:
-                return Plan(None)
-            return Plan(None, [self._table.save(found, {"expires_at": until, "es": until})])
+                return WritePlan(None)
+            return WritePlan(None, [self._table.save(found, {"expires_at": until, "es": until})])
 
         await self._table.change(plan)
 
     async def mark_stored(self, upload_id: str) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             (found,) = await self._table.read(upload_key(upload_id))
             upload = None if found.item is None else upload_of(found.item)
             now = self._clock.now()
             if upload is None or upload.stored_at is not None or upload.expires_at <= now:
-                return Plan(False)
-            return Plan(True, [self._table.save(found, {"stored_at": now})])
+                return WritePlan(False)
+            return WritePlan(True, [self._table.save(found, {"stored_at": now})])
 
         return await self._table.change(plan)
 
-    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+    async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         within = RangeKey("es").lte(by)
         found = await spread(self._table, "ep", "Uploads", within, index=EXPIRING, limit=limit)
         uploads = [upload_of(item) for item in found]
@@ -134,13 +134,13 @@ class DynamoAccess:
         return [upload for upload, kept in zip(uploads, used, strict=True) if not kept]
 
     async def forget_upload(self, upload_id: str) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             (found,) = await self._table.read(upload_key(upload_id))
             if found.item is None or upload_of(found.item).expires_at > self._clock.now():
-                return Plan(False)
+                return WritePlan(False)
             if await _is_used(self._table, upload_id):
-                return Plan(False)
-            return Plan(True, [self._table.drop(found)])
+                return WritePlan(False)
+            return WritePlan(True, [self._table.drop(found)])
 
         return await self._table.change(plan)
 
@@ -149,7 +149,7 @@ class DynamoAccess:
         return 0
 
     async def create_key(self, key: ApiKey) -> None:
-        await self._table.write([self._table.save(Found(api_key_key(key.key_id), None), api_key_item(key))])
+        await self._table.write([self._table.save(ReadItem(api_key_key(key.key_id), None), api_key_item(key))])
 
     async def key(self, key_id: str) -> ApiKey | None:
         item = await self._table.get(api_key_key(key_id))
@@ -162,11 +162,11 @@ class DynamoAccess:
         return sorted((api_key_of(item) for item in found), key=lambda key: (key.created_at, key.key_id))
 
     async def revoke_key(self, key_id: str, at: float) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             (found,) = await self._table.read(api_key_key(key_id))
             if found.item is None:
-                return Plan(False)
-            return Plan(True, [] if "revoked_at" in found.item else [self._table.save(found, {"revoked_at": at})])
+                return WritePlan(False)
+            return WritePlan(True, [] if "revoked_at" in found.item else [self._table.save(found, {"revoked_at": at})])
 
         return await self._table.change(plan)
 
@@ -175,11 +175,11 @@ async def release_upload(table: Table, upload_id: str, now: float) -> None:
     """Something that referred to an upload is gone. It expires unless something else does. Who refers to it at this
     very moment is not seen, and need not be: readers and retention look for references, too."""
 
-    async def plan() -> Plan[None]:
+    async def plan() -> WritePlan[None]:
         (found,) = await table.read(upload_key(upload_id))
         if found.item is None or found.item["expires_at"] <= now or await _is_used(table, upload_id):
-            return Plan(None)
-        return Plan(None, [table.save(found, {"expires_at": now, "es": now})])
+            return WritePlan(None)
+        return WritePlan(None, [table.save(found, {"expires_at": now, "es": now})])
 
     await table.change(plan)
 
@@ -190,12 +190,12 @@ async def _is_used(table: Table, upload_id: str) -> bool:
     return bool(await table.query(HashKey("pk", own.pk) & RangeKey("sk").lt(own.sk), most=1))
 
 
-def request_keys(answer: IdempotencyRow | None) -> list[Key]:
+def request_keys(answer: IdempotencyClaim | None) -> list[Key]:
     """What is to be read to answer a request: nothing, if it came without a key."""
     return [] if answer is None else [request_key(answer)]
 
 
-def read_request(found: Sequence[Found], answer: IdempotencyRow | None) -> Requested:
+def read_request(found: Sequence[ReadItem], answer: IdempotencyClaim | None) -> Requested:
     """The request among what was read, which begins with it if there is an answer to give."""
     if answer is None:
         return Requested()

@@ -16,7 +16,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _YES_NO = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Address(msgspec.Struct, frozen=True):
+class DynamoAddress(msgspec.Struct, frozen=True):
     """A place for the two tables of one Conveyor."""
 
     region: str
@@ -35,7 +35,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{self.prefix}-tasks"
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str) -> DynamoAddress:
     """Raises InvalidSetting with what to write instead."""
     parts = urlsplit(url)
     region, prefix = parts.netloc, parts.path.removeprefix("/")
@@ -54,4 +54,4 @@ def parse_address(url: str) -> Address:
         raise InvalidSetting("`pitr` in the URL of DynamoDB tables is true or false.")
     if given:
         raise InvalidSetting(f"The URL of DynamoDB tables has no {', '.join(sorted(given))}: only endpoint and pitr.")
-    return Address(region, prefix, endpoint, _YES_NO[pitr])
+    return DynamoAddress(region, prefix, endpoint, _YES_NO[pitr])

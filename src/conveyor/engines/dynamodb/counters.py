@@ -19,7 +19,7 @@ from aiodynamo.operations import Operation, Put, Update
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.layout import count_key
 from conveyor.engines.dynamodb.table import Item, Table, plain
-from conveyor.engines.dynamodb.wire import Refused
+from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.faults import crashpoint
 from conveyor.model import Counts, RunKey
 
@@ -80,7 +80,7 @@ class Counters:
             crashpoint("tasks.count.before")
             try:
                 answer = await self._table.wire.call("UpdateItem", payload)
-            except Refused:
+            except DynamoRefused:
                 item = await self._table.get(count_key(run, self._slot)) or {}
                 self._learn(known, item)
                 # A try before this one went through, and its answer was lost.
@@ -92,7 +92,7 @@ class Counters:
     async def read(self, run: RunKey) -> Tally:
         return _sum(item for item in await self._slots(run) if item is not None)
 
-    async def mend(self, run: RunKey, before: "Standing", truth: Tally) -> bool:
+    async def mend(self, run: RunKey, before: "CountItems", truth: Tally) -> bool:
         """Set the counts to the truth, unless something was added since `before`."""
         if _sum(item for item in before.items if item is not None) == truth:
             return True
@@ -100,15 +100,15 @@ class Counters:
         writes = [self._absolute(run, slot, item, epoch, truth) for slot, item in enumerate(before.items)]
         try:
             await self._table.write(writes)
-        except Refused:
+        except DynamoRefused:
             return False
         finally:
             self._known(run).epoch_until = 0.0
         return True
 
-    async def standing(self, run: RunKey) -> "Standing":
+    async def standing(self, run: RunKey) -> "CountItems":
         """All items of a run, to be read before its tasks are counted."""
-        return Standing(await self._slots(run))
+        return CountItems(await self._slots(run))
 
     def forget(self, run: RunKey) -> None:
         self._runs.pop((run.tenant, run.run_id), None)
@@ -166,7 +166,7 @@ class Counters:
         return Put(self._table.name, kept, condition)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class CountItems(msgspec.Struct, frozen=True):
     """The items of a run's counts at one moment; None where there is none."""
 
     items: list[Item | None]

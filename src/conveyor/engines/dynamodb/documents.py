@@ -12,15 +12,15 @@ from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_
 from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, LISTED
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Found, Item, Key, Plan, Table
-from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.model import JobId, Notice, Page, TenantId
+from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Item, Key, ReadItem, Table, WritePlan
+from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 # Longer than any id; a client's cursor may be anything.
 _LONGEST_CURSOR = 200
 
 
-class DynamoRows:
+class DynamoDocuments:
     """RowRecords. Expired rows are left to TTL: nobody reads them."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
@@ -28,44 +28,44 @@ class DynamoRows:
         self._clock = clock
 
     async def create_rows(
-        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
-    ) -> IdempotencyRow | None:
+        self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
+    ) -> IdempotencyClaim | None:
         if len(rows) > MOST_IN_A_WRITE:
             raise ValueError(f"at most {MOST_IN_A_WRITE} rows are written at once, not {len(rows)}")
         asked = request_keys(answer)
         keys = [*asked, *(row_key(row.kind, row.tenant, row.id) for row in rows), *_counter_keys(notice)]
 
-        async def plan() -> Plan[IdempotencyRow | None]:
+        async def plan() -> WritePlan[IdempotencyClaim | None]:
             found = await self._table.read(*keys)
             counter = found[len(asked) + len(rows) :]
             request = read_request(found, answer)
             if request.standing is not None:
-                return Plan(request.standing)
+                return WritePlan(request.standing)
             writes = [
                 *row_writes(self._table, found[len(asked) : len(asked) + len(rows)], rows, self._clock.now()),
                 *(notice_writes(self._table, counter[0], notice) if counter else ()),
                 *request.writes(self._table),
             ]
-            return Plan(None, writes)
+            return WritePlan(None, writes)
 
         return await self._table.change(plan)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         item = await self._table.get(row_key(kind, tenant, id))
         return None if item is None or _expired(item, self._clock.now()) else row_of(item)
 
-    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         key = row_key(row.kind, row.tenant, row.id)
         replaced = msgspec.structs.replace(row, version=row.version + 1)
         # The upload that it referred to until then.
         left: list[str] = []
 
-        async def plan() -> Plan[Row | None]:
+        async def plan() -> WritePlan[Document | None]:
             found, *counter = await self._table.read(key, *_counter_keys(notice))
             if found.item is None or row_of(found.item).version != row.version:
-                return Plan(None)
+                return WritePlan(None)
             if _expired(found.item, self._clock.now()):
-                return Plan(None)
+                return WritePlan(None)
             before = row_of(found.item)
             left[:] = [before.upload_id] if before.upload_id and before.upload_id != row.upload_id else []
             writes = [
@@ -74,24 +74,24 @@ class DynamoRows:
                 *(_refer(self._table, row) if before.upload_id != row.upload_id else ()),
                 *(notice_writes(self._table, counter[0], notice) if counter else ()),
             ]
-            return Plan(replaced, writes)
+            return WritePlan(replaced, writes)
 
         written = await self._table.change(plan)
         if written is not None:
             await self._release(left)
         return written
 
-    async def remove_row(self, row: Row) -> bool:
+    async def remove_row(self, row: Document) -> bool:
         left: list[str] = []
 
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             (found,) = await self._table.read(row_key(row.kind, row.tenant, row.id))
             if found.item is None or row_of(found.item).version != row.version:
-                return Plan(False)
+                return WritePlan(False)
             upload_id = row_of(found.item).upload_id
             left[:] = [upload_id] if upload_id else []
             reference = [self._table.remove(upload_row_key(each, row)) for each in left]
-            return Plan(True, [self._table.drop(found), *reference])
+            return WritePlan(True, [self._table.drop(found), *reference])
 
         removed = await self._table.change(plan)
         if removed:
@@ -105,7 +105,7 @@ class DynamoRows:
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
-    ) -> Page[Row]:
+    ) -> Page[Document]:
         after = (cursor or "")[:_LONGEST_CURSOR]
         index: str | None = None
         where: KeyCondition = HashKey("pk", row_key(kind, tenant, "").pk) & RangeKey("sk").gt(f"row#{after}")
@@ -118,12 +118,12 @@ class DynamoRows:
         items = [row_of(item) for item in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
         return [row_of(item) for item in found]
 
 
-def row_writes(table: Table, found: Sequence[Found], rows: Sequence[Row], now: float) -> list[Operation]:
+def row_writes(table: Table, found: Sequence[ReadItem], rows: Sequence[Document], now: float) -> list[Operation]:
     """Part of a transaction: rows that are not there yet. One that has expired is as good as gone."""
     writes: dict[Key, list[Operation]] = {}
     for there, row in zip(found, rows, strict=True):
@@ -132,7 +132,7 @@ def row_writes(table: Table, found: Sequence[Found], rows: Sequence[Row], now: f
     return [write for each in writes.values() for write in each]
 
 
-def _refer(table: Table, row: Row) -> list[Operation]:
+def _refer(table: Table, row: Document) -> list[Operation]:
     """Say at an upload that the row refers to it."""
     return [] if row.upload_id is None else [table.put(upload_row_key(row.upload_id, row), {"kind": row.kind})]
 
@@ -145,5 +145,5 @@ def _expired(item: Item, now: float) -> bool:
     return "expires_at" in item and item["expires_at"] <= now
 
 
-def _counter_keys(notice: Notice | None) -> list[Key]:
+def _counter_keys(notice: OutboxEvent | None) -> list[Key]:
     return [] if notice is None else [notices_key(notice.tenant, notice.job_id)]

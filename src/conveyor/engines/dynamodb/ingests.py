@@ -15,10 +15,10 @@ from aiodynamo.operations import ConditionCheck, Operation, Update
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import read_request, request_keys
 from conveyor.engines.dynamodb.items import FORM, JobRow, job_item, ranges_partition
-from conveyor.engines.dynamodb.jobs import Head, read_head
-from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
+from conveyor.engines.dynamodb.jobs import JobHead, read_head
+from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan
 from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source, TenantId
 
 replace = msgspec.structs.replace
@@ -36,15 +36,15 @@ class DynamoIngests:
         self._clock = clock
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             head = await read_head(self._table, job_id)
             row = head.row
             if row is None or not _takes_more(row, run_id):
-                return Plan(False)
+                return WritePlan(False)
             run = replace(row.latest.run, sealed=True)
             changed = row.with_run(replace(row.latest, run=run, ranges=len(ranges)))
-            sums = self._table.save(Found(_sums_key(run_id), None), _sums_item(row, sums_of(*ranges)))
-            return Plan(True, [self._table.save(head.job, job_item(changed)), *self._plans(row, ranges), sums])
+            sums = self._table.save(ReadItem(_sums_key(run_id), None), _sums_item(row, sums_of(*ranges)))
+            return WritePlan(True, [self._table.save(head.job, job_item(changed)), *self._plans(row, ranges), sums])
 
         return await self._table.change(plan)
 
@@ -54,10 +54,10 @@ class DynamoIngests:
         run_id: RunId,
         source: Source,
         lines: int,
-        answer: IdempotencyRow | None,
+        answer: IdempotencyClaim | None,
         seal: bool,
-    ) -> Range | IdempotencyRow | None:
-        async def plan() -> Plan[Range | IdempotencyRow | None]:
+    ) -> Range | IdempotencyClaim | None:
+        async def plan() -> WritePlan[Range | IdempotencyClaim | None]:
             head, found, (sums,) = await asyncio.gather(
                 read_head(self._table, job_id),
                 self._table.read(*request_keys(answer)),
@@ -67,9 +67,9 @@ class DynamoIngests:
             row = head.row
             if row is None or not _takes_more(row, run_id):
                 # It may be this very request that closed it, carried out by whoever took the claim over.
-                return Plan(request.answered)
+                return WritePlan(request.answered)
             if request.standing is not None:
-                return Plan(request.standing)
+                return WritePlan(request.standing)
             latest = row.latest
             one = Range(
                 number=latest.ranges,
@@ -94,7 +94,7 @@ class DynamoIngests:
                 writes.append(self._table.save(sums, _sums_item(row, sums_of(one))))
             else:
                 writes += self._add(sums, sums_of(one))
-            return Plan(one, writes)
+            return WritePlan(one, writes)
 
         return await self._table.change(plan)
 
@@ -117,41 +117,41 @@ class DynamoIngests:
         return msgspec.convert(item, IngestSums).ingested
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             found, sums = await self._table.read(_range_key(run_id, range.number), _sums_key(run_id))
             item = found.item
             if item is None:
                 item, planned = await self._planned(run_id, range.number)
                 if item is None or planned is None:
-                    return Plan(False)
+                    return WritePlan(False)
             elif item["fence"] > fence:
-                return Plan(False)
+                return WritePlan(False)
             head = await read_head(self._table, item["job_id"], item["tenant"])
             row = head.row
             if row is None or row.latest.run.run_id != run_id or row.latest.run.ended_at is not None:
-                return Plan(False)
+                return WritePlan(False)
             more = change_of(_shown(_unread(range), found.item), range)
             reached = {"job_id": row.job.job_id, "tenant": row.job.tenant, **_progress(range), "fence": fence}
             shown = self._show(head, row, more.range_tasks, more.range_invalid)
-            return Plan(True, [self._table.save(found, reached), shown, *self._add(sums, more)])
+            return WritePlan(True, [self._table.save(found, reached), shown, *self._add(sums, more)])
 
         return await self._table.change(plan)
 
     async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             head = await read_head(self._table, job_id)
             row = head.row
             if row is None or not _takes_more(row, run_id):
-                return Plan(False)
+                return WritePlan(False)
             if touched_at is not None and row.latest.run.touched_at != touched_at:
-                return Plan(False)
+                return WritePlan(False)
             run = replace(row.latest.run, sealed=True)
             changed = row.with_run(replace(row.latest, run=run), reason=reason or row.job.reason)
-            return Plan(True, [self._table.save(head.job, job_item(changed))])
+            return WritePlan(True, [self._table.save(head.job, job_item(changed))])
 
         return await self._table.change(plan)
 
-    def _show(self, head: Head, row: JobRow, tasks: int, invalid: int) -> Operation:
+    def _show(self, head: JobHead, row: JobRow, tasks: int, invalid: int) -> Operation:
         """The run shows what all its ranges have together, until it is latched. Added to, not set: ranges that are
         ingested side by side do not get into each other's way."""
         run = row.latest.run
@@ -164,7 +164,7 @@ class DynamoIngests:
         expression: UpdateExpression = added & F("rev").add(1)
         return Update(self._table.name, key, expression, condition)
 
-    def _add(self, sums: Found, more: IngestSums) -> list[Operation]:
+    def _add(self, sums: ReadItem, more: IngestSums) -> list[Operation]:
         """Added to, as above; nothing where there are no sums yet."""
         changed = {name: value for name, value in msgspec.structs.asdict(more).items() if value}
         if sums.item is None or not changed:
@@ -178,7 +178,7 @@ class DynamoIngests:
         run_id = row.latest.run.run_id
         return [
             self._table.save(
-                Found(Key(ranges_partition(run_id), f"plan#{part[0].number:08d}"), None),
+                ReadItem(Key(ranges_partition(run_id), f"plan#{part[0].number:08d}"), None),
                 _plan_item(row.job.tenant, row.job.job_id, part),
             )
             for part in _parts(ranges)

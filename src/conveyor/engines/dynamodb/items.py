@@ -11,7 +11,7 @@ import msgspec
 
 from conveyor.engines.dynamodb.schema import bucket
 from conveyor.engines.dynamodb.table import Item, Key
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import (
     ApiKey,
@@ -20,14 +20,14 @@ from conveyor.model import (
     JobKind,
     Lineage,
     Mode,
-    Notice,
     Options,
+    OutboxEvent,
     ResultLayout,
     Run,
     RunId,
     Source,
     TenantId,
-    Upload,
+    UploadRecord,
 )
 from conveyor.states import ENDED, RunState
 
@@ -88,7 +88,7 @@ def ranges_partition(run_id: RunId) -> str:
     return f"Run#{run_id}"
 
 
-def request_key(row: IdempotencyRow) -> Key:
+def request_key(row: IdempotencyClaim) -> Key:
     return Key(f"Request#{row.tenant}#{row.route}#{row.key}", "request")
 
 
@@ -101,7 +101,7 @@ def upload_use_key(upload_id: str, job_id: JobId) -> Key:
     return Key(f"Upload#{upload_id}", f"job#{job_id}")
 
 
-def upload_row_key(upload_id: str, row: Row) -> Key:
+def upload_row_key(upload_id: str, row: Document) -> Key:
     """Says that a row refers to an upload."""
     return Key(f"Upload#{upload_id}", f"row#{row.kind}#{row.tenant}#{row.id}")
 
@@ -204,7 +204,7 @@ def run_row(item: Item) -> RunRow:
     )
 
 
-def notice_item(notice: Notice, seq: int) -> Item:
+def notice_item(notice: OutboxEvent, seq: int) -> Item:
     return {
         "v": FORM,
         **_fields(notice, "data"),
@@ -215,9 +215,9 @@ def notice_item(notice: Notice, seq: int) -> Item:
     }
 
 
-def notice_of(item: Item) -> Notice:
+def notice_of(item: Item) -> OutboxEvent:
     checked(item)
-    return Notice(
+    return OutboxEvent(
         notice_id=item["notice_id"],
         tenant=item["tenant"],
         job_id=item["job_id"],
@@ -228,15 +228,15 @@ def notice_of(item: Item) -> Notice:
     )
 
 
-def request_item(row: IdempotencyRow) -> Item:
+def request_item(row: IdempotencyClaim) -> Item:
     return {"v": FORM, **_fields(row), "ttl": _ttl(row.expires_at)}
 
 
-def request_of(item: Item) -> IdempotencyRow:
-    return _read(checked(item), IdempotencyRow)
+def request_of(item: Item) -> IdempotencyClaim:
+    return _read(checked(item), IdempotencyClaim)
 
 
-def upload_item(upload: Upload) -> Item:
+def upload_item(upload: UploadRecord) -> Item:
     # No TTL: an expired upload is handed out once more, for its blob.
     return {
         "v": FORM,
@@ -246,8 +246,8 @@ def upload_item(upload: Upload) -> Item:
     }
 
 
-def upload_of(item: Item) -> Upload:
-    return _read(checked(item), Upload)
+def upload_of(item: Item) -> UploadRecord:
+    return _read(checked(item), UploadRecord)
 
 
 def api_key_item(key: ApiKey) -> Item:
@@ -258,7 +258,7 @@ def api_key_of(item: Item) -> ApiKey:
     return _read({"name": None, **checked(item)}, ApiKey)
 
 
-def row_item(row: Row) -> Item:
+def row_item(row: Document) -> Item:
     return {
         "v": FORM,
         **_fields(row),
@@ -271,8 +271,8 @@ def row_item(row: Row) -> Item:
     }
 
 
-def row_of(item: Item) -> Row:
-    return _read({"version": 1, **checked(item)}, Row)
+def row_of(item: Item) -> Document:
+    return _read({"version": 1, **checked(item)}, Document)
 
 
 def _run_attributes(row: RunRow) -> Item:

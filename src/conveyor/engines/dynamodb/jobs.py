@@ -29,9 +29,9 @@ from conveyor.engines.dynamodb.items import (
 from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import Found, Item, Key, Plan, Table
-from conveyor.engines.records import IdempotencyRow, Row, upload_of
-from conveyor.model import Job, JobId, Notice, Options, Page, Run, RunId, TenantId
+from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan
+from conveyor.engines.records import Document, IdempotencyClaim, upload_of
+from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId
 from conveyor.states import ENDED, RunState
 
 replace = msgspec.structs.replace
@@ -40,11 +40,11 @@ replace = msgspec.structs.replace
 _LONGEST_CURSOR = 100
 
 
-class Head(NamedTuple):
+class JobHead(NamedTuple):
     """A job and the number of its notices, as they were read together."""
 
-    job: Found
-    notices: Found
+    job: ReadItem
+    notices: ReadItem
     row: JobRow | None
 
 
@@ -56,8 +56,8 @@ class DynamoJobs:
         self._clock = clock
 
     async def create_job(
-        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
-    ) -> IdempotencyRow | None:
+        self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
+    ) -> IdempotencyClaim | None:
         keys = [
             job_key(job.tenant, job.job_id),
             notices_key(notice.tenant, notice.job_id),
@@ -65,11 +65,11 @@ class DynamoJobs:
             *(row_key(row.kind, row.tenant, row.id) for row in rows),
         ]
 
-        async def plan() -> Plan[IdempotencyRow | None]:
+        async def plan() -> WritePlan[IdempotencyClaim | None]:
             there, notices, *rest = await self._table.read(*keys)
             request = read_request(rest, answer)
             if request.standing is not None or there.item is not None:
-                return Plan(request.standing)
+                return WritePlan(request.standing)
             run = replace(job.run, touched_at=job.run.created_at)
             row = JobRow(replace(job, run=run), RunRow(run))
             writes = [
@@ -79,22 +79,22 @@ class DynamoJobs:
                 *self._upload_use(job),
                 *row_writes(self._table, rest[len(request_keys(answer)) :], rows, self._clock.now()),
             ]
-            return Plan(None, writes)
+            return WritePlan(None, writes)
 
         return await self._table.change(plan)
 
-    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
-        async def plan() -> Plan[bool | IdempotencyRow]:
+    async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
+        async def plan() -> WritePlan[bool | IdempotencyClaim]:
             head, found = await asyncio.gather(
                 self._head(job.job_id, job.tenant), self._table.read(*request_keys(answer))
             )
             # The claim first: the run that stands in the way may be the one that this very request made.
             request = read_request(found, answer)
             if request.standing is not None:
-                return Plan(request.standing)
+                return WritePlan(request.standing)
             row = head.row
             if row is None or not self._visible(row) or not _follows(row.latest.run, job.run):
-                return Plan(False)
+                return WritePlan(False)
             run = replace(job.run, touched_at=job.run.created_at)
             version = row.job.version + 1
             changed = row.with_run(
@@ -103,11 +103,11 @@ class DynamoJobs:
             before = run_key(job.tenant, job.job_id, row.latest.run.number)
             writes = [
                 self._table.save(head.job, job_item(changed)),
-                self._table.save(Found(before, None), run_item(job.tenant, job.job_id, row.latest)),
+                self._table.save(ReadItem(before, None), run_item(job.tenant, job.job_id, row.latest)),
                 *notice_writes(self._table, head.notices, notice),
                 *request.writes(self._table),
             ]
-            return Plan(True, writes)
+            return WritePlan(True, writes)
 
         return await self._table.change(plan)
 
@@ -118,18 +118,18 @@ class DynamoJobs:
         earlier = [run_row(item).run for item in await self._earlier_runs(row.job.tenant, job_id)]
         return [*earlier, row.latest.run]
 
-    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
-        async def plan() -> Plan[bool]:
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
+        async def plan() -> WritePlan[bool]:
             head = await self._head(job_id)
             row = head.row
             if row is None or not self._visible(row) or row.job.version != version:
-                return Plan(False)
+                return WritePlan(False)
             changed = replace(row, job=replace(row.job, options=options, version=version + 1))
             writes = [
                 self._table.save(head.job, job_item(changed)),
                 *notice_writes(self._table, head.notices, notice),
             ]
-            return Plan(True, writes)
+            return WritePlan(True, writes)
 
         return await self._table.change(plan)
 
@@ -179,15 +179,15 @@ class DynamoJobs:
         sources: Collection[RunState],
         target: RunState,
         reason: str | None,
-        notice: Notice | None,
+        notice: OutboxEvent | None,
         keep: bool = False,
     ) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             head = await self._head(job_id)
             row = head.row
             # Only the latest run of a job moves: those before it have ended.
             if row is None or row.latest.run.run_id != run_id or not _may_move(row.latest.run, sources, target):
-                return Plan(False)
+                return WritePlan(False)
             ended_at = self._clock.now() if target in ENDED else None
             shown = row.job.reason if reason is None and target is RunState.COMPLETED else reason
             run = replace(row.latest.run, state=target, ended_at=ended_at)
@@ -196,7 +196,7 @@ class DynamoJobs:
                 self._table.save(head.job, job_item(changed)),
                 *notice_writes(self._table, head.notices, notice),
             ]
-            return Plan(True, writes)
+            return WritePlan(True, writes)
 
         return await self._table.change(plan)
 
@@ -219,17 +219,17 @@ class DynamoJobs:
         await self._change_run(job_id, run_id, change)
 
     async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
-        async def plan() -> Plan[bool]:
+        async def plan() -> WritePlan[bool]:
             head = await self._head(job_id, tenant)
             row = head.row
             if row is None or not self._visible(row):
-                return Plan(False)
+                return WritePlan(False)
             now = self._clock.now()
             latest = row.latest
             if latest.run.ended_at is None:
                 latest = replace(latest, run=replace(latest.run, state=RunState.CANCELLED, ended_at=now), swept=True)
             hidden = replace(row.with_run(latest, expires_at=now), deleted=True)
-            return Plan(True, [self._table.save(head.job, job_item(hidden))])
+            return WritePlan(True, [self._table.save(head.job, job_item(hidden))])
 
         return await self._table.change(plan)
 
@@ -267,32 +267,32 @@ class DynamoJobs:
         upload_id = _upload_of(job)
         if upload_id is None:
             return []
-        return [self._table.save(Found(upload_use_key(upload_id, job.job_id), None), {"job_id": job.job_id})]
+        return [self._table.save(ReadItem(upload_use_key(upload_id, job.job_id), None), {"job_id": job.job_id})]
 
     async def _change_run(self, job_id: JobId, run_id: RunId, change: Callable[[RunRow], RunRow]) -> Run | None:
         """Change a run of a job, the latest or one before; returns it as it then is."""
 
-        async def plan() -> Plan[Run | None]:
+        async def plan() -> WritePlan[Run | None]:
             head = await self._head(job_id)
             row = head.row
             if row is None:
-                return Plan(None)
+                return WritePlan(None)
             if row.latest.run.run_id == run_id:
                 changed = change(row.latest)
                 save = self._table.save(head.job, job_item(row.with_run(changed)))
-                return Plan(changed.run, [] if changed == row.latest else [save])
+                return WritePlan(changed.run, [] if changed == row.latest else [save])
             item = await self._earlier_run(row.job.tenant, job_id, run_id)
             if item is None:
-                return Plan(None)
+                return WritePlan(None)
             before = run_row(item)
             changed = change(before)
-            found = Found(run_key(row.job.tenant, job_id, before.run.number), item)
+            found = ReadItem(run_key(row.job.tenant, job_id, before.run.number), item)
             save = self._table.save(found, run_item(row.job.tenant, job_id, changed))
-            return Plan(changed.run, [] if changed == before else [save])
+            return WritePlan(changed.run, [] if changed == before else [save])
 
         return await self._table.change(plan)
 
-    async def _head(self, job_id: JobId, tenant: TenantId | None = None) -> Head:
+    async def _head(self, job_id: JobId, tenant: TenantId | None = None) -> JobHead:
         return await read_head(self._table, job_id, tenant)
 
     async def _earlier_runs(self, tenant: TenantId, job_id: JobId) -> list[Item]:
@@ -310,7 +310,7 @@ class DynamoJobs:
         return F("expires_at").gt(self._clock.now())
 
 
-async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> Head:
+async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> JobHead:
     """A job and the number of its notices: they are the first two items of its partition."""
     pk = HashKey("pk", job_partition(job_id))
     where: KeyCondition = pk if tenant is None else pk & RangeKey("sk").begins_with(f"{tenant}#job")
@@ -318,9 +318,9 @@ async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None)
     job = next((item for sk, item in items.items() if sk.endswith("#job")), None)
     owner = TenantId("" if job is None else job["tenant"]) if tenant is None else tenant
     counter = notices_key(owner, job_id)
-    return Head(
-        Found(job_key(owner, job_id), job),
-        Found(counter, items.get(counter.sk)),
+    return JobHead(
+        ReadItem(job_key(owner, job_id), job),
+        ReadItem(counter, items.get(counter.sk)),
         None if job is None else job_row(job),
     )
 

@@ -13,15 +13,15 @@ from conveyor.engines.dynamodb.events import after
 from conveyor.engines.dynamodb.items import job_partition, notice_item, notice_key, notice_of
 from conveyor.engines.dynamodb.schema import DUE
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import Found, Key, Table
-from conveyor.engines.dynamodb.wire import Refused
-from conveyor.model import Event, JobId, Notice, Page, TenantId
+from conveyor.engines.dynamodb.table import Key, ReadItem, Table
+from conveyor.engines.dynamodb.wire import DynamoRefused
+from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
 _MOST_REMEMBERED = 10_000
 _WRITES_AT_ONCE = 20
 
 
-class DynamoNotices:
+class DynamoOutbox:
     """The part of JobRecords that reads what was told and what is still to be told."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
@@ -30,14 +30,14 @@ class DynamoNotices:
         # Where the notices are that were last handed out to be told; their ids do not say.
         self._places: OrderedDict[str, Key] = OrderedDict()
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         first, last = notice_key(tenant, job_id, after(cursor) + 1), f"{tenant}#notice#~"
         where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, last)
         found = await self._table.query(where, most=limit + 1)
         items = [_event(item["seq"], notice_of(item)) for item in found[:limit]]
         return Page(items, str(items[-1].seq) if len(found) > limit else None)
 
-    async def untold(self, limit: int) -> list[Notice]:
+    async def untold(self, limit: int) -> list[OutboxEvent]:
         found = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
         for item in found:
             self._places[item["notice_id"]] = Key(item["pk"], item["sk"])
@@ -46,12 +46,12 @@ class DynamoNotices:
             self._places.popitem(last=False)
         return [notice_of(item) for item in found]
 
-    async def mark_told(self, notices: Sequence[Notice]) -> None:
+    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         told = list({notice.notice_id: notice for notice in notices}.values())
         for start in range(0, len(told), _WRITES_AT_ONCE):
             await asyncio.gather(*map(self._mark, told[start : start + _WRITES_AT_ONCE]))
 
-    async def _mark(self, notice: Notice) -> None:
+    async def _mark(self, notice: OutboxEvent) -> None:
         key = self._places.get(notice.notice_id) or await self._find(notice)
         if key is None:
             return
@@ -59,24 +59,24 @@ class DynamoNotices:
         update = Update(self._table.name, key._asdict(), F("dp").remove() & F("ds").remove(), F("pk").exists())
         try:
             await self._table.wire.call("UpdateItem", update.to_request_payload()["Update"])
-        except Refused:
+        except DynamoRefused:
             return
 
-    async def _find(self, notice: Notice) -> Key | None:
+    async def _find(self, notice: OutboxEvent) -> Key | None:
         where = HashKey("pk", job_partition(notice.job_id)) & RangeKey("sk").begins_with(f"{notice.tenant}#notice#")
         found = await self._table.query(where, keep=F("notice_id").equals(notice.notice_id))
         return next((Key(item["pk"], item["sk"]) for item in found), None)
 
 
-def notice_writes(table: Table, counter: Found, notice: Notice | None) -> list[Operation]:
+def notice_writes(table: Table, counter: ReadItem, notice: OutboxEvent | None) -> list[Operation]:
     """Part of a transaction: the notice under the next number of its job."""
     if notice is None:
         return []
     seq = 1 if counter.item is None else counter.item["count"] + 1
-    there = Found(notice_key(notice.tenant, notice.job_id, seq), None)
+    there = ReadItem(notice_key(notice.tenant, notice.job_id, seq), None)
     return [table.save(counter, {"count": seq}), table.save(there, notice_item(notice, seq))]
 
 
-def _event(seq: int, notice: Notice) -> Event:
+def _event(seq: int, notice: OutboxEvent) -> EventRecord:
     data: dict[str, object] = notice.data
-    return Event(seq, notice.at, notice.event, notice.run_id, None, msgspec.to_builtins(data), notice.notice_id)
+    return EventRecord(seq, notice.at, notice.event, notice.run_id, None, msgspec.to_builtins(data), notice.notice_id)

@@ -2,15 +2,15 @@
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import DynamoAccess
-from conveyor.engines.dynamodb.documents import DynamoRows
+from conveyor.engines.dynamodb.documents import DynamoDocuments
 from conveyor.engines.dynamodb.ingests import DynamoIngests
 from conveyor.engines.dynamodb.jobs import DynamoJobs
-from conveyor.engines.dynamodb.outbox import DynamoNotices
+from conveyor.engines.dynamodb.outbox import DynamoOutbox
 from conveyor.engines.dynamodb.table import Table
 
 
-class DynamoRecords(DynamoJobs, DynamoIngests, DynamoAccess, DynamoRows, DynamoNotices):
+class DynamoRecords(DynamoJobs, DynamoIngests, DynamoAccess, DynamoDocuments, DynamoOutbox):
     """All of Records; the parts share nothing but the table and the clock."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
-        DynamoNotices.__init__(self, table, clock)
+        DynamoOutbox.__init__(self, table, clock)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from aiodynamo.errors import AIODynamoError
 
-from conveyor.engines.dynamodb.address import Address
+from conveyor.engines.dynamodb.address import DynamoAddress
 from conveyor.engines.dynamodb.wire import Wire
 from conveyor.errors import EngineFailed
 
@@ -37,7 +37,7 @@ def bucket(name: str) -> int:
     return crc32(name.encode()) % BUCKETS
 
 
-async def migrate(wire: Wire, address: Address) -> None:
+async def migrate(wire: Wire, address: DynamoAddress) -> None:
     """Make what is not there yet, and wait until it can be used. Doing it again changes nothing."""
     for name, indexes in _expected(address):
         await _ensure_table(wire, name, indexes)
@@ -58,12 +58,12 @@ async def describe(wire: Wire, name: str) -> dict[str, Any] | None:
     return table
 
 
-async def problems(wire: Wire, address: Address) -> dict[str, str | None]:
+async def problems(wire: Wire, address: DynamoAddress) -> dict[str, str | None]:
     """What is wrong with each table, None if nothing."""
     return {name: await _problem(wire, name, indexes) for name, indexes in _expected(address)}
 
 
-def _expected(address: Address) -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
+def _expected(address: DynamoAddress) -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
     return [(address.records, _INDEXES), (address.tasks, {})]
 
 

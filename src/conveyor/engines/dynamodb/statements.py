@@ -30,7 +30,7 @@ class Insertion(NamedTuple):
     parameters: list[Raw]
 
 
-class End(NamedTuple):
+class TaskFinish(NamedTuple):
     """A task to be ended."""
 
     key: Key
@@ -100,14 +100,14 @@ class Ender:
         where = '"pk"=? AND "sk"=? AND "ended" IS MISSING'
         self._statement = f'UPDATE "{table.name}" SET "ended"=? WHERE {where}'  # noqa: S608  (the name was checked)
 
-    async def end(self, ends: list[End], moved: list[TaskEnd]) -> None:
+    async def end(self, ends: list[TaskFinish], moved: list[TaskEnd]) -> None:
         """Adds to `moved` what this call moved, also if it fails on the way."""
         by = f"{self._writer}.{next(self._calls)}"
         # Tasks of tries without an answer, and those of them that turned out to have ended.
         unsure: set[Key] = set()
-        doubtful: list[End] = []
+        doubtful: list[TaskFinish] = []
 
-        async def send(batch: list[End]) -> list[End]:
+        async def send(batch: list[TaskFinish]) -> list[TaskFinish]:
             statements = [
                 {
                     "Statement": self._statement,
@@ -121,7 +121,7 @@ class Ender:
                 if failure.unsure:
                     unsure.update(each.key for each in batch)
                 raise
-            left: list[End] = []
+            left: list[TaskFinish] = []
             for each, code in zip(batch, codes, strict=True):
                 if code is None:
                     moved.append(each.end)
@@ -133,7 +133,7 @@ class Ender:
                     doubtful.append(each)
             return left
 
-        lanes: dict[str, list[End]] = {}
+        lanes: dict[str, list[TaskFinish]] = {}
         for each in ends:
             lanes.setdefault(each.key.pk, []).append(each)
         try:
@@ -141,7 +141,7 @@ class Ender:
         finally:
             moved += await self._own(doubtful, by)
 
-    async def _own(self, ends: list[End], by: str) -> list[TaskEnd]:
+    async def _own(self, ends: list[TaskFinish], by: str) -> list[TaskEnd]:
         """Which of these were ended by an earlier try of the same call."""
         found = await self._table.read_raw([each.key for each in ends], F("sk") & F("ended", "by"))
         own = {item["sk"]["S"] for item in found if item.get("ended", {}).get("M", {}).get("by") == {"S": by}}

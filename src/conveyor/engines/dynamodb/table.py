@@ -24,7 +24,7 @@ from aiodynamo.utils import dy2py, py2dy
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.lanes import drain
-from conveyor.engines.dynamodb.wire import Refused, Wire
+from conveyor.engines.dynamodb.wire import DynamoRefused, Wire
 from conveyor.faults import crashpoint
 
 T = TypeVar("T")
@@ -42,14 +42,14 @@ class Key(NamedTuple):
     sk: str
 
 
-class Found(NamedTuple):
+class ReadItem(NamedTuple):
     """An item as it was read; None if there was none."""
 
     key: Key
     item: Item | None
 
 
-class Plan(msgspec.Struct, Generic[T], frozen=True):
+class WritePlan(msgspec.Struct, Generic[T], frozen=True):
     """The writes of one change, none if it has nothing to write, and what it then returns."""
 
     result: T
@@ -64,11 +64,11 @@ class Table:
         self.name = name
         self._clock = clock
 
-    async def read(self, *keys: Key) -> list[Found]:
+    async def read(self, *keys: Key) -> list[ReadItem]:
         """Items by key, as they are now, in the order of the keys."""
         read = map(plain, await self.read_raw(list(dict.fromkeys(keys))))
         items = {Key(item["pk"], item["sk"]): item for item in read}
-        return [Found(key, items.get(key)) for key in keys]
+        return [ReadItem(key, items.get(key)) for key in keys]
 
     async def read_raw(self, keys: Sequence[Key], only: ProjectionExpression | None = None) -> list[Item]:
         """Those of these items that are there, as they are now, in any order and as DynamoDB writes them."""
@@ -121,7 +121,7 @@ class Table:
         """All of one partition."""
         return await self.query(HashKey("pk", pk), only=only)
 
-    async def change(self, plan: Callable[[], Awaitable[Plan[T]]]) -> T:
+    async def change(self, plan: Callable[[], Awaitable[WritePlan[T]]]) -> T:
         """Carry a change out: plan, write, and plan again if what was read has changed meanwhile."""
         pauses = self.wire.pauses()
         while True:
@@ -130,7 +130,7 @@ class Table:
                 return planned.result
             try:
                 await self.write(planned.writes)
-            except Refused as failure:
+            except DynamoRefused as failure:
                 await pauses.after(failure)
             else:
                 return planned.result
@@ -174,7 +174,7 @@ class Table:
         left: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
         return left
 
-    def save(self, found: Found, item: Item) -> Operation:
+    def save(self, found: ReadItem, item: Item) -> Operation:
         """Write an item over what was found. None as a value takes an attribute away; attributes that it does not
         name stay, since a later version may have written them."""
         item = _written(item)
@@ -197,11 +197,11 @@ class Table:
         """Remove an item, whatever it is by now."""
         return Delete(self.name, key._asdict())
 
-    def drop(self, found: Found) -> Operation:
+    def drop(self, found: ReadItem) -> Operation:
         assert found.item is not None
         return Delete(self.name, found.key._asdict(), _stands(found.item))
 
-    def unchanged(self, found: Found) -> Operation:
+    def unchanged(self, found: ReadItem) -> Operation:
         """Nothing is written, but the others only if this is still as it was found."""
         condition = F("pk").does_not_exist() if found.item is None else _stands(found.item)
         return ConditionCheck(self.name, found.key._asdict(), condition)

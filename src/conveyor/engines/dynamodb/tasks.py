@@ -39,13 +39,13 @@ from conveyor.engines.dynamodb.layout import (
     task_key,
     task_prefix,
 )
-from conveyor.engines.dynamodb.statements import End, Ender, Insertion, insert, task_item, task_of
+from conveyor.engines.dynamodb.statements import Ender, Insertion, TaskFinish, insert, task_item, task_of
 from conveyor.engines.dynamodb.table import Key, Table, query_payload
 from conveyor.engines.dynamodb.trail import Trail
-from conveyor.engines.dynamodb.wire import Refused
+from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.engines.tasks import Finished, Scanned, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, Event, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, shard_of
+from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, shard_of
 from conveyor.states import TaskStatus
 
 _TASK_ID = re.compile(r"[0-9a-f]{64}")
@@ -94,7 +94,7 @@ class DynamoTasks:
         if not ends:
             return Finished(frozenset(), await self.counts(run))
         # The first of several ends of one task in a batch counts.
-        first = {end.index: End(key_at(run, end.index), end) for end in reversed(ends)}
+        first = {end.index: TaskFinish(key_at(run, end.index), end) for end in reversed(ends)}
         crashpoint("tasks.finish.before")
         moved = await self._move(run, list(first.values()))
         crashpoint("tasks.finish.after")
@@ -104,7 +104,7 @@ class DynamoTasks:
         while True:
             pending = await self._pending(run, limit)
             ends = [TaskEnd(index, TaskStatus.CANCELLED, 0, None, None, "{}", at) for index in pending]
-            moved = await self._move(run, [End(key_at(run, end.index), end) for end in ends])
+            moved = await self._move(run, [TaskFinish(key_at(run, end.index), end) for end in ends])
             # Others may have ended all of these meanwhile; there may be more.
             if moved or not pending:
                 return len(moved)
@@ -147,7 +147,7 @@ class DynamoTasks:
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         await self._trail.note(run, events)
 
-    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[EventRecord]:
         if task_id is None:
             return await self._trail.page(run, shards(run), None, cursor, limit)
         task = await self.task(run, task_id)
@@ -172,13 +172,13 @@ class DynamoTasks:
             return
         item = {**first_key(run)._asdict(), "v": 1, "events": 0}
         put = Put(self._table.name, item, F("pk").does_not_exist())
-        with suppress(Refused):
+        with suppress(DynamoRefused):
             await self._table.wire.call("PutItem", put.to_request_payload()["Put"])
         if len(self._begun) >= _MOST_KNOWN_RUNS:
             self._begun.clear()
         self._begun.add(known)
 
-    async def _move(self, run: RunKey, ends: list[End]) -> list[TaskEnd]:
+    async def _move(self, run: RunKey, ends: list[TaskFinish]) -> list[TaskEnd]:
         """End tasks and count those that moved. What moved is counted even if not all could be tried."""
         if not ends:
             return []

@@ -12,9 +12,9 @@ from aiodynamo.operations import Update
 from conveyor.engines.dynamodb.events import DIGITS, after
 from conveyor.engines.dynamodb.layout import event_key, event_prefix, first_key, partition
 from conveyor.engines.dynamodb.table import Item, Table
-from conveyor.engines.dynamodb.wire import Refused
+from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.engines.tasks import TaskEvent
-from conveyor.model import Event, Page, RunKey
+from conveyor.model import EventRecord, Page, RunKey
 
 
 class Trail:
@@ -34,7 +34,7 @@ class Trail:
 
     async def page(
         self, run: RunKey, shards: Iterable[int], index: int | None, cursor: str | None, limit: int
-    ) -> Page[Event]:
+    ) -> Page[EventRecord]:
         """Events of these shards, of all tasks or of one."""
         prefix = event_prefix(run)
         within = RangeKey("sk").between(f"{prefix}{after(cursor) + 1:0{DIGITS}d}", f"{prefix}~")
@@ -56,7 +56,7 @@ class Trail:
         payload: dict[str, Any] = {**update.to_request_payload()["Update"], "ReturnValues": "UPDATED_NEW"}
         try:
             answer = await self._table.wire.call("UpdateItem", payload)
-        except Refused:
+        except DynamoRefused:
             return None
         return int(answer["Attributes"]["events"]["N"])
 
@@ -72,6 +72,8 @@ def _item(run: RunKey, seq: int, event: TaskEvent) -> Item:
     }
 
 
-def _event(run: RunKey, item: Item) -> Event:
+def _event(run: RunKey, item: Item) -> EventRecord:
     seq = int(item["sk"].rpartition("#")[2])
-    return Event(seq, float(item["at"]), item["event"], run.run_id, item["index"], msgspec.json.decode(item["data"]))
+    return EventRecord(
+        seq, float(item["at"]), item["event"], run.run_id, item["index"], msgspec.json.decode(item["data"])
+    )

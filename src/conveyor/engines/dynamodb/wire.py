@@ -19,7 +19,7 @@ from aiodynamo.models import StaticDelayRetry
 from yarl import URL
 
 from conveyor.clock import Clock
-from conveyor.engines.dynamodb.address import Address
+from conveyor.engines.dynamodb.address import DynamoAddress
 from conveyor.errors import EngineFailed
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ _SECONDS_FOR_A_CALL = 20.0
 _SECONDS_TO_CONNECT = 5.0
 
 
-class Refused(Exception):
+class DynamoRefused(Exception):
     """A condition did not hold; nothing was written by this try."""
 
     def __init__(self) -> None:
@@ -110,7 +110,9 @@ class Pauses:
 class Wire:
     """One client for both tables."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: Address, clock: Clock, patience: Patience) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, address: DynamoAddress, clock: Clock, patience: Patience
+    ) -> None:
         self._session = session
         self._endpoint = address.endpoint or f"https://dynamodb.{address.region}.amazonaws.com/"
         self._client = Client(
@@ -132,7 +134,7 @@ class Wire:
         try:
             return await self._client.send_request(action=action, payload=payload)
         except errors.ConditionalCheckFailed as error:
-            raise Refused() from error
+            raise DynamoRefused() from error
         except errors.TransactionCanceled as error:
             raise _cancelled(error) from error
         except _REFUSED_FOR_NOW as error:
@@ -196,7 +198,7 @@ def make_session() -> aiohttp.ClientSession:
 def _cancelled(error: errors.TransactionCanceled) -> Exception:
     codes = {str(reason.get("Code")) for reason in error.body["CancellationReasons"]} - {"None"}
     if "ConditionalCheckFailed" in codes:
-        return Refused()
+        return DynamoRefused()
     if codes <= PASSING_CODES:
         return Transient(f"transaction cancelled: {', '.join(sorted(codes))}", unsure=False)
     return EngineFailed(f"DynamoDB cancelled a transaction: {error.body.get('message') or ', '.join(sorted(codes))}")

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.database import Database, Session, open_database
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession, open_database
 from conveyor.engines.postgres.doctor import Finding, run_checks
 from conveyor.engines.postgres.jobs import insert_job
 from conveyor.engines.postgres.outbox import insert_notice, is_own
@@ -15,11 +15,11 @@ from conveyor.engines.postgres.schema import check_version, migrate
 from conveyor.engines.postgres.seeds import copy_tasks
 from conveyor.engines.postgres.tables import OWN_FROM
 from conveyor.engines.postgres.tasks import PostgresTasks
-from conveyor.engines.postgres.url import Place, parse_url
+from conveyor.engines.postgres.url import PostgresPlace, parse_url
 from conveyor.engines.postgres.wakes import Wake, listening
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.model import Job, Notice, TaskSeed
+from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.model import Job, OutboxEvent, TaskSeed
 
 __all__ = ["PostgresEngine", "migrate"]
 
@@ -27,7 +27,7 @@ __all__ = ["PostgresEngine", "migrate"]
 class PostgresEngine:
     """Three seams on one database, and so the capability to accept a job whole."""
 
-    def __init__(self, place: Place, database: Database, clock: Clock, own_from: int) -> None:
+    def __init__(self, place: PostgresPlace, database: PostgresDatabase, clock: Clock, own_from: int) -> None:
         self._place = place
         self._database = database
         self._clock = clock
@@ -48,16 +48,16 @@ class PostgresEngine:
     async def accept_whole(
         self,
         job: Job,
-        notice: Notice,
-        answer: IdempotencyRow | None,
+        notice: OutboxEvent,
+        answer: IdempotencyClaim | None,
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
-        rows: Sequence[Row] = (),
-    ) -> IdempotencyRow | None:
+        rows: Sequence[Document] = (),
+    ) -> IdempotencyClaim | None:
         now = self._clock.now()
 
-        async def work(db: Session) -> IdempotencyRow | None:
+        async def work(db: PostgresSession) -> IdempotencyClaim | None:
             if await is_own(db, notice):
                 return None
             standing = await insert_job(db, job, answer, rows, now)

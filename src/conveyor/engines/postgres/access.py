@@ -3,10 +3,10 @@
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.records import Claimed, IdempotencyRow
-from conveyor.model import ApiKey, TenantId, Upload
+from conveyor.engines.records import Claimed, IdempotencyClaim
+from conveyor.model import ApiKey, TenantId, UploadRecord
 
 SQL = named_queries("access.sql")
 
@@ -14,14 +14,14 @@ SQL = named_queries("access.sql")
 class PostgresAccess:
     """AccessRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def claim(self, row: IdempotencyRow) -> Claimed:
+    async def claim(self, row: IdempotencyClaim) -> Claimed:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
-        async def work(db: Session) -> Claimed:
+        async def work(db: PostgresSession) -> Claimed:
             granted = await db.change(SQL["claim"], values) > 0
             standing = await _standing(db, row)
             # A claim of this very moment is the one whose commit went unanswered.
@@ -30,13 +30,13 @@ class PostgresAccess:
 
         return await self._database.write(work)
 
-    async def unclaim(self, row: IdempotencyRow) -> None:
+    async def unclaim(self, row: IdempotencyClaim) -> None:
         await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
 
-    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(upload)
 
-        async def work(db: Session) -> IdempotencyRow | None:
+        async def work(db: PostgresSession) -> IdempotencyClaim | None:
             if db.again and await db.value(SQL["upload_there"], values):
                 return None
             standing = await answer_claim(db, answer)
@@ -46,9 +46,9 @@ class PostgresAccess:
 
         return await self._database.write(work)
 
-    async def upload(self, upload_id: str) -> Upload | None:
+    async def upload(self, upload_id: str) -> UploadRecord | None:
         row = await self._database.row(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
-        return Upload(*row) if row else None
+        return UploadRecord(*row) if row else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
         await self._database.change(SQL["keep_upload"], {"upload_id": upload_id, "until": until})
@@ -56,21 +56,21 @@ class PostgresAccess:
     async def mark_stored(self, upload_id: str) -> bool:
         values = {"upload_id": upload_id, "now": self._clock.now()}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["mark_stored"], values) > 0:
                 return True
             return db.again and bool(await db.value(SQL["stored_at"], values) == values["now"])
 
         return await self._database.write(work)
 
-    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+    async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         rows = await self._database.rows(SQL["expired_uploads"], {"by": by, "limit": limit})
-        return [Upload(*row) for row in rows]
+        return [UploadRecord(*row) for row in rows]
 
     async def forget_upload(self, upload_id: str) -> bool:
         values = {"upload_id": upload_id, "now": self._clock.now()}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["forget_upload"], values):
                 return True
             return db.again and await db.value(SQL["upload_there"], values) is None
@@ -85,7 +85,7 @@ class PostgresAccess:
     async def create_key(self, key: ApiKey) -> None:
         values = msgspec.structs.asdict(key)
 
-        async def work(db: Session) -> None:
+        async def work(db: PostgresSession) -> None:
             if not (db.again and await db.row(SQL["key"], values)):
                 await db.change(SQL["insert_key"], values)
 
@@ -102,21 +102,21 @@ class PostgresAccess:
         return await self._database.change(SQL["revoke_key"], {"key_id": key_id, "at": at}) > 0
 
 
-async def release_upload(db: Session, upload_id: str | None, now: float) -> None:
+async def release_upload(db: PostgresSession, upload_id: str | None, now: float) -> None:
     """Part of a transaction: something that referred to an upload is gone. It expires unless something else does. Who
     refers to it at this very moment is not seen, and need not be: readers and retention look for references, too."""
     if upload_id is not None:
         await db.change(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
-async def answer_claim(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+async def answer_claim(db: PostgresSession, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
     """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
     if answer is None or await db.change(SQL["answer"], msgspec.structs.asdict(answer)):
         return None
     return await _standing(db, answer)
 
 
-async def answered(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+async def answered(db: PostgresSession, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
     """The answer that the request has by now, if it has one."""
     if answer is None:
         return None
@@ -124,6 +124,6 @@ async def answered(db: Session, answer: IdempotencyRow | None) -> IdempotencyRow
     return row if row != answer and row.status != 0 else None
 
 
-async def _standing(db: Session, row: IdempotencyRow) -> IdempotencyRow:
+async def _standing(db: PostgresSession, row: IdempotencyClaim) -> IdempotencyClaim:
     found = await db.row(SQL["idempotency"], {"tenant": row.tenant, "route": row.route, "key": row.key})
-    return IdempotencyRow(*found) if found else row
+    return IdempotencyClaim(*found) if found else row

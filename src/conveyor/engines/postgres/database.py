@@ -19,7 +19,7 @@ import structlog
 from conveyor.callers import in_role
 from conveyor.clock import Clock
 from conveyor.engines.postgres.queries import Query
-from conveyor.engines.postgres.url import Place
+from conveyor.engines.postgres.url import PostgresPlace
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 
@@ -76,7 +76,7 @@ class _Away(Exception):
         self.unsure = unsure
 
 
-class Session:
+class PostgresSession:
     """A connection, inside a transaction unless said otherwise."""
 
     def __init__(self, connection: Any, again: bool) -> None:
@@ -107,10 +107,10 @@ class Session:
         await self._connection.copy_records_to_table(table, columns=columns, records=records)
 
 
-Work = Callable[[Session], Awaitable[T]]
+Work = Callable[[PostgresSession], Awaitable[T]]
 
 
-class Database:
+class PostgresDatabase:
     """Made by `open_database`."""
 
     def __init__(self, pool: Any, clock: Clock, connections: int) -> None:
@@ -158,7 +158,7 @@ class Database:
         async with self._connection() as connection:
             try:
                 crashpoint("postgres.commit.before")
-                result = await work(Session(connection, again))
+                result = await work(PostgresSession(connection, again))
                 crashpoint("postgres.commit.after")
             except Exception as error:
                 _raise(error, connection, True)
@@ -171,7 +171,7 @@ class Database:
                 transaction = connection.transaction()
                 await transaction.start()
                 try:
-                    result = await work(Session(connection, again))
+                    result = await work(PostgresSession(connection, again))
                 except BaseException:
                     with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                         await transaction.rollback()
@@ -271,7 +271,7 @@ def _changed(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
-async def connect(place: Place) -> Any:
+async def connect(place: PostgresPlace) -> Any:
     """A connection outside the pool. Raises EngineFailed."""
     try:
         return await asyncpg.connect(
@@ -285,7 +285,7 @@ async def connect(place: Place) -> Any:
 
 
 @asynccontextmanager
-async def open_database(place: Place, clock: Clock) -> AsyncIterator[Database]:
+async def open_database(place: PostgresPlace, clock: Clock) -> AsyncIterator[PostgresDatabase]:
     """A pool of connections, closed at the end."""
     pool = asyncpg.create_pool(
         place.dsn,
@@ -301,7 +301,7 @@ async def open_database(place: Place, clock: Clock) -> AsyncIterator[Database]:
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
     try:
-        yield Database(pool, clock, place.connections)
+        yield PostgresDatabase(pool, clock, place.connections)
     finally:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):

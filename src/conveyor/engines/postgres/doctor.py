@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import SQL as ACCESS
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.schema import check_version
 from conveyor.errors import EngineFailed
@@ -40,7 +40,7 @@ class _Undo(Exception):
     """Nothing of a probe is to stay."""
 
 
-async def run_checks(database: Database, clock: Clock, connections: int) -> list[Finding]:
+async def run_checks(database: PostgresDatabase, clock: Clock, connections: int) -> list[Finding]:
     """In order; one that can not be made says so."""
 
     async def connected() -> str | None:
@@ -76,27 +76,27 @@ async def _tried(check: Callable[[], Awaitable[str | None]]) -> str | None:
         return error.message
 
 
-async def _reachable(database: Database) -> str | None:
+async def _reachable(database: PostgresDatabase) -> str | None:
     await database.value(_NOW, {})
     return None
 
 
-async def _server_version(database: Database) -> str | None:
+async def _server_version(database: PostgresDatabase) -> str | None:
     number, shown = await database.row(_VERSION, {})
     return None if number >= _OLDEST else f"Postgres {shown} is too old: use 14 or newer."
 
 
-async def _schema_version(database: Database) -> str | None:
+async def _schema_version(database: PostgresDatabase) -> str | None:
     await check_version(database)
     return None
 
 
-async def _encoding(database: Database) -> str | None:
+async def _encoding(database: PostgresDatabase) -> str | None:
     found = await database.value(_ENCODING, {})
     return None if found == "UTF8" else f"The database is encoded in {found}: make one with ENCODING 'UTF8'."
 
 
-async def _writes(database: Database) -> str | None:
+async def _writes(database: PostgresDatabase) -> str | None:
     """A row, an update that its condition lets through, and one that it does not."""
     values = {
         "tenant": "",
@@ -112,7 +112,7 @@ async def _writes(database: Database) -> str | None:
     }
     changed: list[int] = []
 
-    async def work(db: Session) -> None:
+    async def work(db: PostgresSession) -> None:
         changed[:] = [await db.change(ACCESS[query], values) for query in ("claim", "answer", "answer")]
         raise _Undo
 
@@ -121,23 +121,23 @@ async def _writes(database: Database) -> str | None:
     return None if changed == [1, 1, 0] else f"A conditional write went wrong: {changed} rows instead of [1, 1, 0]."
 
 
-async def _may_create(database: Database) -> str | None:
+async def _may_create(database: PostgresDatabase) -> str | None:
     if await database.value(_MAY_CREATE, {}):
         return None
     return "Large runs get tables of their own: GRANT CREATE ON SCHEMA … to the user of the URL."
 
 
-async def _durable(database: Database) -> str | None:
+async def _durable(database: PostgresDatabase) -> str | None:
     durable, _ = await database.row(_SETTINGS, {})
     return None if durable else "What was committed may be lost: set fsync, full_page_writes and synchronous_commit on."
 
 
-async def _autovacuum(database: Database) -> str | None:
+async def _autovacuum(database: PostgresDatabase) -> str | None:
     _, on = await database.row(_SETTINGS, {})
     return None if on else "Dead rows are never cleared away: set autovacuum on."
 
 
-async def _skew(database: Database, clock: Clock) -> str | None:
+async def _skew(database: PostgresDatabase, clock: Clock) -> str | None:
     before = clock.now()
     there = await database.value(_NOW, {})
     after = clock.now()
@@ -147,7 +147,7 @@ async def _skew(database: Database, clock: Clock) -> str | None:
     return f"The server's clock and this machine's are {skew:.1f} s apart: have both follow NTP."
 
 
-async def _old_transactions(database: Database) -> str | None:
+async def _old_transactions(database: PostgresDatabase) -> str | None:
     seconds = await database.value(_OLD_SNAPSHOTS, {})
     if seconds <= _LONGEST_TRANSACTION:
         return None
@@ -157,7 +157,7 @@ async def _old_transactions(database: Database) -> str | None:
     )
 
 
-async def _dead(database: Database) -> str | None:
+async def _dead(database: PostgresDatabase) -> str | None:
     dead = await database.value(_DEAD, {})
     if dead <= _MOST_DEAD:
         return None

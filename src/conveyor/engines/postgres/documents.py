@@ -7,11 +7,11 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import answer_claim, release_upload
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.outbox import insert_notice, is_own
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.records import IdempotencyRow, Row
-from conveyor.model import JobId, Notice, Page, TenantId
+from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("rows.sql")
 
@@ -19,21 +19,21 @@ SQL = named_queries("rows.sql")
 _MOST_AT_ONCE = 25
 
 
-class PostgresRows:
+class PostgresDocuments:
     """RowRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def create_rows(
-        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
-    ) -> IdempotencyRow | None:
+        self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
+    ) -> IdempotencyClaim | None:
         if len(rows) > _MOST_AT_ONCE:
             raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
         now = self._clock.now()
 
-        async def work(db: Session) -> IdempotencyRow | None:
+        async def work(db: PostgresSession) -> IdempotencyClaim | None:
             if await is_own(db, notice):
                 return None
             standing = await answer_claim(db, answer)
@@ -46,16 +46,16 @@ class PostgresRows:
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
         found = await self._database.row(SQL["row"], values)
-        return Row(*found) if found else None
+        return Document(*found) if found else None
 
-    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
         replaced = msgspec.structs.replace(row, version=row.version + 1)
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             before = await db.row(SQL["replace_row"], values)
             if before is None:
                 return db.again and await _there(db, row) == replaced
@@ -67,10 +67,10 @@ class PostgresRows:
 
         return replaced if await self._database.write(work) else None
 
-    async def remove_row(self, row: Row) -> bool:
+    async def remove_row(self, row: Document) -> bool:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             gone = await db.row(SQL["remove_row"], values)
             if gone is None:
                 return db.again and await _there(db, row) is None
@@ -81,7 +81,7 @@ class PostgresRows:
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
-    ) -> Page[Row]:
+    ) -> Page[Document]:
         values: dict[str, Any] = {
             "kind": kind,
             "tenant": tenant,
@@ -91,21 +91,21 @@ class PostgresRows:
             "limit": limit + 1,
         }
         found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
-        items = [Row(*each) for each in found[:limit]]
+        items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
-        return [Row(*each) for each in found]
+        return [Document(*each) for each in found]
 
 
-async def insert_rows(db: Session, rows: Sequence[Row], now: float) -> None:
+async def insert_rows(db: PostgresSession, rows: Sequence[Document], now: float) -> None:
     """Part of a transaction; those that are there already stay as they are. In one order, whoever writes them: two that
     wrote the same rows in two orders would wait for each other."""
     for row in sorted(rows, key=lambda each: (each.kind, each.tenant, each.id)):
         await db.change(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})
 
 
-async def _there(db: Session, row: Row) -> Row | None:
+async def _there(db: PostgresSession, row: Document) -> Document | None:
     found = await db.row(SQL["row_there"], msgspec.structs.asdict(row))
-    return Row(*found) if found else None
+    return Document(*found) if found else None

@@ -8,9 +8,9 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
 from conveyor.engines.postgres.access import answer_claim, answered
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
 
 SQL = named_queries("ingests.sql")
@@ -21,14 +21,14 @@ _range = msgspec.json.Decoder(Range)
 class PostgresIngests:
     """IngestRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
         values = {"job_id": job_id, "run_id": run_id, "touched_at": None}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:
                 return db.again and await _ranges(db, run_id) == list(ranges)
             await _insert(db, run_id, ranges)
@@ -43,12 +43,12 @@ class PostgresIngests:
         run_id: RunId,
         source: Source,
         lines: int,
-        answer: IdempotencyRow | None,
+        answer: IdempotencyClaim | None,
         seal: bool,
-    ) -> Range | IdempotencyRow | None:
+    ) -> Range | IdempotencyClaim | None:
         values = {"job_id": job_id, "run_id": run_id, "lines": lines, "seal": seal, "now": self._clock.now()}
 
-        async def work(db: Session) -> Range | IdempotencyRow | None:
+        async def work(db: PostgresSession) -> Range | IdempotencyClaim | None:
             if db.again:
                 # Every batch is staged under a name of its own.
                 own = [one for one in await _ranges(db, run_id) if one.source == source]
@@ -101,7 +101,7 @@ class PostgresIngests:
             "done": range.done,
         }
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.row(SQL["lock_run"], values) is None:
                 return False
             found = await db.row(SQL["range"], values)
@@ -115,7 +115,7 @@ class PostgresIngests:
     async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
         values = {"job_id": job_id, "run_id": run_id, "reason": reason, "touched_at": touched_at}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:
                 return db.again and await db.value(SQL["sealed_so"], values) is not None
             await db.change(SQL["seal_job"], values)
@@ -124,11 +124,11 @@ class PostgresIngests:
         return await self._database.write(work)
 
 
-async def _ranges(db: Session, run_id: RunId) -> list[Range]:
+async def _ranges(db: PostgresSession, run_id: RunId) -> list[Range]:
     return [_shown(row) for row in await db.rows(SQL["ranges"], {"run_id": run_id})]
 
 
-async def _insert(db: Session, run_id: RunId, ranges: Sequence[Range]) -> None:
+async def _insert(db: PostgresSession, run_id: RunId, ranges: Sequence[Range]) -> None:
     values = {
         "run_id": run_id,
         "numbers": [one.number for one in ranges],
@@ -141,7 +141,7 @@ async def _insert(db: Session, run_id: RunId, ranges: Sequence[Range]) -> None:
     await db.change(SQL["insert_ranges"], values)
 
 
-async def _add(db: Session, run_id: RunId, sums: IngestSums) -> None:
+async def _add(db: PostgresSession, run_id: RunId, sums: IngestSums) -> None:
     await db.change(SQL["add_sums"], {**msgspec.structs.asdict(sums), "run_id": run_id})
 
 

@@ -7,19 +7,19 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import answer_claim, release_upload
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.documents import insert_rows
 from conveyor.engines.postgres.outbox import insert_notice, is_own
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.records import IdempotencyRow, Row, upload_of
+from conveyor.engines.records import Document, IdempotencyClaim, upload_of
 from conveyor.model import (
     Job,
     JobId,
     JobKind,
     Lineage,
     Mode,
-    Notice,
     Options,
+    OutboxEvent,
     Page,
     ResultLayout,
     Run,
@@ -38,23 +38,23 @@ _lineage = msgspec.json.Decoder(Lineage)
 _NEWEST = "~"
 
 
-class _Busy(Exception):
+class _PostgresBusy(Exception):
     """The latest run has not ended, or is not the one before."""
 
 
 class PostgresJobs:
     """JobRecords: every change is one transaction."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def create_job(
-        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
-    ) -> IdempotencyRow | None:
+        self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
+    ) -> IdempotencyClaim | None:
         now = self._clock.now()
 
-        async def work(db: Session) -> IdempotencyRow | None:
+        async def work(db: PostgresSession) -> IdempotencyClaim | None:
             if await is_own(db, notice):
                 return None
             standing = await insert_job(db, job, answer, rows, now)
@@ -64,10 +64,10 @@ class PostgresJobs:
 
         return await self._database.write(work)
 
-    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+    async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
         values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
 
-        async def work(db: Session) -> bool | IdempotencyRow:
+        async def work(db: PostgresSession) -> bool | IdempotencyClaim:
             if await is_own(db, notice):
                 return True
             # The claim first: the run that stands in the way may be the one that this very request made.
@@ -75,23 +75,23 @@ class PostgresJobs:
             if standing is not None:
                 return standing
             if await db.change(SQL["show_new_run"], values) == 0:
-                raise _Busy
+                raise _PostgresBusy
             await _insert_run(db, job)
             await insert_notice(db, notice)
             return True
 
         try:
             return await self._database.write(work)
-        except _Busy:
+        except _PostgresBusy:
             return False
 
     async def runs(self, job_id: JobId) -> list[Run]:
         return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
 
-    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
         values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["change_options"], values) == 0:
                 return await is_own(db, notice)
             await insert_notice(db, notice)
@@ -125,7 +125,7 @@ class PostgresJobs:
     async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
         values = {"job_id": job_id, "run_id": run_id}
 
-        async def work(db: Session) -> Run | None:
+        async def work(db: PostgresSession) -> Run | None:
             if await db.change(SQL["latch"], values):
                 await db.change(SQL["show_run_state"], values)
             row = await db.row(SQL["run"], values)
@@ -140,7 +140,7 @@ class PostgresJobs:
         sources: Collection[RunState],
         target: RunState,
         reason: str | None,
-        notice: Notice | None,
+        notice: OutboxEvent | None,
         keep: bool = False,
     ) -> bool:
         values = {
@@ -153,7 +153,7 @@ class PostgresJobs:
             "ended_at": self._clock.now() if target in ENDED else None,
         }
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["move_run"], values) == 0:
                 if notice is None:
                     return db.again and await db.value(SQL["moved_so"], values) is not None
@@ -174,7 +174,7 @@ class PostgresJobs:
     async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
 
-        async def work(db: Session) -> bool:
+        async def work(db: PostgresSession) -> bool:
             await db.rows(SQL["lock_runs"], values)
             if await db.change(SQL["hide_job"], values) == 0:
                 return db.again and await db.value(SQL["hidden_so"], values) is not None
@@ -190,7 +190,7 @@ class PostgresJobs:
     async def forget_job(self, job_id: JobId) -> None:
         values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}
 
-        async def work(db: Session) -> None:
+        async def work(db: PostgresSession) -> None:
             await db.rows(SQL["lock_runs"], values)
             row = await db.row(SQL["forget_job"], values)
             if row is None:
@@ -204,8 +204,8 @@ class PostgresJobs:
 
 
 async def insert_job(
-    db: Session, job: Job, answer: IdempotencyRow | None, rows: Sequence[Row], now: float
-) -> IdempotencyRow | None:
+    db: PostgresSession, job: Job, answer: IdempotencyClaim | None, rows: Sequence[Document], now: float
+) -> IdempotencyClaim | None:
     """Part of a transaction: the job with its run and rows, unless the claimed request is no longer the caller's. Its
     notice is left to the caller, for the end."""
     standing = await answer_claim(db, answer)
@@ -217,7 +217,7 @@ async def insert_job(
     return None
 
 
-async def _insert_run(db: Session, job: Job) -> None:
+async def _insert_run(db: PostgresSession, job: Job) -> None:
     run = job.run
     values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
     await db.change(SQL["insert_run"], values)

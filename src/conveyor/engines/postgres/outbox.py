@@ -5,45 +5,45 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.events import after, events_page
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.model import Event, JobId, Notice, Page, TenantId
+from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("notices.sql")
 
 
-class PostgresNotices:
+class PostgresOutbox:
     """The part of JobRecords that reads what was told and what is still to be told."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
         return events_page(await self._database.rows(SQL["notices"], values), limit)
 
-    async def untold(self, limit: int) -> list[Notice]:
+    async def untold(self, limit: int) -> list[OutboxEvent]:
         rows = await self._database.rows(SQL["untold"], {"limit": limit})
         return [
-            Notice(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
+            OutboxEvent(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
             for notice_id, tenant, job_id, run_id, event, at, data in rows
         ]
 
-    async def mark_told(self, notices: Sequence[Notice]) -> None:
+    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         if notices:
             ids = sorted({notice.notice_id for notice in notices})
             await self._database.change(SQL["mark_told"], {"notice_ids": ids})
 
 
-async def insert_notice(db: Session, notice: Notice) -> None:
+async def insert_notice(db: PostgresSession, notice: OutboxEvent) -> None:
     """The last part of a transaction."""
     values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
     await db.change(SQL["insert_notice"], values)
 
 
-async def is_own(db: Session, notice: Notice | None) -> bool:
+async def is_own(db: PostgresSession, notice: OutboxEvent | None) -> bool:
     """Whether an earlier try, whose commit went unanswered, was committed: its notice is then there."""
     if not db.again or notice is None:
         return False

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from conveyor.engines.postgres.database import Database
+from conveyor.engines.postgres.database import PostgresDatabase
 from conveyor.engines.postgres.queries import Query, made_for
 
 # Of the rows of a large run, few are in the shared tables: they are asked for a small part of a page at first.
@@ -19,10 +19,10 @@ def united(text: str, suffixes: tuple[str, ...], tail: str = "") -> Query:
     return made_for(f"SELECT * FROM ({parts}) AS found {tail}", "")  # noqa: S608  (made of our own texts)
 
 
-class Stream:
+class RowStream:
     """The rows of one table in order of (sort_key, idx), asked for as they are needed."""
 
-    def __init__(self, database: Database, query: Query, values: Mapping[str, Any]) -> None:
+    def __init__(self, database: PostgresDatabase, query: Query, values: Mapping[str, Any]) -> None:
         self._database = database
         self._query = query
         self._values = dict(values)
@@ -37,7 +37,7 @@ class Stream:
             self._values |= {"after_key": rows[-1]["sort_key"], "after_idx": rows[-1]["idx"]}
 
 
-async def merged(streams: list[Stream], limit: int) -> list[Any]:
+async def merged(streams: list[RowStream], limit: int) -> list[Any]:
     """The first `limit` rows of all together. Left to the server, it would read every table to its end and sort."""
     for stream in streams[:-1]:
         await stream.fill(limit // _SHARED_PART + 1)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.database import Database, Session
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.events import after as after_seq
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
@@ -54,7 +54,7 @@ _BOTTOM = _Floor(0.0, 0, 0.0)
 class PostgresQueue:
     """Messages of all queues in one table."""
 
-    def __init__(self, database: Database, clock: Clock, channel: str) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock, channel: str) -> None:
         self._database = database
         self._clock = clock
         self._channel = channel
@@ -147,7 +147,7 @@ class PostgresQueue:
         values = {"ids": _ids(message_ids), "now": self._clock.now()}
         ended: set[int] = set()
 
-        async def work(db: Session) -> int:
+        async def work(db: PostgresSession) -> int:
             there = {row[0] for row in await db.rows(SQL["lock_letters"], values)}
             if there:
                 await db.change(SQL[query], values)
@@ -180,7 +180,7 @@ class PostgresQueue:
         return frozenset(receipts) - {f"{message}.{delivery}" for message, delivery in done}
 
 
-async def insert_messages(db: Session, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
+async def insert_messages(db: PostgresSession, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
     """Part of a transaction, or a step."""
     values = {
         "queue": queue,
@@ -190,7 +190,7 @@ async def insert_messages(db: Session, now: float, queue: QueueName, messages: S
     await db.change(SQL["send"], values)
 
 
-async def _take(db: Session, values: dict[str, Any]) -> list[Any]:
+async def _take(db: PostgresSession, values: dict[str, Any]) -> list[Any]:
     if db.again:
         # A try that went unanswered may have taken some: nobody else has its delivery's name.
         taken = await db.rows(SQL["taken"], values)
@@ -199,7 +199,7 @@ async def _take(db: Session, values: dict[str, Any]) -> list[Any]:
     return await db.rows(SQL["take"], values)
 
 
-async def _apply(db: Session, query: str, values: dict[str, Any]) -> set[tuple[int, str]]:
+async def _apply(db: PostgresSession, query: str, values: dict[str, Any]) -> set[tuple[int, str]]:
     """Which of the receipts counted, as (id, delivery)."""
     done = {(row[0], row[1]) for row in await db.rows(SQL[query], values)}
     if db.again and query == "ack":

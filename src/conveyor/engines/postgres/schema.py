@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 
-from conveyor.engines.postgres.database import Database, connect
+from conveyor.engines.postgres.database import PostgresDatabase, connect
 from conveyor.engines.postgres.queries import parse
-from conveyor.engines.postgres.url import Place, parse_url
+from conveyor.engines.postgres.url import PostgresPlace, parse_url
 from conveyor.errors import EngineFailed
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
@@ -40,7 +40,7 @@ async def migrate(url: str) -> list[int]:
             await connection.close(timeout=5.0)
 
 
-async def _migrate(connection: Any, place: Place) -> list[int]:
+async def _migrate(connection: Any, place: PostgresPlace) -> list[int]:
     # Others that migrate wait here, and find nothing left to do.
     await connection.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", f"migrate {place.schema}")
     # Asked first: who may not make schemas may be given one.
@@ -61,7 +61,7 @@ async def _migrate(connection: Any, place: Place) -> list[int]:
     return applied
 
 
-async def check_version(database: Database) -> None:
+async def check_version(database: PostgresDatabase) -> None:
     """Raises EngineFailed unless the schema is the one that this Conveyor knows."""
     version = 0
     if await database.value(_THERE, {"name": "migrations"}) is not None:

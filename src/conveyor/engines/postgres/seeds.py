@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.engines.postgres.database import Session
+from conveyor.engines.postgres.database import PostgresSession
 from conveyor.engines.postgres.queries import made_for, named_texts
 from conveyor.engines.postgres.tables import Numbered
 from conveyor.model import RunKey, TaskId, TaskSeed, shard_of
@@ -39,13 +39,13 @@ def sort_key(task: TaskId) -> int:
     return int(task[:_SORT_DIGITS], 16)
 
 
-async def copy_tasks(db: Session, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+async def copy_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction, or steps: tasks that are not there yet; fails if one is."""
     for suffix, rows in _parts(run, one, seeds):
         await db.copy(f"tasks{suffix}", _COLUMNS, rows)
 
 
-async def insert_tasks(db: Session, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction: tasks of which some may be there."""
     for suffix, rows in _parts(run, one, seeds):
         _, indexes, shards, sort_keys, tags, inputs = map(list, zip(*rows, strict=True))

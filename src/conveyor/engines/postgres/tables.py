@@ -9,7 +9,7 @@ OWN_FROM rows are removed one by one. The number is part of the layout: a schema
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from conveyor.engines.postgres.database import Session
+from conveyor.engines.postgres.database import PostgresSession
 from conveyor.engines.postgres.queries import made_for, named_texts
 
 OWN_FROM = 10_000
@@ -49,7 +49,7 @@ def split(run: Numbered, indexes: Sequence[int], items: Sequence[T]) -> list[tup
     return [(suffix, part) for suffix, part in (("", shared), (run.suffix, own)) if part]
 
 
-async def make_own(db: Session, number: int) -> None:
+async def make_own(db: PostgresSession, number: int) -> None:
     """Part of a transaction: the tables of a run, if it has none yet."""
     values = {"run_no": number, "own": True}
     await db.value(made_for(SQL["lock_own"], ""), values)
@@ -57,7 +57,7 @@ async def make_own(db: Session, number: int) -> None:
     await db.change(made_for(SQL["mark_own"], ""), values)
 
 
-async def drop_own(db: Session, number: int) -> None:
+async def drop_own(db: PostgresSession, number: int) -> None:
     """Part of a transaction. Fails if somebody holds one of them."""
     await db.run(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
     await db.run(made_for(SQL["drop_own_tables"], f"_{number}").text)

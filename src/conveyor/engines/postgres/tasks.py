@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from conveyor.engines.postgres.database import Database, Session, already_there, table_gone
+from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession, already_there, table_gone
 from conveyor.engines.postgres.events import after as after_seq
 from conveyor.engines.postgres.events import events_page
-from conveyor.engines.postgres.pages import Stream, merged, united
+from conveyor.engines.postgres.pages import RowStream, merged, united
 from conveyor.engines.postgres.queries import Query, made_for, named_texts
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
@@ -32,7 +32,7 @@ from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
-    Event,
+    EventRecord,
     Page,
     ResultDetail,
     RunId,
@@ -62,7 +62,7 @@ _detail = msgspec.json.Decoder(ResultDetail)
 class PostgresTasks:
     """Rows of tasks, of their ends and events, and the counts kept with them."""
 
-    def __init__(self, database: Database, own_from: int = OWN_FROM) -> None:
+    def __init__(self, database: PostgresDatabase, own_from: int = OWN_FROM) -> None:
         self._database = database
         self._own_from = own_from
         # A run's number never changes, and tables of its own stay until it is removed.
@@ -204,7 +204,7 @@ class PostgresTasks:
             end = None if where == TaskFilter() else await self._scan_end(one, failed, values)
             values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
             text = SQL["page_failed" if failed else "page"]
-            streams = [Stream(self._database, made_for(text, suffix), values) for suffix in one.suffixes]
+            streams = [RowStream(self._database, made_for(text, suffix), values) for suffix in one.suffixes]
             tasks = [_task(run.run_id, row) for row in await merged(streams, limit)]
             if len(tasks) == limit:
                 return Scanned(tasks, tasks[-1].task_id)
@@ -252,7 +252,7 @@ class PostgresTasks:
         if events:
             await self._on(run, work, None, indexes)
 
-    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[EventRecord]:
         values: dict[str, Any] = {"run_id": run.run_id, "after": after_seq(cursor), "limit": limit + 1}
         name = "events"
         if task_id is not None:
@@ -262,7 +262,7 @@ class PostgresTasks:
             values["idx"] = task.index
             name = "events_of_task"
 
-        async def work(one: Numbered) -> Page[Event]:
+        async def work(one: Numbered) -> Page[EventRecord]:
             values["run_no"] = one.number
             rows = await self._database.rows(_over(name, one, "ORDER BY seq LIMIT :limit"), values)
             return events_page(rows, limit)
@@ -313,7 +313,7 @@ class PostgresTasks:
         row = await self._database.row(made_for(SQL["run_no"], ""), {"run_id": run.run_id, "tenant": run.tenant})
         return Numbered(row["run_no"], row["own"], self._own_from) if row else None
 
-    async def number(self, db: Session, run: RunKey, seeds: Sequence[TaskSeed]) -> Numbered:
+    async def number(self, db: PostgresSession, run: RunKey, seeds: Sequence[TaskSeed]) -> Numbered:
         """Part of a transaction: the run's number, and tables of its own if these tasks want them."""
         values = {"run_id": run.run_id, "tenant": run.tenant}
         await db.change(made_for(SQL["insert_run_no"], ""), values)
@@ -327,7 +327,7 @@ class PostgresTasks:
         _bounded(self._known)[run.tenant, run.run_id] = one
 
 
-async def _finish(db: Session, one: Numbered, ends: list[TaskEnd]) -> frozenset[int]:
+async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> frozenset[int]:
     moved: list[int] = []
     own: list[int] = []
     for suffix, part in split(one, [end.index for end in ends], ends):
@@ -350,7 +350,7 @@ async def _finish(db: Session, one: Numbered, ends: list[TaskEnd]) -> frozenset[
     return frozenset(moved + own)
 
 
-async def _count(db: Session, one: Numbered, ends: list[TaskEnd]) -> None:
+async def _count(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> None:
     """The last locks of a transaction, and always taken in this order."""
     if not ends:
         return
@@ -370,7 +370,7 @@ async def _count(db: Session, one: Numbered, ends: list[TaskEnd]) -> None:
         await db.change(made_for(SQL["count_errors"], ""), values)
 
 
-async def _cancel(db: Session, suffix: str, values: dict[str, Any]) -> tuple[int, int | None]:
+async def _cancel(db: PostgresSession, suffix: str, values: dict[str, Any]) -> tuple[int, int | None]:
     moved, last = await db.row(made_for(SQL["cancel_pending"], suffix), values)
     if moved:
         more = {"run_no": values["run_no"], "succeeded": 0, "failed": 0, "cancelled": moved}
@@ -378,7 +378,7 @@ async def _cancel(db: Session, suffix: str, values: dict[str, Any]) -> tuple[int
     return moved, last
 
 
-async def _recount(db: Session, one: Numbered) -> Counts:
+async def _recount(db: PostgresSession, one: Numbered) -> Counts:
     values = {"run_no": one.number}
     # One at a time: two that found the same drift would mend it twice.
     await db.value(made_for(SQL["lock_counts"], ""), values)
@@ -390,7 +390,7 @@ async def _recount(db: Session, one: Numbered) -> Counts:
     return truth
 
 
-async def _note(db: Session, one: Numbered, suffix: str, events: list[TaskEvent]) -> None:
+async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[TaskEvent]) -> None:
     values = {
         "run_no": one.number,
         "indexes": [event.index for event in events],
@@ -401,7 +401,7 @@ async def _note(db: Session, one: Numbered, suffix: str, events: list[TaskEvent]
     await db.change(made_for(SQL["note_again" if db.again else "note"], suffix), values)
 
 
-async def _delete(db: Session, one: Numbered, limit: int) -> int:
+async def _delete(db: PostgresSession, one: Numbered, limit: int) -> int:
     """A step whose work does not grow with the run: tables of its own go at once, and count as one such step."""
     if one.own:
         await drop_own(db, one.number)

@@ -18,7 +18,7 @@ _DRIVERS_OWN = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "target
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 
 
-class Place(NamedTuple):
+class PostgresPlace(NamedTuple):
     """Where the engine's tables are."""
 
     dsn: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         return f"{parts.hostname}:{parts.port or 5432}{parts.path}"
 
 
-def parse_url(url: str) -> Place:
+def parse_url(url: str) -> PostgresPlace:
     """Raises InvalidSetting, which says what to write."""
     try:
         parts = urlsplit(url)
@@ -63,7 +63,7 @@ def parse_url(url: str) -> Place:
         known = ", ".join(sorted(_DRIVERS_OWN | {"schema", "connections"}))
         raise _wrong(f"there is no parameter {unknown[0]!r}; there are {known}")
     dsn = urlunsplit(("postgres", parts.netloc, parts.path, urlencode(given), ""))
-    return Place(dsn, schema, int(connections))
+    return PostgresPlace(dsn, schema, int(connections))
 
 
 def _wrong(why: str) -> InvalidSetting:

@@ -14,7 +14,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.database import connect
-from conveyor.engines.postgres.url import Place
+from conveyor.engines.postgres.url import PostgresPlace
 from conveyor.engines.queue import QueueName
 from conveyor.errors import EngineFailed
 
@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 5.0
 
 
 @asynccontextmanager
-async def listening(place: Place, clock: Clock, wake: Wake) -> AsyncIterator[None]:
+async def listening(place: PostgresPlace, clock: Clock, wake: Wake) -> AsyncIterator[None]:
     """Call `wake` with the name of each queue that something was sent to, on a connection of its own. Returns once it
     listens."""
     ready = asyncio.Event()
@@ -41,7 +41,7 @@ async def listening(place: Place, clock: Clock, wake: Wake) -> AsyncIterator[Non
             await task
 
 
-async def _listen(place: Place, clock: Clock, wake: Wake, ready: asyncio.Event) -> None:
+async def _listen(place: PostgresPlace, clock: Clock, wake: Wake, ready: asyncio.Event) -> None:
     pause = _FIRST_PAUSE
     while True:
         try:

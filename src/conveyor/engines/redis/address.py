@@ -12,7 +12,7 @@ _FORM = "redis://[user:password@]host[:port][/db][?prefix=NAME], with rediss:// 
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Address(msgspec.Struct, frozen=True):
+class RedisAddress(msgspec.Struct, frozen=True):
     """A server, and what all our keys on it begin with."""
 
     host: str
@@ -40,7 +40,7 @@ class Address(msgspec.Struct, frozen=True):
         }
 
 
-def read_address(url: str) -> Address:
+def read_address(url: str) -> RedisAddress:
     """InvalidSetting if it is not one; what it says has no password in it."""
     try:
         parts = urlsplit(url)
@@ -61,7 +61,7 @@ def read_address(url: str) -> Address:
     prefix = dict(query).get("prefix", "conveyor")
     if not _PREFIX.fullmatch(prefix):
         raise _refused("a prefix is up to 64 of the characters A-Z, a-z, 0-9, dot, dash and underscore")
-    return Address(
+    return RedisAddress(
         host=parts.hostname,
         port=port or 6379,
         database=int(database),

@@ -21,7 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from conveyor.clock import Clock
-from conveyor.engines.redis.address import Address
+from conveyor.engines.redis.address import RedisAddress
 from conveyor.errors import EngineFailed
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class _Call(msgspec.Struct, eq=False):
 class Server:
     """Made by `open_server`."""
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    def __init__(self, address: RedisAddress, clock: Clock) -> None:
         self._address = address
         self._clock = clock
         self._client = Redis(
@@ -211,7 +211,7 @@ def _say(error: object) -> str:
 
 
 @asynccontextmanager
-async def open_server(address: Address, clock: Clock) -> AsyncIterator[Server]:
+async def open_server(address: RedisAddress, clock: Clock) -> AsyncIterator[Server]:
     """Connect, hand out the server, disconnect."""
     server = Server(address, clock)
     carrying = asyncio.create_task(server.carry(), name="redis")

@@ -9,20 +9,20 @@ import apsw
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
-from conveyor.engines.sqlite.database import Database, open_database
+from conveyor.engines.sqlite.database import SqliteDatabase, open_database
 from conveyor.engines.sqlite.jobs import insert_job
 from conveyor.engines.sqlite.queue import SqliteQueue, insert_messages
 from conveyor.engines.sqlite.records import SqliteRecords
 from conveyor.engines.sqlite.tasks import SqliteTasks, insert_tasks, seed_rows
-from conveyor.model import Job, Notice, TaskSeed
+from conveyor.model import Job, OutboxEvent, TaskSeed
 
 
 class SqliteEngine:
     """All four seams on one database, and so the capability to accept a job whole."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self.records = SqliteRecords(database, clock)
@@ -43,17 +43,17 @@ class SqliteEngine:
     async def accept_whole(
         self,
         job: Job,
-        notice: Notice,
-        answer: IdempotencyRow | None,
+        notice: OutboxEvent,
+        answer: IdempotencyClaim | None,
         seeds: Sequence[TaskSeed],
         queue: QueueName,
         messages: Sequence[Outgoing],
-        rows: Sequence[Row] = (),
-    ) -> IdempotencyRow | None:
+        rows: Sequence[Document] = (),
+    ) -> IdempotencyClaim | None:
         now = self._clock.now()
         tasks = seed_rows(job.key, seeds)
 
-        def work(db: apsw.Connection) -> IdempotencyRow | None:
+        def work(db: apsw.Connection) -> IdempotencyClaim | None:
             standing = insert_job(db, job, notice, answer, rows, now)
             if standing is None:
                 if seeds:

@@ -6,9 +6,9 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Claimed, IdempotencyRow
-from conveyor.engines.sqlite.database import Database, named_queries
-from conveyor.model import ApiKey, TenantId, Upload
+from conveyor.engines.records import Claimed, IdempotencyClaim
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
+from conveyor.model import ApiKey, TenantId, UploadRecord
 
 SQL = named_queries("access.sql")
 
@@ -16,11 +16,11 @@ SQL = named_queries("access.sql")
 class SqliteAccess:
     """AccessRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def claim(self, row: IdempotencyRow) -> Claimed:
+    async def claim(self, row: IdempotencyClaim) -> Claimed:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> Claimed:
@@ -30,13 +30,13 @@ class SqliteAccess:
 
         return await self._database.write(work)
 
-    async def unclaim(self, row: IdempotencyRow) -> None:
+    async def unclaim(self, row: IdempotencyClaim) -> None:
         await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
 
-    async def create_upload(self, upload: Upload, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+    async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(upload)
 
-        def work(db: apsw.Connection) -> IdempotencyRow | None:
+        def work(db: apsw.Connection) -> IdempotencyClaim | None:
             standing = answer_claim(db, answer)
             if standing is None:
                 db.execute(SQL["insert_upload"], values)
@@ -44,9 +44,9 @@ class SqliteAccess:
 
         return await self._database.write(work)
 
-    async def upload(self, upload_id: str) -> Upload | None:
+    async def upload(self, upload_id: str) -> UploadRecord | None:
         row = self._database.glance(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
-        return Upload(*row) if row else None
+        return UploadRecord(*row) if row else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
         await self._database.change(SQL["keep_upload"], {"upload_id": upload_id, "until": until})
@@ -55,9 +55,9 @@ class SqliteAccess:
         values = {"upload_id": upload_id, "now": self._clock.now()}
         return await self._database.change(SQL["mark_stored"], values) > 0
 
-    async def expired_uploads(self, by: float, limit: int) -> list[Upload]:
+    async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         rows = await self._database.rows(SQL["expired_uploads"], {"by": by, "limit": limit})
-        return [Upload(*row) for row in rows]
+        return [UploadRecord(*row) for row in rows]
 
     async def forget_upload(self, upload_id: str) -> bool:
         values = {"upload_id": upload_id, "now": self._clock.now()}
@@ -102,7 +102,7 @@ def release_upload(db: apsw.Connection, upload_id: str | None, now: float) -> No
         db.execute(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
-def answer_claim(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+def answer_claim(db: apsw.Connection, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
     """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
     if answer is None:
         return None
@@ -115,7 +115,7 @@ def _key(row: Any) -> ApiKey:
     return msgspec.structs.replace(ApiKey(*fields), admin=bool(admin))
 
 
-def answered(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyRow | None:
+def answered(db: apsw.Connection, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
     """The answer that the request has by now, if it has one."""
     if answer is None:
         return None
@@ -123,7 +123,7 @@ def answered(db: apsw.Connection, answer: IdempotencyRow | None) -> IdempotencyR
     return row if row != answer and row.status != 0 else None
 
 
-def _standing(db: apsw.Connection, row: IdempotencyRow) -> IdempotencyRow:
+def _standing(db: apsw.Connection, row: IdempotencyClaim) -> IdempotencyClaim:
     values = {"tenant": row.tenant, "route": row.route, "key": row.key}
     found: Any = db.execute(SQL["idempotency"], values).fetchone()
-    return IdempotencyRow(*found) if found else row
+    return IdempotencyClaim(*found) if found else row

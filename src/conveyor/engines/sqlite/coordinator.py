@@ -9,7 +9,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.expiring import Expiring
 from conveyor.faults import crashpoint
 
@@ -29,7 +29,7 @@ class _Tally(msgspec.Struct):
 class SqliteCoordinator:
     """Leases in SQLite; semaphores, buckets, tallies and cache in memory."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._holders: dict[str, dict[str, tuple[int, float]]] = {}

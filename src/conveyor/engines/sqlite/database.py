@@ -81,7 +81,7 @@ class _Write:
         self.error: BaseException | None = None
 
 
-class Database:
+class SqliteDatabase:
     """Made by `open_database`."""
 
     def __init__(self, path: Path) -> None:
@@ -269,14 +269,14 @@ def _own(directory: Path) -> int:
 
 
 @asynccontextmanager
-async def open_database(directory: Path) -> AsyncIterator[Database]:
+async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
     """Own the directory, open its database and bring it up to date; closed and disowned at the end."""
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < _SAFE_SQLITE:
         log.warning("this SQLite can corrupt a database under load; install a newer apsw", version=version)
     owner = _own(directory)
     try:
-        database = Database(directory / "conveyor.db")
+        database = SqliteDatabase(directory / "conveyor.db")
         database.start()
         try:
             yield database

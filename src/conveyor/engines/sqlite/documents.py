@@ -7,11 +7,11 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import IdempotencyRow, Row
+from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.sqlite.access import answer_claim, release_upload
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.outbox import insert_notice
-from conveyor.model import JobId, Notice, Page, TenantId
+from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("rows.sql")
 
@@ -19,21 +19,21 @@ SQL = named_queries("rows.sql")
 _MOST_AT_ONCE = 25
 
 
-class SqliteRows:
+class SqliteDocuments:
     """RowRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def create_rows(
-        self, rows: Sequence[Row], notice: Notice | None = None, answer: IdempotencyRow | None = None
-    ) -> IdempotencyRow | None:
+        self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
+    ) -> IdempotencyClaim | None:
         if len(rows) > _MOST_AT_ONCE:
             raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
         now = self._clock.now()
 
-        def work(db: apsw.Connection) -> IdempotencyRow | None:
+        def work(db: apsw.Connection) -> IdempotencyClaim | None:
             standing = answer_claim(db, answer)
             if standing is not None:
                 return standing
@@ -44,12 +44,12 @@ class SqliteRows:
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Row | None:
+    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
         found = self._database.glance(SQL["row"], values)
-        return Row(*found) if found else None
+        return Document(*found) if found else None
 
-    async def replace_row(self, row: Row, notice: Notice | None = None) -> Row | None:
+    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
@@ -66,7 +66,7 @@ class SqliteRows:
         replaced = await self._database.write(work)
         return msgspec.structs.replace(row, version=row.version + 1) if replaced else None
 
-    async def remove_row(self, row: Row) -> bool:
+    async def remove_row(self, row: Document) -> bool:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
         def work(db: apsw.Connection) -> bool:
@@ -80,7 +80,7 @@ class SqliteRows:
 
     async def rows(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
-    ) -> Page[Row]:
+    ) -> Page[Document]:
         values: dict[str, Any] = {
             "kind": kind,
             "tenant": tenant,
@@ -90,15 +90,15 @@ class SqliteRows:
             "limit": limit + 1,
         }
         found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
-        items = [Row(*each) for each in found[:limit]]
+        items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Row]:
+    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
-        return [Row(*each) for each in found]
+        return [Document(*each) for each in found]
 
 
-def insert_rows(db: apsw.Connection, rows: Sequence[Row], now: float) -> None:
+def insert_rows(db: apsw.Connection, rows: Sequence[Document], now: float) -> None:
     """Part of a transaction; those that are there already stay as they are."""
     for row in rows:
         db.execute(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})

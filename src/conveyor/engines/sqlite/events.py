@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from conveyor.errors import BadCursor
-from conveyor.model import Event, Page
+from conveyor.model import EventRecord, Page
 
 
 def after(cursor: str | None) -> int:
@@ -17,10 +17,10 @@ def after(cursor: str | None) -> int:
     return int(cursor)
 
 
-def events_page(rows: list[Any], limit: int) -> Page[Event]:
+def events_page(rows: list[Any], limit: int) -> Page[EventRecord]:
     """From rows of which there is one more than `limit` when there is a next page."""
     items = [
-        Event(seq, at, event, run_id, index, msgspec.json.decode(data), *notice_id)
+        EventRecord(seq, at, event, run_id, index, msgspec.json.decode(data), *notice_id)
         for seq, at, event, run_id, index, data, *notice_id in rows[:limit]
     ]
     return Page(items, str(items[-1].seq) if len(rows) > limit else None)

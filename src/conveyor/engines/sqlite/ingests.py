@@ -8,9 +8,9 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
-from conveyor.engines.records import IdempotencyRow
+from conveyor.engines.records import IdempotencyClaim
 from conveyor.engines.sqlite.access import answer_claim, answered
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
 
 SQL = named_queries("ingests.sql")
@@ -21,7 +21,7 @@ _range = msgspec.json.Decoder(Range)
 class SqliteIngests:
     """IngestRecords."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
@@ -43,12 +43,12 @@ class SqliteIngests:
         run_id: RunId,
         source: Source,
         lines: int,
-        answer: IdempotencyRow | None,
+        answer: IdempotencyClaim | None,
         seal: bool,
-    ) -> Range | IdempotencyRow | None:
+    ) -> Range | IdempotencyClaim | None:
         values = {"job_id": job_id, "run_id": run_id, "lines": lines, "seal": seal, "now": self._clock.now()}
 
-        def work(db: apsw.Connection) -> Range | IdempotencyRow | None:
+        def work(db: apsw.Connection) -> Range | IdempotencyClaim | None:
             if db.execute(SQL["takes_more"], values).fetchone() is None:
                 # It may be this very request that closed it, carried out by whoever took the claim over.
                 return answered(db, answer)

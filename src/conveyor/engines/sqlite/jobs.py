@@ -7,9 +7,9 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import IdempotencyRow, Row, upload_of
+from conveyor.engines.records import Document, IdempotencyClaim, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.documents import insert_rows
 from conveyor.engines.sqlite.outbox import insert_notice
 from conveyor.model import (
@@ -18,8 +18,8 @@ from conveyor.model import (
     JobKind,
     Lineage,
     Mode,
-    Notice,
     Options,
+    OutboxEvent,
     Page,
     ResultLayout,
     Run,
@@ -38,47 +38,47 @@ _lineage = msgspec.json.Decoder(Lineage)
 _NEWEST = "~"
 
 
-class _Busy(Exception):
+class _SqliteBusy(Exception):
     """The latest run has not ended, or is not the one before."""
 
 
 class SqliteJobs:
     """JobRecords: every change is one transaction."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def create_job(
-        self, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row] = ()
-    ) -> IdempotencyRow | None:
+        self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
+    ) -> IdempotencyClaim | None:
         now = self._clock.now()
         return await self._database.write(lambda db: insert_job(db, job, notice, answer, rows, now))
 
-    async def add_run(self, job: Job, notice: Notice, answer: IdempotencyRow | None) -> bool | IdempotencyRow:
+    async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
         values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
 
-        def work(db: apsw.Connection) -> bool | IdempotencyRow:
+        def work(db: apsw.Connection) -> bool | IdempotencyClaim:
             # The claim first: the run that stands in the way may be the one that this very request made.
             standing = answer_claim(db, answer)
             if standing is not None:
                 return standing
             db.execute(SQL["show_new_run"], values)
             if db.changes() == 0:
-                raise _Busy
+                raise _SqliteBusy
             _insert_run(db, job)
             insert_notice(db, notice)
             return True
 
         try:
             return await self._database.write(work)
-        except _Busy:
+        except _SqliteBusy:
             return False
 
     async def runs(self, job_id: JobId) -> list[Run]:
         return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
 
-    async def change_options(self, job_id: JobId, version: int, options: Options, notice: Notice) -> bool:
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
         values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
@@ -129,7 +129,7 @@ class SqliteJobs:
         sources: Collection[RunState],
         target: RunState,
         reason: str | None,
-        notice: Notice | None,
+        notice: OutboxEvent | None,
         keep: bool = False,
     ) -> bool:
         values = {
@@ -191,8 +191,13 @@ class SqliteJobs:
 
 
 def insert_job(
-    db: apsw.Connection, job: Job, notice: Notice, answer: IdempotencyRow | None, rows: Sequence[Row], now: float
-) -> IdempotencyRow | None:
+    db: apsw.Connection,
+    job: Job,
+    notice: OutboxEvent,
+    answer: IdempotencyClaim | None,
+    rows: Sequence[Document],
+    now: float,
+) -> IdempotencyClaim | None:
     """Part of a transaction: the job with its run, notice and rows, unless the claimed request is no longer the
     caller's."""
     standing = answer_claim(db, answer)

@@ -6,37 +6,37 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after, events_page
-from conveyor.model import Event, JobId, Notice, Page, TenantId
+from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("notices.sql")
 
 
-class SqliteNotices:
+class SqliteOutbox:
     """The part of JobRecords that reads what was told and what is still to be told."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Event]:
+    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
         return events_page(await self._database.rows(SQL["notices"], values), limit)
 
-    async def untold(self, limit: int) -> list[Notice]:
+    async def untold(self, limit: int) -> list[OutboxEvent]:
         rows = await self._database.rows(SQL["untold"], {"limit": limit})
         return [
-            Notice(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
+            OutboxEvent(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
             for notice_id, tenant, job_id, run_id, event, at, data in rows
         ]
 
-    async def mark_told(self, notices: Sequence[Notice]) -> None:
+    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         ids = msgspec.json.encode([notice.notice_id for notice in notices]).decode()
         await self._database.change(SQL["mark_told"], {"notice_ids": ids})
 
 
-def insert_notice(db: apsw.Connection, notice: Notice) -> None:
+def insert_notice(db: apsw.Connection, notice: OutboxEvent) -> None:
     """Part of a transaction."""
     values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
     db.execute(SQL["insert_notice"], values)

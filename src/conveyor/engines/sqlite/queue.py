@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.faults import crashpoint
 from conveyor.model import Page
@@ -22,7 +22,7 @@ _LONGEST_ID = 18
 class SqliteQueue:
     """Messages of all queues in one table."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

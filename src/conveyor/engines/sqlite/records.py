@@ -2,16 +2,16 @@
 
 from conveyor.clock import Clock
 from conveyor.engines.sqlite.access import SqliteAccess
-from conveyor.engines.sqlite.database import Database
-from conveyor.engines.sqlite.documents import SqliteRows
+from conveyor.engines.sqlite.database import SqliteDatabase
+from conveyor.engines.sqlite.documents import SqliteDocuments
 from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.engines.sqlite.jobs import SqliteJobs
-from conveyor.engines.sqlite.outbox import SqliteNotices
+from conveyor.engines.sqlite.outbox import SqliteOutbox
 
 
-class SqliteRecords(SqliteJobs, SqliteNotices, SqliteIngests, SqliteAccess, SqliteRows):
+class SqliteRecords(SqliteJobs, SqliteOutbox, SqliteIngests, SqliteAccess, SqliteDocuments):
     """All of Records; the parts share nothing but the database and the clock."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from conveyor.engines.sqlite.database import Database, named_queries
+from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
 from conveyor.engines.tasks import (
@@ -23,7 +23,7 @@ from conveyor.engines.tasks import (
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
-    Event,
+    EventRecord,
     Page,
     ResultDetail,
     RunId,
@@ -54,7 +54,7 @@ _detail = msgspec.json.Decoder(ResultDetail)
 class SqliteTasks:
     """Rows of tasks, the counts kept with them, and their events."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
         # A run's number never changes, so that knowing it once is enough.
         self._numbers: dict[tuple[TenantId, RunId], int] = {}
@@ -216,7 +216,7 @@ class SqliteTasks:
             values = {"run_no": number, "events": _encode(events).decode()}
             await self._database.change(SQL["note"], values)
 
-    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[Event]:
+    async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"run_id": run.run_id, "after": after_seq(cursor), "limit": limit + 1}
         values["run_no"] = await self._number(run)
         query = "events"

@@ -11,8 +11,8 @@ from botocore.exceptions import BotoCoreError
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import CONTROL, Outgoing, QueueName
-from conveyor.engines.records import RowRecords
-from conveyor.engines.sqs.address import Address, parse
+from conveyor.engines.records import DocumentRecords
+from conveyor.engines.sqs.address import SqsAddress, parse
 from conveyor.engines.sqs.calls import Calls
 from conveyor.engines.sqs.queue import SqsQueue
 from conveyor.engines.sqs.queues import KEEP_SECONDS
@@ -31,7 +31,9 @@ _MOST_SKEW = 60.0
 class SqsEngine:
     """All queues under one prefix."""
 
-    def __init__(self, calls: Calls, address: Address, clock: Clock, rows: RowRecords, run_queue_limit: int) -> None:
+    def __init__(
+        self, calls: Calls, address: SqsAddress, clock: Clock, rows: DocumentRecords, run_queue_limit: int
+    ) -> None:
         self._calls = calls
         self._address = address
         self._clock = clock
@@ -40,7 +42,7 @@ class SqsEngine:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, url: str, clock: Clock, rows: RowRecords, run_queue_limit: int = RUN_QUEUE_LIMIT
+        cls, url: str, clock: Clock, rows: DocumentRecords, run_queue_limit: int = RUN_QUEUE_LIMIT
     ) -> AsyncIterator[Self]:
         """Check the URL and connect; queues are made as they are needed."""
         address = parse(url)

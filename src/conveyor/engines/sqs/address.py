@@ -22,7 +22,7 @@ _LONGEST_NAME = 80
 _DIGEST = 12
 
 
-class Address(NamedTuple):
+class SqsAddress(NamedTuple):
     """What the URL says."""
 
     region: str
@@ -61,7 +61,7 @@ def plain(queue: QueueName, most: int = _LONGEST_NAME) -> str:
     return f"{kept}-{sha256(queue.encode()).hexdigest()[:_DIGEST]}"
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> SqsAddress:
     """Raises InvalidSetting, which says what to write."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
@@ -73,7 +73,7 @@ def parse(url: str) -> Address:
     unknown = options.keys() - {"endpoint", "wait", "settle"}
     if unknown:
         raise InvalidSetting(f"CONVEYOR_QUEUE: `{min(unknown)}` is no option; there are endpoint, wait, settle")
-    return Address(
+    return SqsAddress(
         region=parts.netloc,
         prefix=prefix,
         endpoint=_endpoint(options.get("endpoint")),

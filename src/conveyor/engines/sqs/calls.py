@@ -45,7 +45,7 @@ _BATCH_BYTES = 256 * 1024
 _AT_ONCE = 16
 
 
-class Refused(Exception):
+class SqsRefused(Exception):
     """SQS said no for a reason that the caller knows how to take."""
 
     def __init__(self, code: str) -> None:
@@ -53,7 +53,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Verdict(Enum):
+class EntryVerdict(Enum):
     """What became of one entry of a batch."""
 
     DONE = "done"
@@ -82,7 +82,7 @@ class Calls:
         entries: Sequence[dict[str, Any]],
         once: bool = False,
         gone_is_done: bool = False,
-    ) -> list[Verdict]:
+    ) -> list[EntryVerdict]:
         """A batch of any size; a verdict for each entry. Those that are open are tried again, unless `once`. With
         `gone_is_done`, an entry that is refused after a try that broke off was carried out by that one. Raises
         Refused if there is no such queue."""
@@ -129,7 +129,7 @@ class Calls:
             except ClientError as error:
                 code = code_of(error)
                 if code in expected:
-                    raise Refused(code) from error
+                    raise SqsRefused(code) from error
                 lost, failure = _server_fault(error), error
                 if not lost and code not in _THROTTLES:
                     raise _failed(operation, error) from error
@@ -151,13 +151,13 @@ class _Ledger:
     """What is known of each entry."""
 
     def __init__(self, count: int, gone_is_done: bool) -> None:
-        self.verdicts = [Verdict.OPEN] * count
+        self.verdicts = [EntryVerdict.OPEN] * count
         self._gone_is_done = gone_is_done
         # Those of which a try may have been carried out without our knowing.
         self._doubtful: set[int] = set()
 
     def open(self) -> list[int]:
-        return [number for number, verdict in enumerate(self.verdicts) if verdict is Verdict.OPEN]
+        return [number for number, verdict in enumerate(self.verdicts) if verdict is EntryVerdict.OPEN]
 
     def take(self, part: list[int], answer: dict[str, Any], doubtful: bool) -> None:
         if doubtful:
@@ -165,13 +165,13 @@ class _Ledger:
         silent = set(part)
         for entry in answer.get("Successful", ()):
             silent.discard(int(entry["Id"]))
-            self.verdicts[int(entry["Id"])] = Verdict.DONE
+            self.verdicts[int(entry["Id"])] = EntryVerdict.DONE
         for entry in answer.get("Failed", ()):
             number = int(entry["Id"])
             silent.discard(number)
             if entry.get("SenderFault") and _plain_code(entry.get("Code", "")) not in _THROTTLES:
                 done = self._gone_is_done and number in self._doubtful
-                self.verdicts[number] = Verdict.DONE if done else Verdict.REFUSED
+                self.verdicts[number] = EntryVerdict.DONE if done else EntryVerdict.REFUSED
         # An answer that leaves an entry out says nothing of it.
         self._doubtful |= silent
 

@@ -13,7 +13,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import DeadLetter, QueueName
-from conveyor.engines.records import Row, RowRecords
+from conveyor.engines.records import Document, DocumentRecords
 from conveyor.errors import BadCursor
 from conveyor.faults import crashpoint
 from conveyor.model import Page, TenantId
@@ -29,7 +29,7 @@ _LONGEST_REASON = 2000
 Send = Callable[[QueueName, bytes], Awaitable[bool]]
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class StoredDeadLetter(msgspec.Struct, frozen=True, array_like=True):
     """A letter as its row holds it."""
 
     queue: QueueName
@@ -40,7 +40,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     claimed_at: float = 0.0
 
 
-class Buried(msgspec.Struct, frozen=True):
+class NewDeadLetter(msgspec.Struct, frozen=True):
     """A message that is given up."""
 
     queue: QueueName
@@ -50,23 +50,25 @@ class Buried(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Letters:
+class DeadLetterDocuments:
     """Those of one installation: no tenant has such a name."""
 
-    def __init__(self, rows: RowRecords, tenant: TenantId, clock: Clock) -> None:
+    def __init__(self, rows: DocumentRecords, tenant: TenantId, clock: Clock) -> None:
         self._rows = rows
         self._tenant = tenant
         self._clock = clock
 
-    async def bury(self, given: Sequence[Buried]) -> None:
+    async def bury(self, given: Sequence[NewDeadLetter]) -> None:
         """Keep letters; one that is there already stays as it is."""
         now = self._clock.now()
         rows = [
-            Row(
+            Document(
                 KIND,
                 self._tenant,
                 f"{int(one.sent_at * 1000):014d}-{one.message_id}",
-                msgspec.msgpack.encode(Kept(one.queue, zlib.compress(one.body, 1), one.reason[:_LONGEST_REASON], now)),
+                msgspec.msgpack.encode(
+                    StoredDeadLetter(one.queue, zlib.compress(one.body, 1), one.reason[:_LONGEST_REASON], now)
+                ),
             )
             for one in given
         ]
@@ -100,22 +102,22 @@ class Letters:
                 count += await self._rows.remove_row(claimed)
         return count
 
-    async def _claimed(self, row: Row) -> Row | None:
+    async def _claimed(self, row: Document) -> Document | None:
         kept, now = _kept(row), self._clock.now()
         if kept.claimed_at + _CLAIM_SECONDS > now:
             return None
         body = msgspec.msgpack.encode(msgspec.structs.replace(kept, claimed_at=now))
         return await self._rows.replace_row(msgspec.structs.replace(row, body=body))
 
-    async def _found(self, ids: Collection[str]) -> list[Row]:
+    async def _found(self, ids: Collection[str]) -> list[Document]:
         rows = [await self._rows.row(KIND, self._tenant, one) for one in sorted(set(ids)) if one]
         return [row for row in rows if row is not None]
 
 
-def _kept(row: Row) -> Kept:
-    return msgspec.msgpack.decode(row.body, type=Kept)
+def _kept(row: Document) -> StoredDeadLetter:
+    return msgspec.msgpack.decode(row.body, type=StoredDeadLetter)
 
 
-def _letter(row: Row) -> DeadLetter:
+def _letter(row: Document) -> DeadLetter:
     kept = _kept(row)
     return DeadLetter(row.id, kept.queue, zlib.decompress(kept.deflated), kept.reason, kept.at)

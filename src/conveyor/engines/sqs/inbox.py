@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError
 from conveyor.clock import Clock
 from conveyor.engines.aws_session import aws_session
 from conveyor.engines.queue import Arrived
-from conveyor.engines.sqs.calls import MISSING, Calls, Refused
+from conveyor.engines.sqs.calls import MISSING, Calls, SqsRefused
 from conveyor.engines.sqs.queues import KEEP_DEAD_SECONDS
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.faults import crashpoint
@@ -40,7 +40,7 @@ _MAX_REASON = 1000
 _ABSENT_SECONDS = 5.0
 
 
-class Address(NamedTuple):
+class InboxAddress(NamedTuple):
     """What the URL says."""
 
     region: str
@@ -50,7 +50,7 @@ class Address(NamedTuple):
     wait: int = _LONGEST_WAIT
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> InboxAddress:
     """Raises InvalidSetting, which says what to write."""
     parts = urlsplit(url)
     name = parts.path.strip("/")
@@ -68,13 +68,13 @@ def parse(url: str) -> Address:
     wait = options.get("wait", str(_LONGEST_WAIT))
     if not wait.isdecimal() or int(wait) > _LONGEST_WAIT:
         raise InvalidSetting(f"CONVEYOR_INTAKE: `wait` must be a number of seconds from 0 to {_LONGEST_WAIT}")
-    return Address(parts.netloc, name, endpoint, int(wait))
+    return InboxAddress(parts.netloc, name, endpoint, int(wait))
 
 
 class SqsInbox:
     """The seam, on one queue."""
 
-    def __init__(self, calls: Calls, address: Address, clock: Clock) -> None:
+    def __init__(self, calls: Calls, address: InboxAddress, clock: Clock) -> None:
         self._calls = calls
         self._address = address
         self._clock = clock
@@ -170,7 +170,7 @@ class SqsInbox:
     async def _find(self, name: str) -> str | None:
         try:
             answer = await self._calls.ask("get_queue_url", MISSING, QueueName=name)
-        except Refused:
+        except SqsRefused:
             return None
         url: str = answer["QueueUrl"]
         return url
@@ -201,7 +201,7 @@ class SqsInbox:
                 WaitTimeSeconds=wait,
                 MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
             )
-        except Refused:
+        except SqsRefused:
             self._url = None
             return []
         return [_arrived(each) for each in answer.get("Messages", ())]

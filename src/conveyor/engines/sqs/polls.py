@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.sqs.calls import MISSING, OVER_LIMIT, Calls, Refused
+from conveyor.engines.sqs.calls import MISSING, OVER_LIMIT, Calls, SqsRefused
 
 LONGEST_HOLD = 43_200
 
@@ -68,7 +68,7 @@ class Polls:
             now = self._clock.monotonic()
             try:
                 verdicts = await self._calls.each("change_message_visibility_batch", url, held(asked, visibility))
-            except Refused:
+            except SqsRefused:
                 continue
             kept += [
                 msgspec.structs.replace(message, until=now + visibility)
@@ -136,7 +136,7 @@ class Polls:
                 WaitTimeSeconds=wait,
                 MessageSystemAttributeNames=["ApproximateReceiveCount"],
             )
-        except Refused as refused:
+        except SqsRefused as refused:
             if refused.code == OVER_LIMIT:
                 # As many are out as SQS allows: none until some are acknowledged.
                 return []

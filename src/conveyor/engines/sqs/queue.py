@@ -21,13 +21,13 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
-from conveyor.engines.records import RowRecords
-from conveyor.engines.sqs.address import Address, plain
-from conveyor.engines.sqs.calls import Calls, Refused, Verdict
-from conveyor.engines.sqs.dead_letter_documents import Buried, Letters
+from conveyor.engines.records import DocumentRecords
+from conveyor.engines.sqs.address import SqsAddress, plain
+from conveyor.engines.sqs.calls import Calls, EntryVerdict, SqsRefused
+from conveyor.engines.sqs.dead_letter_documents import DeadLetterDocuments, NewDeadLetter
 from conveyor.engines.sqs.envelope import VERSION, Envelope, from_text, to_text, wrap
 from conveyor.engines.sqs.polls import LONGEST_HOLD, Message, Polls, whole
-from conveyor.engines.sqs.queues import MOST_RECEIVES, Place, Queues, is_run
+from conveyor.engines.sqs.queues import MOST_RECEIVES, QueuePlace, Queues, is_run
 from conveyor.engines.sqs.shared import Shared, depth_of
 from conveyor.engines.sqs.starts import Starts
 from conveyor.errors import EngineFailed
@@ -49,7 +49,7 @@ _FORGET_SECONDS = 3600.0
 _POLICY_LETTERS = 10
 
 
-class Held(msgspec.Struct):
+class InFlightMessage(msgspec.Struct):
     """A message that was handed out and not yet ended."""
 
     queue: QueueName
@@ -76,17 +76,19 @@ class Held(msgspec.Struct):
 class SqsQueue:
     """The seam. What it keeps beside SQS is in rows: dead letters, marked starts, tombstones of dropped queues."""
 
-    def __init__(self, calls: Calls, address: Address, clock: Clock, rows: RowRecords, run_queue_limit: int) -> None:
+    def __init__(
+        self, calls: Calls, address: SqsAddress, clock: Clock, rows: DocumentRecords, run_queue_limit: int
+    ) -> None:
         tenant = TenantId(f"~{address.prefix}")
         self._calls = calls
         self._clock = clock
         self._settle = address.settle
         self.queues = Queues(calls, address, clock, run_queue_limit)
         self._polls = Polls(calls, clock, address.wait)
-        self._letters = Letters(rows, tenant, clock)
+        self._letters = DeadLetterDocuments(rows, tenant, clock)
         self._starts = Starts(rows, tenant, clock)
         self._shared = Shared(calls, self.queues, self._polls, rows, tenant, clock)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, InFlightMessage] = {}
         self._empty_since: dict[QueueName, float] = {}
 
     async def close(self) -> None:
@@ -98,7 +100,7 @@ class SqsQueue:
         crashpoint("queue.send.before")
         verdicts = await self._send(queue, envelopes)
         crashpoint("queue.send.after")
-        return [number for number, verdict in enumerate(verdicts) if verdict is not Verdict.DONE]
+        return [number for number, verdict in enumerate(verdicts) if verdict is not EntryVerdict.DONE]
 
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
         if limit <= 0:
@@ -132,7 +134,7 @@ class SqsQueue:
         live = list((await self._live(queue, receipts)).values())
         crashpoint("queue.bury.before")
         await self._letters.bury(
-            [Buried(queue, held.envelope.at, held.message_id, held.envelope.body, reason) for held in live]
+            [NewDeadLetter(queue, held.envelope.at, held.message_id, held.envelope.body, reason) for held in live]
         )
         crashpoint("sqs.bury.between")
         await self._delete(live)
@@ -161,7 +163,7 @@ class SqsQueue:
         if url is not None:
             try:
                 depth = await depth_of(self._calls, url)
-            except Refused:
+            except SqsRefused:
                 self.queues.forget(queue)
                 url = None
         if is_run(queue):
@@ -183,34 +185,34 @@ class SqsQueue:
             await self._shared.drop(queue)
         crashpoint("sqs.drop.after")
 
-    async def _send(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+    async def _send(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
         """To wherever the queue is now. Raises EngineFailed for what SQS will never take."""
         if not envelopes:
             return []
         place = await self.queues.to_send(queue)
         try:
             verdicts = await self._send_to(place, envelopes)
-        except Refused:
+        except SqsRefused:
             # Dropped, by another process perhaps.
             self.queues.forget(queue)
             verdicts = await self._send_again(queue, envelopes)
-        if Verdict.REFUSED in verdicts:
-            size = len(to_text(envelopes[verdicts.index(Verdict.REFUSED)][0]))
+        if EntryVerdict.REFUSED in verdicts:
+            size = len(to_text(envelopes[verdicts.index(EntryVerdict.REFUSED)][0]))
             raise EngineFailed(f"SQS does not take a message of {size} bytes.")
         self._empty_since.pop(queue, None)
         if place.shared:
             self._shared.sent()
         return verdicts
 
-    async def _send_again(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+    async def _send_again(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
         try:
             return await self._send_to(await self.queues.to_send(queue), envelopes)
-        except Refused:
+        except SqsRefused:
             # Not there yet, or gone again: the caller tries later.
             self.queues.forget(queue)
-            return [Verdict.OPEN] * len(envelopes)
+            return [EntryVerdict.OPEN] * len(envelopes)
 
-    async def _send_to(self, place: Place, envelopes: Sequence[tuple[Envelope, float]]) -> list[Verdict]:
+    async def _send_to(self, place: QueuePlace, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
         now = self._clock.now()
         entries = [_entry(place, envelope, delay, now) for envelope, delay in envelopes]
         return await self._calls.each(_SEND, place.url, entries, once=True)
@@ -221,14 +223,14 @@ class SqsQueue:
             return []
         try:
             return await self._polls.take(url, limit, visibility)
-        except Refused:
+        except SqsRefused:
             self.queues.forget(queue)
             return []
 
     async def _handed_out(self, queue: QueueName, taken: list[Message]) -> list[Delivery]:
         now = self._clock.now()
-        ready: list[Held] = []
-        early: list[Held] = []
+        ready: list[InFlightMessage] = []
+        early: list[InFlightMessage] = []
         foreign: list[Message] = []
         for message in taken:
             envelope = from_text(message.text)
@@ -240,7 +242,7 @@ class SqsQueue:
             else:
                 # The text is in the envelope by now: it is held once.
                 kept = msgspec.structs.replace(message, text="")
-                held = Held(queue, kept, envelope, envelope.lost, message.until)
+                held = InFlightMessage(queue, kept, envelope, envelope.lost, message.until)
                 (early if envelope.due > now else ready).append(held)
         if foreign:
             await self._bury_foreign(queue, foreign)
@@ -248,7 +250,7 @@ class SqsQueue:
             await self._replace([held], held.envelope.due - now)
         return await self._deliveries(ready)
 
-    async def _deliveries(self, ready: list[Held]) -> list[Delivery]:
+    async def _deliveries(self, ready: list[InFlightMessage]) -> list[Delivery]:
         lost = await self._starts.lost([(held.message.sqs_id, held.message.count) for held in ready])
         self._forget_old()
         deliveries = []
@@ -260,28 +262,28 @@ class SqsQueue:
             )
         return deliveries
 
-    async def _replace(self, old: list[Held], delay: float) -> None:
+    async def _replace(self, old: list[InFlightMessage], delay: float) -> None:
         """A copy of each in the same queue, which does not count this receive, and then the old one goes. One whose
         copy is not taken is shown again, and counts."""
         for url in {held.message.url for held in old}:
             some = [held for held in old if held.message.url == url]
-            place = Place(url, shared=url == await self.queues.shared())
+            place = QueuePlace(url, shared=url == await self.queues.shared())
             crashpoint("sqs.replace.before")
             try:
                 verdicts = await self._send_to(place, [(held.copy(), delay) for held in some])
-            except Refused:
+            except SqsRefused:
                 # Dropped meanwhile, and all in it with it.
-                verdicts = [Verdict.REFUSED] * len(some)
+                verdicts = [EntryVerdict.REFUSED] * len(some)
             crashpoint("sqs.replace.between")
-            sent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is Verdict.DONE]
-            unsent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is not Verdict.DONE]
+            sent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is EntryVerdict.DONE]
+            unsent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is not EntryVerdict.DONE]
             await self._delete(sent)
             await self._hold(unsent, delay)
             for held in unsent:
                 self._held.pop(held.message.handle, None)
             crashpoint("sqs.replace.after")
 
-    async def _live(self, queue: QueueName, receipts: Sequence[str]) -> dict[str, Held]:
+    async def _live(self, queue: QueueName, receipts: Sequence[str]) -> dict[str, InFlightMessage]:
         """Those that are still ours."""
         now = self._clock.monotonic()
         known = {receipt: self._held[receipt] for receipt in receipts if receipt in self._held}
@@ -290,15 +292,15 @@ class SqsQueue:
         kept = await self._hold(lapsed, _CHECK_SECONDS) if lapsed else {}
         return {receipt: held for receipt, held in ours.items() if held.until > now or receipt in kept}
 
-    async def _hold(self, given: list[Held], visibility: float) -> dict[str, Held]:
+    async def _hold(self, given: list[InFlightMessage], visibility: float) -> dict[str, InFlightMessage]:
         """Hold for longer; returns those of which that was possible."""
         now = self._clock.monotonic()
-        able: list[tuple[Held, float]] = []
+        able: list[tuple[InFlightMessage, float]] = []
         for held in given:
             left = held.message.taken + LONGEST_HOLD - _HOLD_MARGIN - now
             if left > 0:
                 able.append((held, min(visibility, left)))
-        kept: dict[str, Held] = {}
+        kept: dict[str, InFlightMessage] = {}
         for url in {held.message.url for held, _ in able}:
             some = [(held, seconds) for held, seconds in able if held.message.url == url]
             entries = [
@@ -306,31 +308,31 @@ class SqsQueue:
             ]
             verdicts = await self._each(_HOLD, url, entries)
             for (held, seconds), verdict in zip(some, verdicts, strict=True):
-                if verdict is Verdict.DONE:
+                if verdict is EntryVerdict.DONE:
                     held.until = now + seconds
                     kept[held.message.handle] = held
         return kept
 
-    async def _delete(self, given: list[Held]) -> set[str]:
+    async def _delete(self, given: list[InFlightMessage]) -> set[str]:
         """Delete messages that are ours; returns the receipts of those that were."""
         gone: set[str] = set()
         for url in {held.message.url for held in given}:
             handles = [held.message.handle for held in given if held.message.url == url]
             verdicts = await self._each(_DELETE, url, [{"ReceiptHandle": handle} for handle in handles])
             for handle, verdict in zip(handles, verdicts, strict=True):
-                if verdict is Verdict.OPEN:
+                if verdict is EntryVerdict.OPEN:
                     raise EngineFailed("SQS did not say whether it deleted a message.")
                 self._held.pop(handle, None)
-                if verdict is Verdict.DONE:
+                if verdict is EntryVerdict.DONE:
                     gone.add(handle)
         return gone
 
-    async def _each(self, operation: str, url: str, entries: list[dict[str, Any]]) -> list[Verdict]:
+    async def _each(self, operation: str, url: str, entries: list[dict[str, Any]]) -> list[EntryVerdict]:
         """A queue that is gone has nothing in it that could be ours."""
         try:
             return await self._calls.each(operation, url, entries, gone_is_done=operation == _DELETE)
-        except Refused:
-            return [Verdict.REFUSED] * len(entries)
+        except SqsRefused:
+            return [EntryVerdict.REFUSED] * len(entries)
 
     async def _bury_foreign(self, queue: QueueName, foreign: list[Message]) -> None:
         """What somebody else put into the queue would otherwise come for ever."""
@@ -343,7 +345,7 @@ class SqsQueue:
             return
         try:
             moved = await self._polls.now(url, _POLICY_LETTERS, _CHECK_SECONDS)
-        except Refused:
+        except SqsRefused:
             return
         await self._bury_texts(
             QueueName("unknown"), moved, f"The message was received {MOST_RECEIVES} times and never ended."
@@ -357,10 +359,10 @@ class SqsQueue:
         for message in messages:
             envelope = from_text(message.text)
             if envelope is None:
-                letters.append(Buried(queue, now, message.sqs_id, message.text.encode(), reason))
+                letters.append(NewDeadLetter(queue, now, message.sqs_id, message.text.encode(), reason))
             else:
                 known = envelope.id or message.sqs_id
-                letters.append(Buried(envelope.queue, envelope.at, known, envelope.body, reason))
+                letters.append(NewDeadLetter(envelope.queue, envelope.at, known, envelope.body, reason))
         await self._letters.bury(letters)
         entries = [{"ReceiptHandle": message.handle} for message in messages]
         await self._each(_DELETE, messages[0].url, entries)
@@ -381,7 +383,7 @@ class SqsQueue:
             self._held = {handle: held for handle, held in self._held.items() if held.until > since}
 
 
-def _entry(place: Place, envelope: Envelope, delay: float, now: float) -> dict[str, Any]:
+def _entry(place: QueuePlace, envelope: Envelope, delay: float, now: float) -> dict[str, Any]:
     seconds = max(0, math.ceil(delay))
     if seconds > _LONGEST_DELAY:
         envelope = msgspec.structs.replace(envelope, due=now + delay)

@@ -11,8 +11,8 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import RUN_PREFIX, QueueName
-from conveyor.engines.sqs.address import Address
-from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, Refused
+from conveyor.engines.sqs.address import SqsAddress
+from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, SqsRefused
 
 # Dead letters outlive what they came from: their age counts from the first sending.
 KEEP_SECONDS = 10 * 86_400
@@ -31,7 +31,7 @@ def is_run(queue: QueueName) -> bool:
     return queue.startswith(RUN_PREFIX)
 
 
-class Place(msgspec.Struct, frozen=True):
+class QueuePlace(msgspec.Struct, frozen=True):
     """Where a queue's messages go."""
 
     url: str
@@ -41,12 +41,12 @@ class Place(msgspec.Struct, frozen=True):
 class Queues:
     """What this process knows of the queues in SQS."""
 
-    def __init__(self, calls: Calls, address: Address, clock: Clock, limit: int) -> None:
+    def __init__(self, calls: Calls, address: SqsAddress, clock: Clock, limit: int) -> None:
         self._calls = calls
         self._address = address
         self._clock = clock
         self._limit = limit
-        self._places: dict[QueueName, Place] = {}
+        self._places: dict[QueueName, QueuePlace] = {}
         self._urls: dict[str, str] = {}
         self._absent: dict[str, float] = {}
         self._counted: tuple[float, int] | None = None
@@ -64,7 +64,7 @@ class Queues:
         """That of the queue to which the redrive policy moves."""
         return await self._find(self._address.dead)
 
-    async def to_send(self, queue: QueueName) -> Place:
+    async def to_send(self, queue: QueueName) -> QueuePlace:
         """Where to send, which is there then. The first choice stands for as long as this process knows the queue."""
         place = self._places.get(queue)
         if place is None:
@@ -81,7 +81,7 @@ class Queues:
         if url is not None:
             try:
                 await self._calls.ask("delete_queue", MISSING, QueueUrl=url)
-            except Refused:
+            except SqsRefused:
                 return
 
     def forget(self, queue: QueueName) -> None:
@@ -104,30 +104,30 @@ class Queues:
                 Attributes=attributes,
                 tags={"conveyor": self._address.prefix, "conveyor-queue": kind},
             )
-        except Refused as refused:
+        except SqsRefused as refused:
             if refused.code == DELETED_RECENTLY:
                 raise
             # Made by another version or by hand, with other attributes.
             answer = await self._calls.ask("get_queue_url", QueueName=name)
         return self._known(name, answer["QueueUrl"])
 
-    async def _chosen(self, queue: QueueName) -> Place:
+    async def _chosen(self, queue: QueueName) -> QueuePlace:
         url = await self.own(queue)
         if url is not None:
-            return Place(url, shared=False)
+            return QueuePlace(url, shared=False)
         if is_run(queue):
             if await self._run_queues() >= self._limit:
                 return await self._to_shared()
             try:
-                return Place(await self.make(self._address.name_of(queue), "run"), shared=False)
-            except Refused:
+                return QueuePlace(await self.make(self._address.name_of(queue), "run"), shared=False)
+            except SqsRefused:
                 return await self._to_shared()
-        return Place(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
+        return QueuePlace(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
 
-    async def _to_shared(self) -> Place:
+    async def _to_shared(self) -> QueuePlace:
         # No policy: whoever looks for another run's messages receives these too, without end.
         url = await self.shared() or await self.make(self._address.shared, "shared", policy=False)
-        return Place(url, shared=True)
+        return QueuePlace(url, shared=True)
 
     async def _redrive_policy(self) -> str:
         if self._policy is None:
@@ -143,7 +143,7 @@ class Queues:
             return self._urls.get(name)
         try:
             answer = await self._calls.ask("get_queue_url", MISSING, QueueName=name)
-        except Refused:
+        except SqsRefused:
             if len(self._absent) >= _MOST_KNOWN:
                 self._absent.clear()
             self._absent[name] = now + _ABSENT_SECONDS

@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import Depth, QueueName
-from conveyor.engines.records import Row, RowRecords
+from conveyor.engines.records import Document, DocumentRecords
 from conveyor.engines.sqs.address import plain
 from conveyor.engines.sqs.calls import MISSING, Calls
 from conveyor.engines.sqs.envelope import Envelope, from_text
@@ -49,7 +49,7 @@ class Shared:
     """This process's part in it."""
 
     def __init__(
-        self, calls: Calls, queues: Queues, polls: Polls, rows: RowRecords, tenant: TenantId, clock: Clock
+        self, calls: Calls, queues: Queues, polls: Polls, rows: DocumentRecords, tenant: TenantId, clock: Clock
     ) -> None:
         self._calls = calls
         self._queues = queues
@@ -98,7 +98,7 @@ class Shared:
             return
         now = self._clock.now()
         name = plain(queue)
-        row = Row(KIND, self._tenant, name, msgspec.json.encode(now), expires_at=now + KEEP_SECONDS)
+        row = Document(KIND, self._tenant, name, msgspec.json.encode(now), expires_at=now + KEEP_SECONDS)
         await self._rows.create_rows([row])
         while (standing := await self._rows.row(KIND, self._tenant, name)) is not None:
             if msgspec.json.decode(standing.body, type=float) >= now:

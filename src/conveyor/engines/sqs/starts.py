@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Row, RowRecords
+from conveyor.engines.records import Document, DocumentRecords
 from conveyor.engines.sqs.queues import KEEP_SECONDS
 from conveyor.model import TenantId
 
@@ -20,7 +20,7 @@ KIND = "queue.start"
 class Starts:
     """By the id that SQS gave the message: a copy of it begins anew, and brings along what was lost before."""
 
-    def __init__(self, rows: RowRecords, tenant: TenantId, clock: Clock) -> None:
+    def __init__(self, rows: DocumentRecords, tenant: TenantId, clock: Clock) -> None:
         self._rows = rows
         self._tenant = tenant
         self._clock = clock
@@ -35,7 +35,7 @@ class Starts:
             row = await self._rows.row(KIND, self._tenant, sqs_id)
             if row is None:
                 until = self._clock.now() + KEEP_SECONDS
-                fresh = Row(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
+                fresh = Document(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
                 # If another row is there by now, this changes nothing: look again.
                 await self._rows.create_rows([fresh])
                 continue
@@ -53,5 +53,5 @@ class Starts:
         return 0 if row is None else sum(each < count for each in _marked(row))
 
 
-def _marked(row: Row) -> list[int]:
+def _marked(row: Document) -> list[int]:
     return msgspec.json.decode(row.body, type=list[int])

@@ -19,21 +19,21 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.egress.redirects import Request
+from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.errors import BadInput
 from conveyor.lists.inputs import MAX_TIMEOUT, DownloadInput, download_problem, parse_download_input
 from conveyor.model import Job, Outcome, TaskRef
-from conveyor.process.executors.download.exchange import Plan, merged
+from conveyor.process.executors.download.exchange import ExchangePlan, merged
 from conveyor.process.executors.download.long_tasks import LongTasks
-from conveyor.process.executors.download.ranges import File
-from conveyor.process.executors.download.transfer import Wanted
+from conveyor.process.executors.download.ranges import RemoteFile
+from conveyor.process.executors.download.transfer import DownloadRequest
 from conveyor.process.task_progress import Track
 from conveyor.settings import Settings
 
-_left = msgspec.json.Decoder(File | None)
+_left = msgspec.json.Decoder(RemoteFile | None)
 
 
 class DownloadExecutor:
@@ -67,26 +67,26 @@ class DownloadExecutor:
         await self._long.exchange.close()
 
     async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
-        async def step(plan: Plan, track: Track) -> Outcome:
+        async def step(plan: ExchangePlan, track: Track) -> Outcome:
             wanted = wanted_of(plan, parse_download_input(ref.input))
             return await self._long.take(job, ref, plan, track, wanted, _left.decode(track.state), _remember)
 
         return await self._long.attempt(job, ref, step)
 
 
-def wanted_of(plan: Plan, given: DownloadInput) -> Wanted:
+def wanted_of(plan: ExchangePlan, given: DownloadInput) -> DownloadRequest:
     """What the task asks for. Raises BadInput: what was stored may be older than today's checks."""
     wrong = download_problem(given)
     if wrong is not None:
         raise BadInput(wrong)
     headers = merged(plan.headers, tuple(given.headers.items()))
-    return Wanted(
-        Request("GET", parse_url(given.url), headers),
+    return DownloadRequest(
+        OutgoingRequest("GET", parse_url(given.url), headers),
         min(given.timeout or plan.options.timeout, MAX_TIMEOUT),
         given.sha256,
         given.connect_timeout,
     )
 
 
-def _remember(file: File | None) -> msgspec.Raw:
+def _remember(file: RemoteFile | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(file))

@@ -17,9 +17,9 @@ from conveyor import __version__
 from conveyor.clock import Clock
 from conveyor.egress.clients import Clients, connect_step
 from conveyor.egress.failures import Failure, is_connecting
-from conveyor.egress.lru import Kept
-from conveyor.egress.redirects import FOLLOWED, Request, redirected
-from conveyor.egress.responses import Head, read_head
+from conveyor.egress.lru import Lru
+from conveyor.egress.redirects import FOLLOWED, OutgoingRequest, redirected
+from conveyor.egress.responses import ResponseHead, read_head
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import BadInput, InvalidSetting
@@ -33,7 +33,7 @@ MAX_PLANS = 256
 Pairs = tuple[tuple[str, str], ...]
 
 
-class Plan(msgspec.Struct):
+class ExchangePlan(msgspec.Struct):
     """The options of a job as an exchange needs them, worked out once."""
 
     options: Options
@@ -42,12 +42,12 @@ class Plan(msgspec.Struct):
     connect: float
 
 
-class Answer(msgspec.Struct):
+class OpenResponse(msgspec.Struct):
     """An answer that has begun, and the request that it answers: the last one, after redirects."""
 
     response: Response
-    head: Head
-    request: Request
+    head: ResponseHead
+    request: OutgoingRequest
 
 
 class Exchange:
@@ -59,7 +59,7 @@ class Exchange:
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate, streaming=True)
         self._gateway = operator_gateway(settings.gateway)
-        self._plans: Kept[JobId, Plan] = Kept(MAX_PLANS)
+        self._plans: Lru[JobId, ExchangePlan] = Lru(MAX_PLANS)
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
         if wrong is not None:
             raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
@@ -68,7 +68,7 @@ class Exchange:
         await self._clients.close()
         await self._guard.close()
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: Job) -> ExchangePlan:
         """Raises BadInput: what was stored may be older than today's checks."""
         plan = self._plans.get(job.job_id)
         if plan is not None and (plan.options is job.options or plan.options == job.options):
@@ -79,13 +79,13 @@ class Exchange:
         if wrong is not None:
             raise BadInput(wrong)
         route = route_of(gateway, self._clients, self._guard, trusted=options.gateway is None)
-        plan = Plan(options, route, tuple(options.headers.items()), connect_step(options.connect_timeout))
+        plan = ExchangePlan(options, route, tuple(options.headers.items()), connect_step(options.connect_timeout))
         return self._plans.put(job.job_id, plan)
 
     @asynccontextmanager
     async def open(
-        self, plan: Plan, request: Request, patience: float, connect: float | None = None
-    ) -> AsyncIterator[Answer]:
+        self, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float | None = None
+    ) -> AsyncIterator[OpenResponse]:
         """Send the request and follow redirects. Raises what failures.py knows."""
         connect = plan.connect if connect is None else connect_step(connect)
         most = plan.options.max_redirects
@@ -96,7 +96,7 @@ class Exchange:
                     response = await self._begin(stack, request, hop, patience)
                     head = read_head(response)
                     if most == 0 or head.status not in FOLLOWED or "location" not in head.fields:
-                        yield Answer(response, head, request)
+                        yield OpenResponse(response, head, request)
                         return
                 except PyreqwestError as error:
                     if hop.pinned is not None and is_connecting(error):
@@ -106,7 +106,7 @@ class Exchange:
                 request = redirected(request, head.status, head.fields["location"], hop.base, plan.route.origin)
             raise Failure("too_many_redirects", f"more than {most} redirects")
 
-    async def _begin(self, stack: AsyncExitStack, request: Request, hop: Hop, patience: float) -> Response:
+    async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Hop, patience: float) -> Response:
         try:
             async with asyncio.timeout(patience):
                 return await stack.enter_async_context(_built(request, hop))
@@ -114,7 +114,7 @@ class Exchange:
             raise Failure("timeout", f"the answer did not begin within {patience:g} seconds") from None
 
 
-def _built(request: Request, hop: Hop) -> StreamRequest:
+def _built(request: OutgoingRequest, hop: Hop) -> StreamRequest:
     # Whatever was read ahead is lost to us when the connection breaks.
     builder = hop.client.request(request.method, hop.url).streamed_read_buffer_limit(0)
     sent = merged(request.headers, hop.headers)

@@ -25,7 +25,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
-from conveyor.egress.redirects import Request, is_sensitive
+from conveyor.egress.redirects import OutgoingRequest, is_sensitive
 from conveyor.egress.responses import read_counted
 from conveyor.egress.target_guard import TargetGuard, parse_url
 from conveyor.engines.blobs import Blobs
@@ -46,7 +46,7 @@ from conveyor.lists.templates import (
 )
 from conveyor.model import (
     Backoff,
-    Export,
+    ExportApi,
     ExportCall,
     ExportRetry,
     Job,
@@ -55,10 +55,10 @@ from conveyor.model import (
     TaskRef,
     task_id,
 )
-from conveyor.process.executors.download.exchange import Pairs, Plan, merged
+from conveyor.process.executors.download.exchange import ExchangePlan, Pairs, merged
 from conveyor.process.executors.download.long_tasks import LongTasks, outcome_of
-from conveyor.process.executors.download.ranges import File
-from conveyor.process.executors.download.transfer import TargetError, Wanted, check_lost
+from conveyor.process.executors.download.ranges import RemoteFile
+from conveyor.process.executors.download.transfer import DownloadRequest, TargetError, check_lost
 from conveyor.process.retry import backoff_delay, is_retryable
 from conveyor.process.task_progress import Superseded, Track
 from conveyor.settings import Settings
@@ -81,7 +81,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     # Calls that failed in a row, and links that had lapsed in a row.
     failures: int = 0
     links: int = 0
-    file: File | None = None
+    file: RemoteFile | None = None
 
 
 _state = msgspec.json.Decoder(State | None)
@@ -123,7 +123,7 @@ class ExportDownloadExecutor:
         await self._long.exchange.close()
 
     async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
-        async def step(plan: Plan, track: Track) -> Outcome:
+        async def step(plan: ExchangePlan, track: Track) -> Outcome:
             if job.options.export is None:
                 raise BadInput("the job has no `export`")
             return await self._go_on(_Work(job, ref, job.options.export, plan, track))
@@ -192,7 +192,7 @@ class ExportDownloadExecutor:
         outcome.spend = False
         return outcome
 
-    async def _download(self, work: "_Work", wanted: Wanted) -> Outcome:
+    async def _download(self, work: "_Work", wanted: DownloadRequest) -> Outcome:
         linked = is_call(work.export.download) is None and work.state.links < _MOST_LINKS
         spare = _LAPSED if linked else frozenset()
         outcome = await self._long.take(
@@ -205,19 +205,21 @@ class ExportDownloadExecutor:
             outcome.spend = False
         return outcome
 
-    def _wanted(self, work: "_Work", answer: Any, asked: Request) -> Wanted:
+    def _wanted(self, work: "_Work", answer: Any, asked: OutgoingRequest) -> DownloadRequest:
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         call = is_call(work.export.download)
         if call is not None:
-            return Wanted(self._request(work, call, "GET", ()), patience)
+            return DownloadRequest(self._request(work, call, "GET", ()), patience)
         assert isinstance(work.export.download, str)
         url = parse_url(scalar(look_up(answer, work.export.download), "the link to the file"))
         # The headers of the job are for the API; a link to elsewhere gets what a redirect there would.
         there = url.origin_ascii == asked.url.origin_ascii
         headers = tuple(pair for pair in work.plan.headers if there or not is_sensitive(pair[0]))
-        return Wanted(Request("GET", url, headers), patience)
+        return DownloadRequest(OutgoingRequest("GET", url, headers), patience)
 
-    async def _call(self, work: "_Work", call: ExportCall, method: str, more: Pairs = ()) -> tuple[Any, Request]:
+    async def _call(
+        self, work: "_Work", call: ExportCall, method: str, more: Pairs = ()
+    ) -> tuple[Any, OutgoingRequest]:
         """The JSON of an answer, and the request that it answers."""
         request = self._request(work, call, method, more)
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
@@ -234,7 +236,7 @@ class ExportDownloadExecutor:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise Failure("bad_answer", "the answer of the API is not JSON", answer.head.status) from None
 
-    def _request(self, work: "_Work", call: ExportCall, method: str, more: Pairs) -> Request:
+    def _request(self, work: "_Work", call: ExportCall, method: str, more: Pairs) -> OutgoingRequest:
         """What a call asks for. Raises BadInput: what the input lacks is known only now."""
         try:
             url = parse_url(fill_url(call.url, work.values))
@@ -248,13 +250,13 @@ class ExportDownloadExecutor:
         if wrong is not None:
             raise BadInput(wrong)
         headers = merged(merged(kind, work.plan.headers), merged(tuple(own.items()), more))
-        return Request((call.method or method).upper(), url, (*headers, ("accept-encoding", "identity")), body)
+        return OutgoingRequest((call.method or method).upper(), url, (*headers, ("accept-encoding", "identity")), body)
 
 
 class _Work:
     """One attempt at one export: the task, the description, and the state that is kept in the row."""
 
-    def __init__(self, job: Job, ref: TaskRef, export: Export, plan: Plan, track: Track) -> None:
+    def __init__(self, job: Job, ref: TaskRef, export: ExportApi, plan: ExchangePlan, track: Track) -> None:
         self.job = job
         self.ref = ref
         self.export = export
@@ -268,7 +270,7 @@ class _Work:
         known = {"input": self._input, "task_id": task_id(self.job.run.run_id, self.ref.index)}
         return known if self.state.id is None else {**known, "id": self.state.id}
 
-    def remember(self, file: File | None) -> msgspec.Raw:
+    def remember(self, file: RemoteFile | None) -> msgspec.Raw:
         self.state = msgspec.structs.replace(self.state, file=file)
         return _raw(self.state)
 

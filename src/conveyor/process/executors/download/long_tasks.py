@@ -19,9 +19,9 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.errors import Unavailable
 from conveyor.model import Job, Outcome, TaskError, TaskRef
-from conveyor.process.executors.download.exchange import Exchange, Plan
-from conveyor.process.executors.download.ranges import File
-from conveyor.process.executors.download.transfer import Taken, TargetError, Transfer, Wanted
+from conveyor.process.executors.download.exchange import Exchange, ExchangePlan
+from conveyor.process.executors.download.ranges import RemoteFile
+from conveyor.process.executors.download.transfer import DownloadedFile, DownloadRequest, TargetError, Transfer
 from conveyor.process.retry import backoff_delay, is_retryable, late, retry_delay, too_late
 from conveyor.process.task_progress import ProgressBook, Superseded, Track
 from conveyor.settings import Settings
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 # How long a task waits that could not be kept here.
 _STORE_PAUSE = 30.0
 
-Step = Callable[[Plan, Track], Awaitable[Outcome]]
+Step = Callable[[ExchangePlan, Track], Awaitable[Outcome]]
 
 
 class LongTasks:
@@ -83,11 +83,11 @@ class LongTasks:
         self,
         job: Job,
         ref: TaskRef,
-        plan: Plan,
+        plan: ExchangePlan,
         track: Track,
-        wanted: Wanted,
-        left: File | None,
-        remember: Callable[[File | None], msgspec.Raw],
+        wanted: DownloadRequest,
+        left: RemoteFile | None,
+        remember: Callable[[RemoteFile | None], msgspec.Raw],
         spare: frozenset[int] = frozenset(),
     ) -> Outcome:
         """Take a file; the step that a download is, and with which an export ends. After one of the statuses in `spare`
@@ -127,7 +127,7 @@ def outcome_of(error: Exception, blamed: frozenset[str]) -> Outcome:
     return outcome
 
 
-def _succeeded(taken: Taken) -> Outcome:
+def _succeeded(taken: DownloadedFile) -> Outcome:
     return Outcome(
         TaskStatus.SUCCEEDED,
         http_status=200,

@@ -12,14 +12,14 @@ from enum import Enum, auto
 import msgspec
 
 from conveyor.egress.failures import Failure
-from conveyor.egress.responses import Head, phrase
+from conveyor.egress.responses import ResponseHead, phrase
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
 # A date says so much about a file only if the file is older than the moment by more than clocks differ.
 _SETTLED_SECONDS = 60.0
 
 
-class File(msgspec.Struct, frozen=True, omit_defaults=True):
+class RemoteFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """One version of a file, as its first answer described it, and where its pieces are kept."""
 
     key: str
@@ -32,7 +32,7 @@ class File(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: list[tuple[str, str]] | None = None
 
 
-class Verdict(Enum):
+class ResumeDecision(Enum):
     """What an answer to a request for the rest is."""
 
     REST = auto()
@@ -42,36 +42,36 @@ class Verdict(Enum):
     USELESS = auto()
 
 
-def rest_headers(file: File, offset: int) -> tuple[tuple[str, str], ...]:
+def rest_headers(file: RemoteFile, offset: int) -> tuple[tuple[str, str], ...]:
     """What to send to get the rest of this version, and the whole of any other."""
     assert file.validator is not None
     return (("range", f"bytes={offset}-"), ("if-range", file.validator))
 
 
-def check_identity(head: Head) -> None:
+def check_identity(head: ResponseHead) -> None:
     """Raise Failure for a body that is encoded although it was asked not to be: its bytes are not the file's."""
     if head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise Failure("content_encoded", "the target sends the file encoded, although asked not to", head.status)
 
 
-def judge(file: File, offset: int, head: Head) -> Verdict:
+def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
     """What this answer to a request for the rest from `offset` is. Raises Failure for one that is an error."""
     if head.status == 200:
         check_identity(head)
-        return Verdict.WHOLE
+        return ResumeDecision.WHOLE
     if head.status == 416:
-        return Verdict.USELESS
+        return ResumeDecision.USELESS
     if head.status != 206:
         raise unexpected(head)
     found = content_range(head)
     if found is None or found[0] != offset or (file.total is not None and found[2] != file.total):
-        return Verdict.USELESS
+        return ResumeDecision.USELESS
     changed = validator_of(head) not in {None, file.validator}
     encoded = head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}
-    return Verdict.USELESS if changed or encoded else Verdict.REST
+    return ResumeDecision.USELESS if changed or encoded else ResumeDecision.REST
 
 
-def content_range(head: Head) -> tuple[int, int, int] | None:
+def content_range(head: ResponseHead) -> tuple[int, int, int] | None:
     """First and last byte of an answer and the size of the whole, if it says all three and they fit."""
     match = _CONTENT_RANGE.fullmatch(head.fields.get("content-range", "").strip())
     if match is None:
@@ -80,12 +80,12 @@ def content_range(head: Head) -> tuple[int, int, int] | None:
     return (first, last, total) if first <= last < total else None
 
 
-def unexpected(head: Head) -> Failure:
+def unexpected(head: ResponseHead) -> Failure:
     """A status that brings no file."""
     return Failure(f"http_{head.status}", f"the target answered {phrase(head.status)}", head.status)
 
 
-def validator_of(head: Head) -> str | None:
+def validator_of(head: ResponseHead) -> str | None:
     """What is sent back in If-Range. A weak ETag promises meaning, not bytes."""
     etag = head.fields.get("etag", "").strip()
     if etag:

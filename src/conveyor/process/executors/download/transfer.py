@@ -15,17 +15,17 @@ from pyreqwest.exceptions import PyreqwestError
 
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure, failure_of
-from conveyor.egress.redirects import Request
-from conveyor.egress.responses import Head, retry_after
+from conveyor.egress.redirects import OutgoingRequest
+from conveyor.egress.responses import ResponseHead, retry_after
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job
 from conveyor.process.executors import WORKER_LOST
-from conveyor.process.executors.download.exchange import Answer, Exchange, Plan, merged
+from conveyor.process.executors.download.exchange import Exchange, ExchangePlan, OpenResponse, merged
 from conveyor.process.executors.download.pieces import Pieces, piece_size
 from conveyor.process.executors.download.ranges import (
-    File,
-    Verdict,
+    RemoteFile,
+    ResumeDecision,
     check_identity,
     content_range,
     judge,
@@ -51,25 +51,25 @@ _REMOVED_AT_ONCE = 1000
 class TargetError(Failure):
     """The target answered with an error. `retry_after` is what it asked for."""
 
-    def __init__(self, head: Head, now: float) -> None:
+    def __init__(self, head: ResponseHead, now: float) -> None:
         cause = unexpected(head)
         super().__init__(cause.error.code, cause.error.message, head.status)
         self.retry_after = retry_after(head.fields.get("retry-after"), now)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class DownloadRequest(msgspec.Struct, frozen=True):
     """What is to be taken: the request, the hash that it must have, and how long silence may last."""
 
-    request: Request
+    request: OutgoingRequest
     patience: float
     sha256: str | None = None
     connect: float | None = None
 
 
-class Taken(msgspec.Struct, frozen=True):
+class DownloadedFile(msgspec.Struct, frozen=True):
     """A file that is whole."""
 
-    file: File
+    file: RemoteFile
     body: BodyRef
 
 
@@ -83,9 +83,9 @@ class Transfer:
         clock: Clock,
         settings: Settings,
         job: Job,
-        plan: Plan,
+        plan: ExchangePlan,
         track: Track,
-        remember: Callable[[File | None], msgspec.Raw],
+        remember: Callable[[RemoteFile | None], msgspec.Raw],
     ) -> None:
         self._exchange = exchange
         self._blobs = blobs
@@ -95,7 +95,7 @@ class Transfer:
         self._plan = plan
         self._track = track
         self._remember = remember
-        self._file: File | None = None
+        self._file: RemoteFile | None = None
         self._pieces: Pieces | None = None
         self._ended = False
         self._answers = 0
@@ -105,7 +105,7 @@ class Transfer:
         # Whether it began the file from its first byte, and how often it had to although there was a part of it.
         self._anew = False
         self._restarts = 0
-        self._pace = Pace(plan.options.download.min_rate, plan.options.download.min_rate_seconds, clock)
+        self._pace = TransferPace(plan.options.download.min_rate, plan.options.download.min_rate_seconds, clock)
 
     @property
     def advanced(self) -> bool:
@@ -115,7 +115,7 @@ class Transfer:
         there = self._track.begun if self._anew else self._found
         return self._resumable and self._kept > there
 
-    async def take(self, wanted: Wanted, left: File | None) -> Taken:
+    async def take(self, wanted: DownloadRequest, left: RemoteFile | None) -> DownloadedFile:
         """Take the file, going on with what an earlier attempt left. Raises what failures.py knows, or Superseded."""
         try:
             await self._find(left)
@@ -130,7 +130,7 @@ class Transfer:
         await self._track.remove()
         await self._remove(before)
 
-    async def _find(self, left: File | None) -> None:
+    async def _find(self, left: RemoteFile | None) -> None:
         self._file = left
         if left is None:
             check_lost(self._track, self._settings)
@@ -149,7 +149,7 @@ class Transfer:
         if not self._ended:
             check_lost(self._track, self._settings)
 
-    async def _until_complete(self, wanted: Wanted) -> None:
+    async def _until_complete(self, wanted: DownloadRequest) -> None:
         rounds = idle = 0
         while not self._ended:
             before = self._offset
@@ -172,7 +172,7 @@ class Transfer:
         """Whether the rest can be asked for at once."""
         return self._resumable and failure_of(error, self._plan.route.blamed).code in _CUTS
 
-    async def _ask(self, wanted: Wanted) -> None:
+    async def _ask(self, wanted: DownloadRequest) -> None:
         """One answer of the target, read to its end."""
         request = wanted.request
         sent: tuple[tuple[str, str], ...] = (("accept-encoding", "identity"),)
@@ -192,7 +192,7 @@ class Transfer:
         finally:
             await opening.__aexit__(None, None, None)
 
-    async def _accepted(self, answer: Answer, offset: int) -> "End | None":
+    async def _accepted(self, answer: OpenResponse, offset: int) -> "ResponseEnd | None":
         """Where this answer ends, once the file is ready to take it; None for one of which nothing is taken."""
         head = answer.head
         self._answers += 1
@@ -205,21 +205,21 @@ class Transfer:
         if head.status not in {200, 206, 416}:
             raise TargetError(head, self._clock.now())
         match judge(self._file, offset, head):
-            case Verdict.REST:
+            case ResumeDecision.REST:
                 found = content_range(head)
                 assert found is not None
                 self._file = msgspec.structs.replace(self._file, total=found[2])
                 self._check_size(found[2])
-                return End(found[1] + 1, found[2])
-            case Verdict.WHOLE:
+                return ResponseEnd(found[1] + 1, found[2])
+            case ResumeDecision.WHOLE:
                 self._count_restart()
                 return await self._begin(answer)
-            case Verdict.USELESS:
+            case ResumeDecision.USELESS:
                 self._count_restart()
                 await self._forget()
                 return None
 
-    async def _begin(self, answer: Answer) -> "End":
+    async def _begin(self, answer: OpenResponse) -> "ResponseEnd":
         """The file from its beginning. Its row is written before any piece of it."""
         head = answer.head
         total = _length(head)
@@ -227,7 +227,7 @@ class Transfer:
         before = self._file
         await self._leave()
         base = f"results/{self._job.tenant}/{self._job.job_id}/{self._job.run.run_id}"
-        self._file = File(
+        self._file = RemoteFile(
             key=f"{base}/{self._clock.new_id('file')}",
             piece=piece_size(total, self._settings.download_piece_bytes),
             validator=validator_of(head),
@@ -241,7 +241,7 @@ class Transfer:
         self._anew = True
         await self._track.save(0, total, state=self._remember(self._file))
         await self._remove(before)
-        return End(total, total)
+        return ResponseEnd(total, total)
 
     async def _forget(self) -> None:
         """What is there fits nothing that the target has now."""
@@ -250,7 +250,7 @@ class Transfer:
         await self._track.save(0, None, state=self._remember(None))
         await self._remove(before)
 
-    async def _read(self, answer: Answer, end: "End", patience: float) -> None:
+    async def _read(self, answer: OpenResponse, end: "ResponseEnd", patience: float) -> None:
         assert self._pieces is not None
         reader = answer.response.body_reader
         most = self._plan.options.download.max_bytes
@@ -276,7 +276,7 @@ class Transfer:
             await self._track.advance(offset, end.total)
         self._ended = end.total is None or self._pieces.offset == end.total
 
-    async def _seal(self, wanted: Wanted) -> Taken:
+    async def _seal(self, wanted: DownloadRequest) -> DownloadedFile:
         assert self._file is not None
         assert self._pieces is not None
         total = self._pieces.offset
@@ -290,7 +290,7 @@ class Transfer:
         if wanted.sha256 is not None and body.sha256 != wanted.sha256.lower():
             await self._forget()
             raise self._mismatch(body.sha256)
-        return Taken(self._file, body)
+        return DownloadedFile(self._file, body)
 
     async def _sealed(self, pieces: Pieces, total: int) -> BodyRef:
         """Reading back what an earlier attempt kept, for the hash, may take long: it is not stuck."""
@@ -333,7 +333,7 @@ class Transfer:
             await pieces.leave()
             self._kept = pieces.kept
 
-    async def _remove(self, file: File | None) -> None:
+    async def _remove(self, file: RemoteFile | None) -> None:
         while file is not None and await self._blobs.delete_prefix(file.key, _REMOVED_AT_ONCE):
             pass
 
@@ -345,14 +345,14 @@ def check_lost(track: Track, settings: Settings) -> None:
         raise Failure(WORKER_LOST, message)
 
 
-class End(msgspec.Struct, frozen=True):
+class ResponseEnd(msgspec.Struct, frozen=True):
     """Where an answer ends in the file, and how long the file is, if that is known."""
 
     at: int | None
     total: int | None
 
 
-class Pace:
+class TransferPace:
     """Whether bytes come in fast enough. Only waiting for the target counts, not for our own store."""
 
     def __init__(self, least: float, window: float, clock: Clock) -> None:
@@ -383,7 +383,7 @@ class Pace:
         self._waited = 0.0
 
 
-def _length(head: Head) -> int | None:
+def _length(head: ResponseHead) -> int | None:
     text = head.fields.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() else None
 

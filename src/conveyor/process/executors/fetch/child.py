@@ -1,4 +1,4 @@
-"""A process that fetches for the workers of another: `python -m conveyor.process.fetcher FD`.
+"""A process that fetches for the workers of another: `python -m conveyor.process.executors.fetch.child FD`.
 
 Orders in, packs of outcomes out. It keeps nothing and knows no store; what costs time for each response is done here,
 away from the threads that write rows: the request, the digest of the body, the JSON of the detail. It ends when the
@@ -23,12 +23,12 @@ from conveyor.model import Job, Outcome, TaskError, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.process.executors.fetch.frames import (
     Drop,
+    FrameReader,
+    FrameWriter,
     Order,
     Orders,
-    Pack,
-    Packed,
-    Reader,
-    Writer,
+    OutcomePack,
+    PackedOutcome,
     decode_order,
     framed,
     read_frame,
@@ -52,7 +52,7 @@ class AttemptsOne(Protocol):
     def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]: ...
 
 
-class Lane:
+class ChildLane:
     """The orders of one lane of a worker. Between two steps of the loop, `width` of them run or none waits; a lane
     without a width has none that wait."""
 
@@ -63,21 +63,21 @@ class Lane:
         self.running: set[asyncio.Task[None]] = set()
 
 
-class Fetcher:
+class ChildFetcher:
     """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop, for
     how long an outcome waits for others."""
 
-    def __init__(self, executor: AttemptsOne, writer: Writer, linger: float = _LINGER) -> None:
+    def __init__(self, executor: AttemptsOne, writer: FrameWriter, linger: float = _LINGER) -> None:
         self._executor = executor
         self._writer = writer
         self._linger = linger
-        self._lanes: dict[int, Lane] = {}
-        self._outcomes: list[Packed] = []
+        self._lanes: dict[int, ChildLane] = {}
+        self._outcomes: list[PackedOutcome] = []
         self._bodies: list[bytes | memoryview] = []
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def serve(self, reader: Reader) -> None:
+    async def serve(self, reader: FrameReader) -> None:
         self._writer.write(framed(True))
         try:
             while True:
@@ -94,7 +94,7 @@ class Fetcher:
         lane = self._lanes.get(given.lane)
         if lane is None:
             assert given.job is not None
-            lane = self._lanes[given.lane] = Lane(given.job)
+            lane = self._lanes[given.lane] = ChildLane(given.job)
         elif given.job is not None:
             lane.job = given.job
         lane.width = given.width
@@ -104,15 +104,15 @@ class Fetcher:
             self._hand_back(lane)
         self._fill(lane)
 
-    def _fill(self, lane: Lane) -> None:
+    def _fill(self, lane: ChildLane) -> None:
         """Have orders that wait run, up to the width."""
         while lane.waiting and len(lane.running) < lane.width:
             lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
 
-    def _hand_back(self, lane: Lane) -> None:
+    def _hand_back(self, lane: ChildLane) -> None:
         """Give the worker the orders back that have not begun."""
         if lane.waiting:
-            self._writer.write(framed(Pack([], b"", [order.number for order in lane.waiting])))
+            self._writer.write(framed(OutcomePack([], b"", [order.number for order in lane.waiting])))
             lane.waiting.clear()
 
     def _drop(self, drop: Drop) -> None:
@@ -127,7 +127,7 @@ class Fetcher:
         else:
             self._hand_back(lane)
 
-    async def _run(self, lane: Lane, order: Order) -> None:
+    async def _run(self, lane: ChildLane, order: Order) -> None:
         """Run one order after the other, while there are any and the lane is not too wide."""
         try:
             await self._attempt(lane.job, order)
@@ -157,7 +157,7 @@ class Fetcher:
     def _put(self, number: int, outcome: Outcome) -> None:
         body, detail = outcome.body, detail_json(outcome)
         self._outcomes.append(
-            Packed(
+            PackedOutcome(
                 number,
                 outcome.status,
                 outcome.http_status,
@@ -182,7 +182,7 @@ class Fetcher:
             self._timer.cancel()
             self._timer = None
         if self._outcomes:
-            self._writer.write(framed(Pack(self._outcomes, b"".join(self._bodies), [])))
+            self._writer.write(framed(OutcomePack(self._outcomes, b"".join(self._bodies), [])))
             self._outcomes, self._bodies, self._bytes = [], [], 0
 
 
@@ -196,7 +196,7 @@ async def _main(fd: int) -> None:
     clock = SystemClock()
     guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
     executor = FetchExecutor(settings, clock, guard, room=writer.drain)
-    await Fetcher(executor, writer).serve(reader)
+    await ChildFetcher(executor, writer).serve(reader)
 
 
 def main() -> None:

@@ -17,13 +17,13 @@ from pyreqwest.request import StreamRequest
 
 from conveyor import __version__
 from conveyor.clock import Clock
-from conveyor.egress.body_budget import Budget
+from conveyor.egress.body_budget import BodyBudget
 from conveyor.egress.clients import Clients, connect_step
 from conveyor.egress.failures import Failure, failure_of, is_connecting
-from conveyor.egress.lru import Kept
-from conveyor.egress.redirects import FOLLOWED, Request, redirected
+from conveyor.egress.lru import Lru
+from conveyor.egress.redirects import FOLLOWED, OutgoingRequest, redirected
 from conveyor.egress.responses import (
-    Head,
+    ResponseHead,
     declares_at_most,
     phrase,
     read_counted,
@@ -56,7 +56,7 @@ _PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
 Pairs = tuple[tuple[str, str], ...]
 
 
-class Plan(msgspec.Struct):
+class FetchPlan(msgspec.Struct):
     """The options of a job as the executor needs them, worked out once."""
 
     options: Options
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct):
     def succeeds(self, status: int) -> bool:
         return status in self.successes if self.successes else 200 <= status < 300
 
-    def follows(self, answer: Head) -> bool:
+    def follows(self, answer: ResponseHead) -> bool:
         """A job that takes no redirects, or counts one as its success, gets the answer itself."""
         wanted = self.options.max_redirects > 0 and answer.status not in self.successes
         return wanted and "location" in answer.fields
@@ -92,12 +92,12 @@ class FetchExecutor:
         room: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         # What there is for a worker's process is for all of its fetchers.
-        self._budget = Budget(settings.body_budget_bytes // max(1, settings.fetchers), room)
+        self._budget = BodyBudget(settings.body_budget_bytes // max(1, settings.fetchers), room)
         self._clock = clock
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate)
         self._gateway = operator_gateway(settings.gateway)
-        self._plans: Kept[JobId, Plan] = Kept(MAX_PLANS)
+        self._plans: Lru[JobId, FetchPlan] = Lru(MAX_PLANS)
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
         if wrong is not None:
             raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
@@ -118,7 +118,7 @@ class FetchExecutor:
         await self._clients.close()
         await self._guard.close()
 
-    async def _attempt(self, plan: Plan, ref: TaskRef) -> Outcome:
+    async def _attempt(self, plan: FetchPlan, ref: TaskRef) -> Outcome:
         started = self._clock.monotonic()
         try:
             outcome = await self._fetch(plan, parse_fetch_input(ref.input), started)
@@ -129,7 +129,7 @@ class FetchExecutor:
         outcome.elapsed = self._clock.monotonic() - started
         return outcome
 
-    async def _fetch(self, plan: Plan, given: FetchInput, started: float) -> Outcome:
+    async def _fetch(self, plan: FetchPlan, given: FetchInput, started: float) -> Outcome:
         """All hops of one attempt, in one coroutine: each layer more is felt at thirty thousand a second."""
         request = first_request(plan, given)
         connect = plan.connect if given.connect_timeout is None else connect_step(given.connect_timeout)
@@ -158,7 +158,7 @@ class FetchExecutor:
             timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 
-    def _outcome(self, plan: Plan, request: Request, answer: Head, body: bytes) -> Outcome:
+    def _outcome(self, plan: FetchPlan, request: OutgoingRequest, answer: ResponseHead, body: bytes) -> Outcome:
         outcome = Outcome(
             TaskStatus.SUCCEEDED,
             http_status=answer.status,
@@ -179,16 +179,16 @@ class FetchExecutor:
             raise Failure("timeout", "the attempt took longer than its timeout")
         return timedelta(seconds=seconds)
 
-    def _plan(self, job: Job) -> Plan:
+    def _plan(self, job: Job) -> FetchPlan:
         plan = self._plans.get(job.job_id)
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
         return self._plans.put(job.job_id, self._make_plan(job.options))
 
-    def _make_plan(self, options: Options) -> Plan:
+    def _make_plan(self, options: Options) -> FetchPlan:
         gateway = options.gateway or self._gateway
         wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
-        return Plan(
+        return FetchPlan(
             options=options,
             route=route_of(None if wrong else gateway, self._clients, self._guard, trusted=options.gateway is None),
             headers=tuple(options.headers.items()),
@@ -199,20 +199,22 @@ class FetchExecutor:
         )
 
 
-def first_request(plan: Plan, given: FetchInput) -> Request:
+def first_request(plan: FetchPlan, given: FetchInput) -> OutgoingRequest:
     """What the task asks for. Raises BadUrl or BadInput: what was stored may be older than today's checks."""
     if plan.problem is not None:
         raise BadInput(plan.problem)
     url = parse_url(given.url)
     if is_plain(given):
-        return Request("GET", url, plan.headers)
+        return OutgoingRequest("GET", url, plan.headers)
     wrong = problem(given)
     if wrong is not None:
         raise BadInput(wrong)
-    return Request(given.method.upper(), url, merged(plan.headers, tuple(given.headers.items())), body_bytes(given))
+    return OutgoingRequest(
+        given.method.upper(), url, merged(plan.headers, tuple(given.headers.items())), body_bytes(given)
+    )
 
 
-def built(request: Request, hop: Hop, timeout: timedelta) -> StreamRequest:
+def built(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamRequest:
     """The request, ready to be sent."""
     builder = hop.client.request(request.method, hop.url).timeout(timeout)
     sent = merged(request.headers, hop.headers)

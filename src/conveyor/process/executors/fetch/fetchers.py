@@ -14,8 +14,17 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import host_of
-from conveyor.process.executors.fetch.frames import Drop, Order, Orders, Pack, Writer, decode_pack, framed, read_frame
-from conveyor.process.executors.fetch.launch import Launch, Process, launch_fetcher
+from conveyor.process.executors.fetch.frames import (
+    Drop,
+    FrameWriter,
+    Order,
+    Orders,
+    OutcomePack,
+    decode_pack,
+    framed,
+    read_frame,
+)
+from conveyor.process.executors.fetch.launch import Launch, LaunchedProcess, launch_fetcher
 from conveyor.process.watchdog import GRACE, timeout_of
 from conveyor.settings import Settings
 from conveyor.telemetry import child_processes as children
@@ -29,7 +38,7 @@ _LONGEST_PAUSE = 30.0
 _SETTLED_SECONDS = 10.0
 
 
-class HeldRef(Protocol):
+class LeasedReference(Protocol):
     """A reference in the hands of a lane."""
 
     @property
@@ -56,7 +65,7 @@ class Port(Protocol):
         """The process that had these is gone."""
 
 
-class Share:
+class LaneShare:
     """What one fetcher was told of one lane, and what it owes of it."""
 
     __slots__ = ("heard_at", "job", "owed", "patience", "port", "width")
@@ -71,18 +80,18 @@ class Share:
         self.patience = 0.0
 
 
-class Fetcher:
+class FetcherProcess:
     """One process, as seen from here; it is started again when it dies."""
 
     def __init__(self, settings: Settings, clock: Clock, launch: Launch) -> None:
         self._settings = settings
         self._clock = clock
         self._launch = launch
-        self._writer: Writer | None = None
-        self._process: Process | None = None
+        self._writer: FrameWriter | None = None
+        self._process: LaunchedProcess | None = None
         self._number = 0
-        self._out: dict[int, tuple[Port, HeldRef]] = {}
-        self._shares: dict[int, Share] = {}
+        self._out: dict[int, tuple[Port, LeasedReference]] = {}
+        self._shares: dict[int, LaneShare] = {}
         # Since when packs are not read for want of room, and for how long that was before.
         self._deaf_since: float | None = None
         self._deaf = 0.0
@@ -119,7 +128,7 @@ class Fetcher:
         share = self._shares.get(port.number)
         return 0 if share is None else share.owed
 
-    def tell(self, port: Port, width: int, held: Sequence[HeldRef]) -> None:
+    def tell(self, port: Port, width: int, held: Sequence[LeasedReference]) -> None:
         """Hand references over, or a new width of the lane."""
         if self._writer is None or not self.ready.is_set():
             return
@@ -127,7 +136,7 @@ class Fetcher:
         if share is None:
             if not held:
                 return
-            share = self._shares[port.number] = Share(port)
+            share = self._shares[port.number] = LaneShare(port)
         new = None if share.job is not None and share.job.options == port.job.options else port.job
         if not held and new is None and width == share.width:
             return
@@ -207,7 +216,7 @@ class Fetcher:
         now = self._clock.monotonic() if self._deaf_since is None else self._deaf_since
         return now - self._deaf
 
-    def _came(self, pack: Pack) -> list[Port]:
+    def _came(self, pack: OutcomePack) -> list[Port]:
         """Sort a pack by lanes, and say which they were. What no lane waits for any more is passed over."""
         sorted_: dict[int, tuple[Port, list[int], list[Outcome]]] = {}
         for number, outcome in _outcomes(pack):
@@ -227,7 +236,7 @@ class Fetcher:
             port.dropped(self._settled(port, numbers))
         return [port for port, _, _ in sorted_.values()]
 
-    def _settled(self, port: Port, numbers: list[int]) -> list[HeldRef]:
+    def _settled(self, port: Port, numbers: list[int]) -> list[LeasedReference]:
         """What these orders were for; the process owes nothing for them any more."""
         share = self._shares[port.number]
         share.owed -= len(numbers)
@@ -243,7 +252,7 @@ class Fetcher:
         process, self._process = self._process, None
         out, self._out = self._out, {}
         self._shares.clear()
-        ports: dict[int, tuple[Port, list[HeldRef]]] = {}
+        ports: dict[int, tuple[Port, list[LeasedReference]]] = {}
         for port, one in out.values():
             ports.setdefault(port.number, (port, []))[1].append(one)
         for port, held in ports.values():
@@ -258,7 +267,7 @@ class Fetchers:
     """All of them. In the place of an executor; lanes that have it send and are told, they do not await."""
 
     def __init__(self, settings: Settings, clock: Clock, launch: Launch = launch_fetcher) -> None:
-        self.members = [Fetcher(settings, clock, launch) for _ in range(settings.fetchers)]
+        self.members = [FetcherProcess(settings, clock, launch) for _ in range(settings.fetchers)]
         self._running: list[asyncio.Task[None]] = []
         self._ports = 0
 
@@ -310,7 +319,7 @@ class Fetchers:
                 if member.owes(port) > width:
                     member.drop(port, everything=False)
 
-    def start(self, port: Port, held: Sequence[HeldRef]) -> None:
+    def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
         """Hand over references, no more than there is room for. They come back at once if no process is there."""
         dealt = self._dealt(port)
         if not dealt and held:
@@ -327,7 +336,7 @@ class Fetchers:
         for member in self.members:
             member.drop(port, everything)
 
-    def _dealt(self, port: Port) -> list[tuple[Fetcher, int]]:
+    def _dealt(self, port: Port) -> list[tuple[FetcherProcess, int]]:
         """The lane's width, dealt to those that are ready."""
         ready = [member for member in self.members if member.ready.is_set()]
         if not ready:
@@ -359,7 +368,7 @@ def _parts(count: int, slots: Sequence[int], room: Sequence[int]) -> list[int]:
     return parts
 
 
-def _outcomes(pack: Pack) -> Iterator[tuple[int, Outcome]]:
+def _outcomes(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
     """Outcomes with the numbers of their orders, each with its part of the pack's bodies."""
     bodies, at = memoryview(pack.bodies), 0
     for packed in pack.outcomes:

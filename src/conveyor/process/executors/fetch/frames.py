@@ -15,14 +15,14 @@ from conveyor.states import TaskStatus
 _LENGTH = struct.Struct("<I")
 
 
-class Reader(Protocol):
+class FrameReader(Protocol):
     """Where frames come from."""
 
     async def readexactly(self, n: int, /) -> bytes:
         """The next `n` bytes. Raises IncompleteReadError at the end."""
 
 
-class Writer(Protocol):
+class FrameWriter(Protocol):
     """Where frames go to."""
 
     def write(self, data: bytes, /) -> None: ...
@@ -56,7 +56,7 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
     all: bool
 
 
-class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An outcome with all but its body, which is the next `length` bytes of the pack; -1: it has none."""
 
     number: int
@@ -70,10 +70,10 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     elapsed: float = 0.0
 
 
-class Pack(msgspec.Struct, frozen=True, array_like=True):
+class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
     """Outcomes that came at about the same time, and orders that were dropped before they began."""
 
-    outcomes: list[Packed]
+    outcomes: list[PackedOutcome]
     bodies: bytes
     dropped: list[int]
 
@@ -83,7 +83,7 @@ def framed(value: object) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_frame(reader: Reader) -> bytes:
+async def read_frame(reader: FrameReader) -> bytes:
     """The next frame. Raises IncompleteReadError at the end."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return await reader.readexactly(length)
@@ -91,4 +91,4 @@ async def read_frame(reader: Reader) -> bytes:
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Orders | Drop).decode
-decode_pack = msgspec.msgpack.Decoder(Pack).decode
+decode_pack = msgspec.msgpack.Decoder(OutcomePack).decode

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from conveyor.process.executors.fetch.frames import Reader, Writer, framed
+from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, framed
 from conveyor.settings import Settings
 
 _SOCKET_BYTES = 1024 * 1024
 
 
-class Process(Protocol):
+class LaunchedProcess(Protocol):
     """A launched process."""
 
     @property
@@ -33,9 +33,9 @@ class Process(Protocol):
 class Launched(NamedTuple):
     """A process, and what comes from it and goes to it. Its first frame says that it is ready."""
 
-    reader: Reader
-    writer: Writer
-    process: Process
+    reader: FrameReader
+    writer: FrameWriter
+    process: LaunchedProcess
 
 
 Launch = Callable[[Settings], Awaitable[Launched]]

@@ -10,8 +10,8 @@ from conveyor.coordination.limits import TargetLimits
 from conveyor.model import Job, Outcome
 from conveyor.process.executors.fetch.fetchers import Fetchers
 from conveyor.process.gate import Gate
-from conveyor.process.lane import Held, Lane
-from conveyor.process.recorder import HeldChunk, Recorder
+from conveyor.process.lane import Lane, LeasedRef
+from conveyor.process.recorder import LeasedChunk, Recorder
 
 
 class RemoteLane(Lane):
@@ -26,7 +26,7 @@ class RemoteLane(Lane):
         clock: Clock,
         hungry: Callable[[], None],
         gate: Gate,
-        lost: Callable[[Job, list[HeldChunk]], None],
+        lost: Callable[[Job, list[LeasedChunk]], None],
         *,
         recovery_ratio: int = 4,
     ) -> None:
@@ -49,7 +49,7 @@ class RemoteLane(Lane):
             self._fetchers.balance(self)
         self._count(0)
 
-    async def stop(self, grace: float) -> list[HeldChunk]:
+    async def stop(self, grace: float) -> list[LeasedChunk]:
         self._stopping = True
         if self._sending is not None:
             self._sending.cancel()
@@ -66,7 +66,7 @@ class RemoteLane(Lane):
             pass
         self._fetchers.drop(self, everything=True)
 
-    def came(self, held: list[Held], outcomes: list[Outcome]) -> None:
+    def came(self, held: list[LeasedRef], outcomes: list[Outcome]) -> None:
         self._count(-len(held))
         self._leave(held)
         self._record(held, outcomes)
@@ -80,7 +80,7 @@ class RemoteLane(Lane):
         super().hold_back()
         self._fetchers.drop(self, everything=False)
 
-    def dropped(self, held: list[Held]) -> None:
+    def dropped(self, held: list[LeasedRef]) -> None:
         self._count(-len(held))
         self._leave(held)
         self._gate.gone(held)
@@ -89,7 +89,7 @@ class RemoteLane(Lane):
             # Once, for all that come back now.
             asyncio.get_running_loop().call_soon(self._send)
 
-    def lost(self, held: list[Held]) -> None:
+    def lost(self, held: list[LeasedRef]) -> None:
         self._count(-len(held))
         self._leave(held)
         self._gate.gone(held)
@@ -113,7 +113,7 @@ class RemoteLane(Lane):
         if self._recorder.full:
             self._send_later(self._recorder.room())
             return
-        held: list[Held] = []
+        held: list[LeasedRef] = []
         room = self._send_room()
         while len(held) < room and (one := self._next()) is not None:
             goes = self._goes(one)
@@ -130,7 +130,7 @@ class RemoteLane(Lane):
         room = self._fetchers.room(self)
         return min(room, self.width - self._out) if self._targets.limited else room
 
-    async def _send_alone(self, one: Held, *, enters: bool) -> None:
+    async def _send_alone(self, one: LeasedRef, *, enters: bool) -> None:
         """One that tries its target, or of a message that came before: that work on it begins is known before it
         does."""
         if (enters and not await self._enter(one)) or not await self._mark_started([one]):
@@ -152,11 +152,11 @@ class RemoteLane(Lane):
 
         self._sending = self._start(send())
 
-    def _hand_over(self, held: list[Held]) -> None:
+    def _hand_over(self, held: list[LeasedRef]) -> None:
         held = self._in_time(held)
         self._count(len(held))
         self._fetchers.start(self, held)
 
-    def _leave(self, held: list[Held]) -> None:
+    def _leave(self, held: list[LeasedRef]) -> None:
         for one in held:
             self._targets.leave(one)

@@ -25,15 +25,15 @@ import structlog
 from conveyor.model import Job, TaskRef
 from conveyor.process.executors.fetch.frames import framed, read_frame
 from conveyor.process.executors.python.handler_calls import (
-    Batch,
+    BatchDone,
+    CallBatch,
+    CallProgress,
+    CallResult,
+    CallSlots,
     Cancel,
-    Done,
     GiveUp,
     Ready,
-    Result,
-    Said,
     Setup,
-    Slots,
     decode_answer,
 )
 from conveyor.settings import Settings, foreign_environment
@@ -41,7 +41,7 @@ from conveyor.telemetry.child_processes import born, gone
 
 log = structlog.get_logger()
 
-MODULE = "conveyor.process.executors.python.python_executor.handler_process"
+MODULE = "conveyor.process.executors.python.handler_process"
 MAX_BATCHES = 2048
 _MIB = 1024 * 1024
 _START_SECONDS = 60.0
@@ -68,19 +68,19 @@ _NO_CAPACITY = frozenset(
 )
 
 
-class Report(Protocol):
+class ProgressCallback(Protocol):
     """Told what a call says of its progress."""
 
     def __call__(self, position: int, done: int, total: int | None, note: str | None) -> None: ...
 
 
-class Ran:
+class BatchOutcome:
     """What came of a batch: results of its first calls, and how it ended if not all have one."""
 
     __slots__ = ("lost", "results", "running", "stuck")
 
     def __init__(
-        self, results: Sequence[Result], *, stuck: bool = False, lost: str | None = None, running: int = -1
+        self, results: Sequence[CallResult], *, stuck: bool = False, lost: str | None = None, running: int = -1
     ) -> None:
         self.results = results
         # The call after them took too long.
@@ -93,11 +93,11 @@ class Ran:
 class _Out:
     """A batch that a child has."""
 
-    def __init__(self, batch: Batch, allowed: float, report: Report | None) -> None:
+    def __init__(self, batch: CallBatch, allowed: float, report: ProgressCallback | None) -> None:
         self.batch = batch
         self.allowed = allowed
         self.report = report
-        self.ran: asyncio.Future[Ran] = asyncio.get_running_loop().create_future()
+        self.ran: asyncio.Future[BatchOutcome] = asyncio.get_running_loop().create_future()
         # Since when the child was asked to give up the call at this position.
         self.given_up_at: float | None = None
         self.given_up = -1
@@ -116,7 +116,7 @@ class Child:
         self._calls = 0
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._slots: Slots | None = None
+        self._slots: CallSlots | None = None
         self._listening: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._stuck = False
@@ -168,8 +168,8 @@ class Child:
         ours, theirs = socket.socketpair()
         try:
             with theirs, tempfile.TemporaryFile() as table:
-                table.truncate(Slots.size(MAX_BATCHES))
-                self._slots = Slots(table.fileno(), MAX_BATCHES)
+                table.truncate(CallSlots.size(MAX_BATCHES))
+                self._slots = CallSlots(table.fileno(), MAX_BATCHES)
                 self._process = self._popen((theirs.fileno(), table.fileno()))
         except BaseException:
             ours.close()
@@ -190,12 +190,14 @@ class Child:
         )
 
     async def run(
-        self, job: Job, handler: str, refs: Sequence[TaskRef], *, is_async: bool, report: Report | None = None
-    ) -> Ran:
+        self, job: Job, handler: str, refs: Sequence[TaskRef], *, is_async: bool, report: ProgressCallback | None = None
+    ) -> BatchOutcome:
         """Make these calls and wait for what comes of them. If the caller is cancelled, the calls are told."""
         assert self._writer is not None and not self.ended
         timeout = job.options.timeout
-        batch = Batch(next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs))
+        batch = CallBatch(
+            next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs)
+        )
         out = self._out[batch.number] = _Out(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
         self._writer.write(framed(batch))
         self._watch()
@@ -253,28 +255,28 @@ class Child:
         try:
             while True:
                 answer = decode_answer(await read_frame(reader))
-                if isinstance(answer, Done):
+                if isinstance(answer, BatchDone):
                     self._done(answer)
-                elif isinstance(answer, Said):
+                elif isinstance(answer, CallProgress):
                     self._said(answer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             await self._gone()
 
-    def _done(self, done: Done) -> None:
+    def _done(self, done: BatchDone) -> None:
         out = self._out.pop(done.number)
         self._free.append(out.batch.slot)
         stuck = len(done.results) < len(out.batch.refs)
         if not out.ran.done():
-            out.ran.set_result(Ran(done.results, stuck=stuck))
+            out.ran.set_result(BatchOutcome(done.results, stuck=stuck))
         self._calls += len(done.results)
         if self._is_worn(done.memory):
             self.retired = True
         self._end_if_idle()
         self._settled(self)
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: CallProgress) -> None:
         out = self._out.get(said.number)
         if out is not None and out.report is not None:
             out.report(said.position, said.done, said.total, said.note)
@@ -319,16 +321,16 @@ class Child:
             self._slots = None
         self._settled(self)
 
-    def _lost(self, out: _Out, cause: str) -> Ran:
+    def _lost(self, out: _Out, cause: str) -> BatchOutcome:
         assert self._slots is not None
         position, _ = self._slots.read(out.batch.slot)
         if out.given_up >= 0 and out.given_up == position:
             # It was killed for this call; of those before it nothing is known any more.
-            return Ran([], lost="", running=position)
+            return BatchOutcome([], lost="", running=position)
         if self._stuck:
             # It was killed for another.
-            return Ran([], lost="")
-        return Ran([], lost=cause, running=position)
+            return BatchOutcome([], lost="")
+        return BatchOutcome([], lost=cause, running=position)
 
     def _wait(self) -> None:
         assert self._process is not None

@@ -21,7 +21,7 @@ CONTENT_TYPE = "application/json"
 Say = Callable[[int, int | None, str | None], None]
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CallResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one call came to: the JSON that it returned, or a code and why."""
 
     body: bytes | None = None
@@ -38,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     path: list[str]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Calls to make one after the other. `slot` is where it is written which one runs (Slots)."""
 
     number: int
@@ -69,15 +69,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     problem: str | None = None
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+class BatchDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Results of a batch, from its first call on; of one that was given up, not of all. `memory` is in bytes."""
 
     number: int
-    results: list[Result]
+    results: list[CallResult]
     memory: int = 0
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+class CallProgress(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     """What a call said of its progress."""
 
     number: int
@@ -87,11 +87,11 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     note: str | None = None
 
 
-decode_order = msgspec.msgpack.Decoder(Setup | Batch | Cancel | GiveUp).decode
-decode_answer = msgspec.msgpack.Decoder(Ready | Done | Said).decode
+decode_order = msgspec.msgpack.Decoder(Setup | CallBatch | Cancel | GiveUp).decode
+decode_answer = msgspec.msgpack.Decoder(Ready | BatchDone | CallProgress).decode
 
 
-class Slots:
+class CallSlots:
     """Memory that a worker shares with one process: which call of each batch runs, and since when. It costs no message
     and is still there when the process is not: so the worker knows what it died of, and what is stuck."""
 
@@ -123,26 +123,26 @@ def argued(handler: Handler, ref: TaskRef, context: Context | None) -> Any:
     return handler.function(value) if context is None else handler.function(value, context=context)
 
 
-def returned(value: Any) -> Result:
+def returned(value: Any) -> CallResult:
     try:
-        return Result(msgspec.json.encode(value))
+        return CallResult(msgspec.json.encode(value))
     except Exception as error:
         return failed("result_not_json", f"the result can not be kept as JSON: {described(error)}")
 
 
-def raised(error: BaseException) -> Result:
+def raised(error: BaseException) -> CallResult:
     return failed("handler_raised", described(error))
 
 
-def timed_out(timeout: float) -> Result:
+def timed_out(timeout: float) -> CallResult:
     return failed("timeout", f"the handler took longer than {timeout:g} seconds")
 
 
-def failed(code: str, message: str) -> Result:
-    return Result(None, code, plain_text(message, MAX_MESSAGE))
+def failed(code: str, message: str) -> CallResult:
+    return CallResult(None, code, plain_text(message, MAX_MESSAGE))
 
 
-def called(handler: Handler, ref: TaskRef, context: Context | None) -> Result:
+def called(handler: Handler, ref: TaskRef, context: Context | None) -> CallResult:
     """What one call came to. A handler may raise anything, and a thread must live on."""
     try:
         return returned(argued(handler, ref, context))
@@ -150,13 +150,13 @@ def called(handler: Handler, ref: TaskRef, context: Context | None) -> Result:
         return raised(error)
 
 
-def outcome_of(result: Result) -> Outcome:
+def outcome_of(result: CallResult) -> Outcome:
     if result.code is None:
         return Outcome(TaskStatus.SUCCEEDED, body=result.body, content_type=CONTENT_TYPE, elapsed=result.elapsed)
     error = TaskError(result.code, result.message)
     return Outcome(TaskStatus.FAILED, error=error, elapsed=result.elapsed)
 
 
-def missing(name: str | None, known: list[str]) -> Result:
+def missing(name: str | None, known: list[str]) -> CallResult:
     what = "the job names no handler" if name is None else f"no task is registered as {name!r}"
     return failed("handler_missing", f"{what} (known: {', '.join(known) or 'none; is --app set?'})")

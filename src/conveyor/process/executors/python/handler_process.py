@@ -1,4 +1,4 @@
-"""A process that runs handlers for a worker: `python -m conveyor.process.executors.handler_process ...`.
+"""A process that runs handlers for a worker: `python -m conveyor.process.executors.python.handler_process ...`.
 
 Batches of calls in, results out. Handlers that are not async run in threads, async ones on the event loop of the main
 thread; a third thread reads, so that neither keeps the other from hearing the worker. What a handler does here, crash,
@@ -28,15 +28,15 @@ import msgspec
 
 from conveyor.handlers import Context, Handler, Handlers, default, described, load_app
 from conveyor.process.executors.python.handler_calls import (
-    Batch,
+    BatchDone,
+    CallBatch,
+    CallProgress,
+    CallResult,
+    CallSlots,
     Cancel,
-    Done,
     GiveUp,
     Ready,
-    Result,
-    Said,
     Setup,
-    Slots,
     argued,
     called,
     decode_order,
@@ -62,13 +62,13 @@ class Work:
     """A batch at work. Its lock is held as one call follows another, and when it is decided that one is stuck: none is
     begun after that."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: CallBatch) -> None:
         self.batch = batch
         self.turn = threading.Lock()
         self.position = -1
         self.stopped = False
         self.cancelled = False
-        self.results: list[Result] = []
+        self.results: list[CallResult] = []
         self.context: Context | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class Work:
 class Runner:
     """Runs what it reads."""
 
-    def __init__(self, sock: socket.socket, slots: Slots, handlers: Handlers) -> None:
+    def __init__(self, sock: socket.socket, slots: CallSlots, handlers: Handlers) -> None:
         self._sock = sock
         self._slots = slots
         self._handlers = handlers
@@ -107,16 +107,16 @@ class Runner:
         finally:
             self._loop.call_soon_threadsafe(self._stopped.set)
 
-    def _obey(self, order: Setup | Batch | Cancel | GiveUp) -> None:
+    def _obey(self, order: Setup | CallBatch | Cancel | GiveUp) -> None:
         match order:
-            case Batch():
+            case CallBatch():
                 self._begin(order)
             case Cancel():
                 self._cancel(order)
             case GiveUp():
                 self._give_up(order)
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: CallBatch) -> None:
         work = self._works[batch.number] = Work(batch)
         handler = self._handlers.find(batch.handler)
         if handler is None:
@@ -150,7 +150,7 @@ class Runner:
                 mark(slot, position, now)
             result = called(handler, ref, self._context(work, handler, position))
             began, now = now, _monotonic()
-            results.append(Result(result.body, result.code, result.message, now - began))
+            results.append(CallResult(result.body, result.code, result.message, now - began))
         self._finish(work)
 
     def _start(self, work: Work, handler: Handler) -> None:
@@ -173,10 +173,10 @@ class Runner:
                 work.position = position
                 self._slots.mark(slot, position, now)
             result = await self._awaited(work, handler, position)
-            work.results.append(Result(result.body, result.code, result.message, _monotonic() - now))
+            work.results.append(CallResult(result.body, result.code, result.message, _monotonic() - now))
         self._finish(work)
 
-    async def _awaited(self, work: Work, handler: Handler, position: int) -> Result:
+    async def _awaited(self, work: Work, handler: Handler, position: int) -> CallResult:
         scope = asyncio.timeout(work.batch.timeout)
         try:
             async with scope:
@@ -204,7 +204,7 @@ class Runner:
             now = _monotonic()
             if now - said_at >= _SAY_SECONDS or done == total:
                 said_at = now
-                self._send(Said(number, position, done, total, note))
+                self._send(CallProgress(number, position, done, total, note))
 
         return say
 
@@ -215,7 +215,7 @@ class Runner:
             work.stopped = True
             self._slots.mark(work.batch.slot, -1, 0.0)
         self._works.pop(work.batch.number, None)
-        self._send(Done(work.batch.number, work.results, self._measured()))
+        self._send(BatchDone(work.batch.number, work.results, self._measured()))
 
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.number)
@@ -241,7 +241,7 @@ class Runner:
         if len(results) > order.position:
             # It came to an end after all, in this moment.
             results = results[: order.position]
-        self._send(Done(order.number, results, self._measured()))
+        self._send(BatchDone(order.number, results, self._measured()))
 
     def _measured(self) -> int:
         now = _monotonic()
@@ -250,7 +250,7 @@ class Runner:
             self._memory = memory()
         return self._memory
 
-    def _send(self, answer: Ready | Done | Said) -> None:
+    def _send(self, answer: Ready | BatchDone | CallProgress) -> None:
         send_frame(self._sock, answer, self._sending)
 
 
@@ -292,7 +292,7 @@ def _read_exactly(sock: socket.socket, count: int) -> bytearray | None:
     return data
 
 
-def send_frame(sock: socket.socket, answer: Ready | Done | Said, lock: threading.Lock) -> None:
+def send_frame(sock: socket.socket, answer: Ready | BatchDone | CallProgress, lock: threading.Lock) -> None:
     data = _encode(answer)
     with lock, suppress(ConnectionError, BrokenPipeError):
         sock.sendall(_LENGTH.pack(len(data)) + data)
@@ -341,7 +341,7 @@ def main() -> None:
         send_frame(sock, Ready(described(error)), lock)
         return
     send_frame(sock, Ready(), lock)
-    slots = Slots(table, count)
+    slots = CallSlots(table, count)
     os.close(table)
     Runner(sock, slots, handlers).run()
 

@@ -11,17 +11,17 @@ from typing import Protocol
 from conveyor.clock import Clock
 from conveyor.handlers import Context, Handler
 from conveyor.model import Job, TaskRef
-from conveyor.process.executors.python.handler_calls import Result, argued, called, raised, returned, timed_out
+from conveyor.process.executors.python.handler_calls import CallResult, argued, called, raised, returned, timed_out
 from conveyor.process.executors.python.threads import Threads
 
 
-class Teller(Protocol):
+class HandlerReporter(Protocol):
     """Keeps what a call says of its progress."""
 
     def say(self, position: int, done: int, total: int | None, note: str | None) -> None: ...
 
 
-class Inside:
+class InProcessHandlers:
     """Calls handlers in this process; at most `threads` of those that are not async at once."""
 
     def __init__(self, threads: int, clock: Clock) -> None:
@@ -29,7 +29,9 @@ class Inside:
         self._threads = Threads("handler")
         self._slots = asyncio.Semaphore(threads)
 
-    async def run(self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: Teller | None) -> list[Result]:
+    async def run(
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: HandlerReporter | None
+    ) -> list[CallResult]:
         contexts = _Contexts(job, handler, teller)
         try:
             if handler.is_async:
@@ -42,7 +44,7 @@ class Inside:
     def close(self) -> None:
         self._threads.close()
 
-    async def _awaited(self, handler: Handler, ref: TaskRef, timeout: float, contexts: "_Contexts") -> Result:
+    async def _awaited(self, handler: Handler, ref: TaskRef, timeout: float, contexts: "_Contexts") -> CallResult:
         started = self._clock.monotonic()
         scope = asyncio.timeout(timeout)
         try:
@@ -58,19 +60,19 @@ class Inside:
             raise
         except BaseException as error:
             result = timed_out(timeout) if scope.expired() else raised(error)
-        return Result(result.body, result.code, result.message, self._clock.monotonic() - started)
+        return CallResult(result.body, result.code, result.message, self._clock.monotonic() - started)
 
     async def _in_threads(
         self, job: Job, handler: Handler, refs: Sequence[TaskRef], contexts: "_Contexts"
-    ) -> list[Result]:
-        results: list[Result] = []
+    ) -> list[CallResult]:
+        results: list[CallResult] = []
         while len(results) < len(refs):
             async with self._slots:
-                batch = Batch(handler, refs[len(results) :], self._clock, contexts.make)
+                batch = InProcessBatch(handler, refs[len(results) :], self._clock, contexts.make)
                 results += await self._hop(job.options.timeout, batch)
         return results
 
-    async def _hop(self, timeout: float, batch: "Batch") -> list[Result]:
+    async def _hop(self, timeout: float, batch: "InProcessBatch") -> list[CallResult]:
         """What the thread got done; with a call that is stuck, up to that one, and the thread is written off."""
         done = self._threads.run(batch.run)
         try:
@@ -84,7 +86,7 @@ class Inside:
         return batch.results
 
 
-class Batch:
+class InProcessBatch:
     """References that one thread runs one after the other, while the event loop watches."""
 
     def __init__(
@@ -99,7 +101,7 @@ class Batch:
         self._turn = threading.Lock()
         self._begun = 0
         self._since: float | None = None
-        self.results: list[Result] = []
+        self.results: list[CallResult] = []
         self.stopped = False
 
     def run(self) -> None:
@@ -113,13 +115,13 @@ class Batch:
                 self._since = began = now
             result = called(self._handler, ref, self._context(ref))
             now = monotonic()
-            self.results.append(Result(result.body, result.code, result.message, now - began))
+            self.results.append(CallResult(result.body, result.code, result.message, now - began))
 
     def left(self, timeout: float) -> float:
         """Seconds that the call under way still has; all of them while the thread has not begun."""
         return timeout if self._since is None else self._since + timeout - self._clock.monotonic()
 
-    def give_up(self, timeout: float) -> list[Result] | None:
+    def give_up(self, timeout: float) -> list[CallResult] | None:
         """Stop before the next call, unless the thread went on to one just now. What came of those begun."""
         with self._turn:
             if self.left(timeout) > 0:
@@ -132,7 +134,7 @@ class Batch:
 class _Contexts:
     """The contexts of the calls of one batch."""
 
-    def __init__(self, job: Job, handler: Handler, teller: Teller | None) -> None:
+    def __init__(self, job: Job, handler: Handler, teller: HandlerReporter | None) -> None:
         self._job = job
         self._wanted = handler.wants_context
         self._teller = teller

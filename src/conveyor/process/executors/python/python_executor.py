@@ -25,15 +25,15 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.egress.lru import Kept
+from conveyor.egress.lru import Lru
 from conveyor.engines.records import Records
 from conveyor.errors import Unavailable
 from conveyor.handlers import Handler, Handlers
 from conveyor.model import Job, JobId, Outcome, TaskRef
 from conveyor.process.executors import WORKER_LOST
-from conveyor.process.executors.python.children import Child, NoCapacity, NotStarted, Ran
-from conveyor.process.executors.python.handler_calls import Result, Setup, failed, missing, outcome_of, timed_out
-from conveyor.process.executors.python.in_process import Inside
+from conveyor.process.executors.python.children import BatchOutcome, Child, NoCapacity, NotStarted
+from conveyor.process.executors.python.handler_calls import CallResult, Setup, failed, missing, outcome_of, timed_out
+from conveyor.process.executors.python.in_process import InProcessHandlers
 from conveyor.process.task_progress import ProgressBook, Superseded, Track
 from conveyor.settings import Settings
 
@@ -69,11 +69,11 @@ class PythonExecutor:
         self._settings = settings
         self._clock = clock
         self._book = ProgressBook(records, clock, settings)
-        self._grains: Kept[JobId, int] = Kept(MAX_JOBS)
+        self._grains: Lru[JobId, int] = Lru(MAX_JOBS)
         modules = [] if app is not None else handlers.modules()
         isolated = settings.handler_processes > 0 and "__main__" not in modules
         self._children = Children(Setup(app, modules, list(path)), settings, clock) if isolated else None
-        self._inside = None if isolated else Inside(settings.handler_threads, clock)
+        self._inside = None if isolated else InProcessHandlers(settings.handler_threads, clock)
         self._sync = asyncio.Semaphore(max(1, settings.handler_processes) * settings.handler_threads)
         self._async = asyncio.Semaphore(_ASYNC_BATCHES)
 
@@ -99,7 +99,7 @@ class PythonExecutor:
 
     async def _attempt_told(self, job: Job, handler: Handler, ref: TaskRef) -> Outcome:
         """One call that may say how far it is; what it says is kept. Raises Superseded."""
-        teller = Teller(self._book, job, ref)
+        teller = TaskReporter(self._book, job, ref)
         calling = asyncio.ensure_future(self._results(job, handler, [ref], teller))
         teller.on_superseded = calling.cancel
         try:
@@ -115,8 +115,8 @@ class PythonExecutor:
         return outcome_of(result)
 
     async def _results(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
-    ) -> list[Result]:
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+    ) -> list[CallResult]:
         if self._inside is not None:
             results = await self._inside.run(job, handler, refs, teller)
         else:
@@ -128,11 +128,11 @@ class PythonExecutor:
         return results
 
     async def _in_children(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
-    ) -> list[Result]:
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+    ) -> list[CallResult]:
         """Results of all, over as many children as it takes."""
         assert self._children is not None
-        found: dict[int, Result] = {}
+        found: dict[int, CallResult] = {}
         # Positions in `refs` that are to be called.
         left = list(range(len(refs)))
         failed_starts = deaths = 0
@@ -167,14 +167,16 @@ class PythonExecutor:
         return [found[at] for at in range(len(refs))]
 
     async def _after_death(
-        self, job: Job, handler: Handler, ref: TaskRef, teller: "Teller | None", cause: str
-    ) -> Result:
+        self, job: Job, handler: Handler, ref: TaskRef, teller: "TaskReporter | None", cause: str
+    ) -> CallResult:
         """The call that a child ran when it died: killed because it took too long, or else what it died of."""
         if not cause:
             return timed_out(job.options.timeout)
         return await self._alone(job, handler, ref, teller, cause)
 
-    async def _alone(self, job: Job, handler: Handler, ref: TaskRef, teller: "Teller | None", cause: str) -> Result:
+    async def _alone(
+        self, job: Job, handler: Handler, ref: TaskRef, teller: "TaskReporter | None", cause: str
+    ) -> CallResult:
         """A call whose process died: is it what it died of? It is made again where it can harm nobody else."""
         assert self._children is not None
         lost, most = 1, max(1, self._settings.max_lost_starts)
@@ -198,8 +200,8 @@ class PythonExecutor:
         return failed(WORKER_LOST, f"The process was lost {lost} times while it ran this task, at last {cause}.")
 
     async def _call(
-        self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "Teller | None"
-    ) -> Ran:
+        self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+    ) -> BatchOutcome:
         report = None if teller is None else teller.say
         return await child.run(job, handler.name, refs, is_async=handler.is_async, report=report)
 
@@ -324,7 +326,7 @@ class Alone:
             self._children.one_alone.release()
 
 
-class Teller:
+class TaskReporter:
     """Keeps what one call says of its progress, and hears whether the task has gone to another attempt."""
 
     def __init__(self, book: ProgressBook, job: Job, ref: TaskRef) -> None:
