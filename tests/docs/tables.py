@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import conveyor.egress.target_guard
-
 import conveyor.handlers
 from conveyor.errors import ConveyorError
 from conveyor.settings import PREFIX, Settings

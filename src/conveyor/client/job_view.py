@@ -105,7 +105,7 @@ class JobView:
 
     def __repr__(self) -> str:
         name = f" {text.printable(self.name)!r}" if self.name else ""
-        return f"<{type(self).__name__} {self.id}{name}: {self.summary()}>"
+        return f"<Job {self.id}{name}: {self.summary()}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: no script, no address, every word escaped."""
