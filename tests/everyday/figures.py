@@ -1,0 +1,73 @@
+"""What a load came to: figures to print, and what is wrong."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.everyday.mix import Job, class_of
+
+
+@dataclass
+class Figures:
+    """Gathered while the load runs."""
+
+    seconds: float = 0.0
+    jobs: int = 0
+    tasks: int = 0
+    requests: int = 0
+    # Seconds in which work was pending that might run, and nothing moved: of the whole server, and of one job.
+    longest_stall: float = 0.0
+    longest_wait: float = 0.0
+    waiting_job: str = ""
+    # Of the loop that measures: what is below is not known any better.
+    longest_lag: float = 0.0
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    # Size, seconds from submit to the end, and whether nothing but its size decided that.
+    latencies: list[tuple[int, float, bool]] = field(default_factory=list)
+
+    def ended(self, job: Job, seconds: float) -> None:
+        self.jobs += 1
+        self.tasks += job.size
+        self.latencies.append((job.size, seconds, job.is_plain))
+
+    @property
+    def wrong(self) -> list[str]:
+        """What no slow machine excuses."""
+        return [*self.lost, *self.duplicated, *self.unexpected]
+
+    def plain(self, largest: int) -> list[float]:
+        """Latencies of the plain jobs of one class."""
+        return [seconds for size, seconds, plain in self.latencies if plain and class_of(size) == largest]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.jobs} jobs, {self.tasks:,} tasks, {self.requests:,} requests in {self.seconds:.1f} s: "
+            f"{self.tasks / max(self.seconds, 0.001):,.0f} tasks/s",
+            f"longest stall {self.longest_stall:.2f} s; longest wait of one job {self.longest_wait:.2f} s "
+            f"({self.waiting_job or 'none'}); the loop that measures was late by at most {self.longest_lag:.2f} s",
+        ]
+        by_class = defaultdict(list)
+        for size, seconds, plain in self.latencies:
+            by_class[class_of(size)].append((seconds, size, plain))
+        for largest in sorted(by_class):
+            every = sorted(seconds for seconds, _, _ in by_class[largest])
+            plain = sorted(seconds for seconds, _, plain in by_class[largest] if plain)
+            tasks = sum(size for _, size, _ in by_class[largest])
+            lines.append(
+                f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; latency p50 {quantile(every, 0.5):6.2f} s,"
+                f" p95 {quantile(every, 0.95):6.2f} s; of plain ones p50 {quantile(plain, 0.5):6.2f} s,"
+                f" p95 {quantile(plain, 0.95):6.2f} s"
+            )
+        for name in ("lost", "duplicated", "unexpected"):
+            found = getattr(self, name)
+            lines.append(f"{name}: {len(found)}")
+            lines += [f"  {what}" for what in found[:20]]
+        return "\n".join(lines)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of sorted values."""
+    return values[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
