@@ -185,7 +185,7 @@ def work() -> list[Limit]:
         ),
         Limit(
             "A downloaded file",
-            f"{size(options.download.max_bytes)}, at most {size(limits._DOWNLOAD['max_bytes'][1])}",
+            f"{size(options.download.max_bytes)}, at most {size(limits.RANGES['download.max_bytes'][1])}",
             "`download.max_bytes`",
             "The task fails with `body_too_large`.",
         ),
@@ -209,7 +209,7 @@ def work() -> list[Limit]:
         ),
         Limit(
             "Time for an export API to be ready",
-            f"{_time(86_400)}, at most {_time(limits._POLL['timeout'][1])}",
+            f"{_time(86_400)}, at most {_time(limits.RANGES['export.poll.timeout'][1])}",
             "`export.poll.timeout`",
             "The task fails with `export_timeout`.",
         ),
