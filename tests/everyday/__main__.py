@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 
-from tests.everyday.load import everyday
+from tests.everyday.load import Load, everyday
 from tests.everyday.server import STACKS
 
 
@@ -12,11 +12,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.everyday", description="Everyday load on a real server.")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long new jobs are submitted")
     parser.add_argument("--stack", choices=STACKS, default="embedded")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--largest", type=int, default=10_000, help="tasks of the largest job")
-    parser.add_argument("--jobs", type=int, help="no more jobs than this")
-    given = parser.parse_args()
-    figures = asyncio.run(everyday(given.stack, given.seconds, given.seed, given.largest, given.jobs))
+    for name, default in (("seed", 1), ("burst", 30), ("clients", 24), ("largest", 10_000), ("jobs", None)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = vars(parser.parse_args())
+    figures = asyncio.run(everyday(given.pop("stack"), Load(**given)))
     print(figures)
     return 1 if figures.wrong else 0
 

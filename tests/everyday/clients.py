@@ -21,7 +21,7 @@ from tests.everyday.site import Site, digest_of
 from tests.everyday.watch import Watch, Watched
 
 _BATCHES = 3
-_CANCEL_SECONDS = 60.0
+_CANCEL_SECONDS = 180.0
 
 
 class Clients:

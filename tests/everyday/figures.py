@@ -4,8 +4,19 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tests.everyday.mix import Job, class_of
+
+
+class Bounds(NamedTuple):
+    """In seconds: how long nothing may move, of the server and of one job that may run, and how long a job may take
+    for which nothing but its size decides that."""
+
+    stall: float
+    wait: float
+    latency: float
+    latency_per_task: float
 
 
 @dataclass
@@ -38,9 +49,18 @@ class Figures:
         """What no slow machine excuses."""
         return [*self.lost, *self.duplicated, *self.unexpected]
 
-    def plain(self, largest: int) -> list[float]:
-        """Latencies of the plain jobs of one class."""
-        return [seconds for size, seconds, plain in self.latencies if plain and class_of(size) == largest]
+    def missed(self, bounds: "Bounds") -> list[str]:
+        """Which times are beyond their bounds."""
+        late = [
+            f"a job of {size} took {seconds:.1f} s, beyond {bounds.latency + size * bounds.latency_per_task:.1f} s"
+            for size, seconds, plain in self.latencies
+            if plain and seconds > bounds.latency + size * bounds.latency_per_task
+        ]
+        if self.longest_stall > bounds.stall:
+            late.append(f"nothing moved for {self.longest_stall:.1f} s, beyond {bounds.stall:.1f} s")
+        if self.longest_wait > bounds.wait:
+            late.append(f"{self.waiting_job} waited for {self.longest_wait:.1f} s, beyond {bounds.wait:.1f} s")
+        return late
 
     def __str__(self) -> str:
         lines = [
@@ -57,8 +77,8 @@ class Figures:
             plain = sorted(seconds for seconds, _, plain in by_class[largest] if plain)
             tasks = sum(size for _, size, _ in by_class[largest])
             lines.append(
-                f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; latency p50 {quantile(every, 0.5):6.2f} s,"
-                f" p95 {quantile(every, 0.95):6.2f} s; of plain ones p50 {quantile(plain, 0.5):6.2f} s,"
+                f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; "
+                f"latency p50 {quantile(every, 0.5):6.2f} s, p95 {quantile(every, 0.95):6.2f} s; of plain ones p50 {quantile(plain, 0.5):6.2f} s,"
                 f" p95 {quantile(plain, 0.95):6.2f} s"
             )
         for name in ("lost", "duplicated", "unexpected"):

@@ -14,8 +14,6 @@ RETRY_SECONDS = 2.0
 # Upper ends of the classes of sizes, and how many of a hundred jobs are of each.
 CLASSES = (1, 10, 100, 1_000, 10_000)
 _SHARES = (28, 34, 28, 9, 1)
-# Jobs that are submitted at once, before any other, and are small.
-BURST = 30
 # A job in so many is as large as the load allows; the first comes right behind the burst.
 _LARGE_EVERY = 150
 
@@ -72,12 +70,12 @@ def class_of(size: int) -> int:
     return next(end for end in CLASSES if size <= end)
 
 
-def job_of(seed: int, number: int, largest: int) -> Job:
-    """The n-th job of a load."""
+def job_of(seed: int, number: int, burst: int, largest: int) -> Job:
+    """The n-th job of a load. The first ones are small, and submitted at once."""
     chance = random.Random(seed * 1_000_003 + number)
-    if number < BURST:
+    if number < burst:
         return _job(chance, number, chance.randint(5, 25), "fetch")
-    if number % _LARGE_EVERY == BURST % _LARGE_EVERY:
+    if (number - burst) % _LARGE_EVERY == 0:
         return _job(chance, number, largest, "fetch")
     index = chance.choices(range(len(CLASSES)), _SHARES)[0]
     least = CLASSES[index - 1] + 1 if index else 1

@@ -1,8 +1,10 @@
 """Every option of a job at its least and its largest value, alone and in pairs, by every way in: the run ends, and no
 role fails on the way. What is beyond the bounds is refused by every way alike."""
 
+import tempfile
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +12,8 @@ import pytest
 
 from conveyor.model import JobKind, Options
 from conveyor.states import RunState
-from tests.matrix.entries import ENTRIES, Answer, Case, Refusal, takes
+from tests.matrix.commands import COMMANDS, FLAGS, OTHER_FLAGS, arguments_of, command, flags_of
+from tests.matrix.entries import ENTRIES, Answer, Case, Refusal, by_http, takes
 from tests.matrix.options import Undeclared, allowed_in, leaves
 from tests.matrix.pairs import all_pairs
 from tests.matrix.world import World, open_world
@@ -123,3 +126,72 @@ async def test_what_is_beyond_is_refused_alike_by_every_way() -> None:
             assert isinstance(answer, Refusal), f"{name} is allowed by {entry}"
             assert answer.message == first.message, f"{name}: {entry} says {answer.message}, http {first.message}"
             assert answer.code in (first.code, None), f"{name}: {entry} says {answer.code}, http {first.code}"
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        made = tmp_path / "lists"
+        made.mkdir()
+        return made
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_flag_of_a_job_is_in_the_matrix(self, name: str) -> None:
+        assert set(flags_of(name)) <= FLAGS.keys() | OTHER_FLAGS
+
+    async def test_what_is_beyond_is_refused_in_the_words_of_the_server(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        by_path = {leaf.path: leaf for leaf in LEAVES}
+        async with open_world() as world:
+            monkeypatch.setenv("CONVEYOR_API_KEY", world.api.key)
+            for name in COMMANDS:
+                job_id = await waiting_job(world, cancelled=name == "rerun")
+                for flag in sorted(set(flags_of(name)) & FLAGS.keys() - {"--on-invalid"}):
+                    # Just below and just above. Far beyond is no matter of the way in.
+                    for value in by_path[FLAGS[flag]].beyond[:2]:
+                        said = await command(*arguments_of(world, name, place, job_id), f"{flag}={value}")
+                        (answer,) = (await by_http(world, [Case(0, JobKind.FETCH, {FLAGS[flag]: value})])).values()
+                        refused = said.refusal._replace(message=said.refusal.message.removeprefix("In `job`: "))
+                        assert refused == answer, (name, flag, value)
+                        assert [path.name for path in place.iterdir()] == ["urls.txt"]
+            assert world.failures() == []
+
+    async def test_the_bounds_themselves_are_taken(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with open_world() as world:
+            monkeypatch.setenv("CONVEYOR_API_KEY", world.api.key)
+            await check_bounds_taken(world, place)
+
+
+async def check_bounds_taken(world: World, place: Path) -> None:
+    by_path = {leaf.path: leaf for leaf in LEAVES}
+    made = []
+    for flag in flags_of("submit"):
+        for value in by_path[FLAGS[flag]].allowed if flag in FLAGS else ():
+            for name in ("submit", "change", "rerun"):
+                if flag not in flags_of(name):
+                    continue
+                job_id = await waiting_job(world, cancelled=name == "rerun")
+                said = await command(*arguments_of(world, name, place, job_id), f"{flag}={value}")
+                assert said.code == 0, (name, flag, value, said)
+                made += [said.out.strip()] if name == "submit" else []
+    await world.until_ended(made)
+    assert world.failures() == []
+
+
+async def test_a_rate_that_the_server_takes_is_taken_by_the_command_line() -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        async with open_world() as world:
+            patch.setenv("CONVEYOR_API_KEY", world.api.key)
+            said = await command(*arguments_of(world, "submit", Path(name), ""), "--rate=0.0005")
+            assert said.code == 0, said
+            (answer,) = (await by_http(world, [Case(0, JobKind.FETCH, {"rate_per_host": 0.0005})])).values()
+            assert isinstance(answer, str), answer
+
+
+async def waiting_job(world: World, cancelled: bool = False) -> str:
+    """One that waits to be changed, or to be run again."""
+    made = await world.api.submit({"tasks": [f"{world.address}/ok"]})
+    move = "cancel" if cancelled else "pause"
+    assert (await world.api.post(f"/v1/jobs/{made.json['id']}/{move}")).status == 200
+    return str(made.json["id"])
