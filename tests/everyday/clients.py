@@ -38,12 +38,16 @@ class Clients:
         """All of one job's life. What is wrong with it goes to the figures."""
         began = time.time()
         submitted = await self._submit(job)
+        self._figures.answers.append(time.time() - began)
+        before = self._site.requests
         watched = self._watch.began(job, submitted.id)
         watching = asyncio.create_task(self._stream(job, submitted)) if job.watched else None
         await self._disturb(job, submitted, watched)
         await submitted.wait()
         self._watch.over(watched)
         self._figures.ended(job, _moment(submitted.data["run"]["ended_at"]) - began)
+        if job.is_plain and job.kind == "fetch":
+            self._figures.overtaken.append(max(0, self._site.jobs[job.number].first - before - 1))
         if watching is not None:
             await watching
         if job.cancelled:

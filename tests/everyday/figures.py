@@ -33,6 +33,9 @@ class Figures:
     waiting_job: str = ""
     # Of the loop that measures: what is below is not known any better.
     longest_lag: float = 0.0
+    # Seconds that submitting took, and requests of other jobs that the site had before the first of a new one.
+    answers: list[float] = field(default_factory=list)
+    overtaken: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -69,6 +72,11 @@ class Figures:
             f"longest stall {self.longest_stall:.2f} s; longest wait of one job {self.longest_wait:.2f} s "
             f"({self.waiting_job or 'none'}); the loop that measures was late by at most {self.longest_lag:.2f} s",
         ]
+        overtaken = sorted(self.overtaken)
+        lines.append(
+            f"submitting took {_shown(sorted(self.answers))}; before its first, a new job was overtaken by requests: "
+            f"p50 {quantile(overtaken, 0.5):,.0f}, p95 {quantile(overtaken, 0.95):,.0f}, at most {max([0, *overtaken]):,}"
+        )
         by_class = defaultdict(list)
         for size, seconds, plain in self.latencies:
             by_class[class_of(size)].append((seconds, size, plain))
@@ -77,15 +85,18 @@ class Figures:
             plain = sorted(seconds for seconds, _, plain in by_class[largest] if plain)
             tasks = sum(size for _, size, _ in by_class[largest])
             lines.append(
-                f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; "
-                f"latency p50 {quantile(every, 0.5):6.2f} s, p95 {quantile(every, 0.95):6.2f} s; of plain ones p50 {quantile(plain, 0.5):6.2f} s,"
-                f" p95 {quantile(plain, 0.95):6.2f} s"
+                f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; latency {_shown(every)}; "
+                f"of plain ones {_shown(plain)}"
             )
         for name in ("lost", "duplicated", "unexpected"):
             found = getattr(self, name)
             lines.append(f"{name}: {len(found)}")
             lines += [f"  {what}" for what in found[:20]]
         return "\n".join(lines)
+
+
+def _shown(values: Sequence[float]) -> str:
+    return f"p50 {quantile(values, 0.5):6.2f} s, p95 {quantile(values, 0.95):6.2f} s"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -42,15 +42,15 @@ class Load(NamedTuple):
             yield job_of(self.seed, number, self.burst, self.largest)
 
 
-async def everyday(stack: str = "embedded", load: Load = Load()) -> Figures:
+async def everyday(stack: str = "embedded", load: Load | None = None) -> Figures:
     """Put a load on a server of this stack, and wait until all its jobs have ended."""
-    figures = Figures()
+    load, figures = load or Load(), Figures()
     with tempfile.TemporaryDirectory(prefix="everyday-") as name:
         place = Path(name)
         async with Site() as site, server(stack, place) as up:
             await _carry_out(load, up, site, figures, place)
             figures.unexpected += [f"the site was asked for {path}" for path in site.unexpected]
-            figures.requests = sum(ledger.requests.total() for ledger in site.jobs.values())
+            figures.requests = site.requests
         figures.unexpected += [f"the server's log: {line[:400]}" for line in complaints(place / "log")]
     return figures
 

@@ -34,6 +34,8 @@ class Ledger:
         self.requests: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
         self.in_flight = 0
+        # How many requests the site had had, of all jobs, when the first of this one came.
+        self.first = 0
         # When anything of it last happened here, and when a retry was last asked for.
         self.moved_at = 0.0
         self.retry_at = 0.0
@@ -46,6 +48,7 @@ class Site:
         self.jobs: defaultdict[int, Ledger] = defaultdict(Ledger)
         self.unexpected: list[str] = []
         self.moved_at = 0.0
+        self.requests = 0
         self.port = 0
         self._servers: list[asyncio.Server] = []
 
@@ -105,6 +108,8 @@ class Connection(asyncio.Protocol):
             return
         job, index, page = int(parts[0]), int(parts[1]), parts[2]
         ledger = self._site.jobs[job]
+        self._site.requests += 1
+        ledger.first = ledger.first or self._site.requests
         ledger.requests[index] += 1
         status = _STATUSES.get(page) or (503 if ledger.requests[index] == 1 else 200)
         self._site.moved(ledger)
