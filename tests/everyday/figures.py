@@ -75,18 +75,18 @@ class Figures:
         overtaken = sorted(self.overtaken)
         lines.append(
             f"submitting took {_shown(sorted(self.answers))}; before its first, a new job was overtaken by requests: "
-            f"p50 {quantile(overtaken, 0.5):,.0f}, p95 {quantile(overtaken, 0.95):,.0f}, at most {max([0, *overtaken]):,}"
+            f"p50 {quantile(overtaken, 0.5):.0f}, p95 {quantile(overtaken, 0.95):.0f}, at most {max([0, *overtaken])}"
         )
         by_class = defaultdict(list)
         for size, seconds, plain in self.latencies:
             by_class[class_of(size)].append((seconds, size, plain))
         for largest in sorted(by_class):
             every = sorted(seconds for seconds, _, _ in by_class[largest])
-            plain = sorted(seconds for seconds, _, plain in by_class[largest] if plain)
+            of_plain = sorted(seconds for seconds, _, plain in by_class[largest] if plain)
             tasks = sum(size for _, size, _ in by_class[largest])
             lines.append(
                 f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; latency {_shown(every)}; "
-                f"of plain ones {_shown(plain)}"
+                f"of plain ones {_shown(of_plain)}"
             )
         for name in ("lost", "duplicated", "unexpected"):
             found = getattr(self, name)

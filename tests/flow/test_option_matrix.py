@@ -86,7 +86,7 @@ def test_every_option_has_bounds() -> None:
 
 
 def test_all_pairs_are_pairs_of_all() -> None:
-    factors = {"a": [1, 2, 3], "b": [True, False], "c": "xyz", "d": [0]}
+    factors: dict[str, Sequence[Any]] = {"a": [1, 2, 3], "b": [True, False], "c": "xyz", "d": [0]}
     rows = all_pairs(factors)
     seen = {frozenset([(one, row[one]), (other, row[other])]) for row in rows for one in row for other in row}
     wanted = {
