@@ -49,13 +49,18 @@ class Clients:
         if job.is_plain and job.kind == "fetch":
             self._figures.overtaken.append(max(0, self._site.jobs[job.number].first - before - 1))
         if watching is not None:
-            await watching
+            async with self._figures.timed("the end of its stream", job):
+                await watching
         if job.cancelled:
-            await self._check_cancelled(job, submitted)
+            async with self._figures.timed("cancelling its tasks", job):
+                await self._check_cancelled(job, submitted)
         else:
-            await self._check(job, submitted, self._site.jobs[job.number].requests)
+            async with self._figures.timed("reading its results", job):
+                await self._check(job, submitted, self._site.jobs[job.number].requests)
             await self._rerun(job, submitted)
-        await self._export(job, submitted)
+        if job.export is not None:
+            async with self._figures.timed("its export", job):
+                await self._export(job, submitted, job.export)
         if job.deleted:
             await submitted.delete()
 
@@ -164,8 +169,9 @@ class Clients:
             return
         ledger = self._site.jobs[job.number]
         before = Counter(ledger.requests)
-        await submitted.rerun(failed=True)
-        await submitted.wait()
+        async with self._figures.timed("its rerun", job):
+            await submitted.rerun(failed=True)
+            await submitted.wait()
         if (submitted.state, submitted.total, submitted.failed) != ("completed", len(failed), len(failed)):
             self._unexpected(job, f"its rerun of {len(failed)}: {submitted.state}, {submitted.data['run']}")
         again = {index: count for index, count in (ledger.requests - before).items() if count}
@@ -176,15 +182,11 @@ class Clients:
                 f"{job}: its rerun asked for {again}, not {due}"
             )
 
-    async def _export(self, job: Job, submitted: AsyncJob) -> None:
-        if job.export is None:
-            return
-        path = self._place / f"{job.number}.{job.export}"
-        run = "latest-per-task"
-        (path,) = await submitted.export(path, run=run)
+    async def _export(self, job: Job, submitted: AsyncJob, form: str) -> None:
+        (path,) = await submitted.export(self._place / f"{job.number}.{form}", run="latest-per-task")
         seen = Counter(await asyncio.to_thread(_exported, path))
         if not job.cancelled:
-            self._check_indexes(job, f"its {job.export} export", seen)
+            self._check_indexes(job, f"its {form} export", seen)
         path.unlink()
 
     def _unexpected(self, job: Job, what: str) -> None:

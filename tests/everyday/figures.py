@@ -1,8 +1,10 @@
 """What a load came to: figures to print, and what is wrong."""
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +43,16 @@ class Figures:
     unexpected: list[str] = field(default_factory=list)
     # Size, seconds from submit to the end, and whether nothing but its size decided that.
     latencies: list[tuple[int, float, bool]] = field(default_factory=list)
+
+    # What else was waited for, by what it was: the longest, and whose.
+    longest: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def timed(self, what: str, job: Job) -> AsyncIterator[None]:
+        began = time.monotonic()
+        yield
+        took = (time.monotonic() - began, str(job))
+        self.longest[what] = max(self.longest.get(what, took), took)
 
     def ended(self, job: Job, seconds: float) -> None:
         self.jobs += 1
@@ -88,6 +100,9 @@ class Figures:
                 f"jobs of up to {largest:>6,}: {len(every):>4} jobs, {tasks:>7,} tasks; latency {_shown(every)}; "
                 f"of plain ones {_shown(of_plain)}"
             )
+        lines += [
+            f"{what} took at most {seconds:.2f} s ({job})" for what, (seconds, job) in sorted(self.longest.items())
+        ]
         for name in ("lost", "duplicated", "unexpected"):
             found = getattr(self, name)
             lines.append(f"{name}: {len(found)}")
