@@ -154,13 +154,12 @@ class Clients:
     async def _check_cancelled(self, job: Job, submitted: AsyncJob) -> None:
         """Every task has ended one way or another, in the end."""
         patience = time.monotonic() + _CANCEL_SECONDS
-        while submitted.done < job.size and submitted.state == "cancelled" and time.monotonic() < patience:
+        while submitted.data["run"]["counts"]["pending"] and time.monotonic() < patience:
             await asyncio.sleep(0.2)
             await submitted.refresh()
-        if job.way == "open" and submitted.state == "cancelled":
-            # Batches that were not ingested when it was cancelled never are.
-            return
-        if submitted.state not in ("cancelled", "completed") or submitted.done != job.size:
+        # Batches of an open job that were not ingested when it was cancelled never are.
+        whole = submitted.done == (submitted.total if job.way == "open" else job.size)
+        if submitted.state not in ("cancelled", "completed") or not whole:
             self._unexpected(job, f"cancelled, and is {submitted.state} with {submitted.data['run']['counts']}")
 
     async def _rerun(self, job: Job, submitted: AsyncJob) -> None:
