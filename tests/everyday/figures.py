@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,6 +44,7 @@ class Figures:
     # Size, seconds from submit to the end, and whether nothing but its size decided that.
     latencies: list[tuple[int, float, bool]] = field(default_factory=list)
 
+    warnings: Counter[str] = field(default_factory=Counter)
     # What else was waited for, by what it was: the longest, and whose.
     longest: dict[str, tuple[float, str]] = field(default_factory=dict)
 
@@ -103,6 +104,7 @@ class Figures:
         lines += [
             f"{what} took at most {seconds:.2f} s ({job})" for what, (seconds, job) in sorted(self.longest.items())
         ]
+        lines += [f"warned {count} times: {event}" for event, count in self.warnings.most_common()]
         for name in ("lost", "duplicated", "unexpected"):
             found = getattr(self, name)
             lines.append(f"{name}: {len(found)}")

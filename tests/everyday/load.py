@@ -51,7 +51,8 @@ async def everyday(stack: str = "embedded", load: Load | None = None) -> Figures
             await _carry_out(load, up, site, figures, place)
             figures.unexpected += [f"the site was asked for {path}" for path in site.unexpected]
             figures.requests = site.requests
-        figures.unexpected += [f"the server's log: {line[:400]}" for line in complaints(place / "log")]
+        errors, figures.warnings = complaints(place / "log")
+        figures.unexpected += [f"the server's log: {line[:400]}" for line in errors]
     return figures
 
 

@@ -1,6 +1,7 @@
 """A real `conveyor up` on one of the stacks."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,15 +31,19 @@ async def server(stack: str, place: Path) -> AsyncIterator[Up]:
         up.close()
 
 
-def complaints(log: Path) -> list[str]:
-    """Errors that the server wrote, and whatever is no line of its log."""
-    found = []
+def complaints(log: Path) -> tuple[list[str], Counter[str]]:
+    """Errors that the server wrote, and whatever is no line of its log; and how often it warned of what."""
+    found: list[str] = []
+    warnings: Counter[str] = Counter()
     for line in log.read_text().splitlines():
         try:
             said = json.loads(line)
         except ValueError:
-            found.append(line)
+            # It says how it stops.
+            found += [] if line.startswith("conveyor: Stopp") else [line]
             continue
-        if said.get("level") not in ("warning", "info", "debug"):
+        if said.get("level") == "warning":
+            warnings[said["event"]] += 1
+        else:
             found.append(line)
-    return [line for line in found if not line.startswith("conveyor: Stopp")]
+    return found, warnings
