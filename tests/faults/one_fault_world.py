@@ -1,0 +1,246 @@
+"""A small system with every role, for one scenario with at most one fault in it; and what came of it.
+
+All roles see the system through the injector. Whoever looks at the end state does not.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import pytest
+from structlog.testing import capture_logs
+
+from conveyor.accept import scheduler
+from conveyor.embedded import Embedded
+from conveyor.engines.queue import CONTROL, run_queues
+from conveyor.engines.sqlite import coordinator as sqlite_coordinator
+from conveyor.errors import IdempotencyInFlight, Unavailable
+from conveyor.ingest import worker as ingest_worker
+from conveyor.model import WORKERS, Job, JobId, JobKind, Run, RunKey
+from conveyor.process import feeder, worker
+from conveyor.recover import retention, sweeper
+from conveyor.requests import Accepted, Request
+from conveyor.serve import deliverer, exporter, herald, notify
+from conveyor.serve.invalid import invalid_lines
+from conveyor.settings import Settings
+from conveyor.states import ENDED
+from conveyor.system import System, open_system
+from tests.clocks import ManualClock
+from tests.faults.one_fault import Injector
+from tests.flow.belt import Belt, Recording
+from tests.jobs import ACME
+from tests.places import quick_place
+
+T = TypeVar("T")
+
+# Seconds of the clock within which everything has to come to its end. Longer than any lease or pause.
+PATIENCE = 400.0
+
+# Roles look less often than they do, and all at the same moments: a run has fewer calls then, and each step of the
+# clock has more of them.
+_PACE: list[tuple[Any, str, float]] = [
+    (ingest_worker, "_IDLE", 1.0),
+    (worker, "_LOOK_FOR_RUNS", 1.0),
+    (feeder, "_LONGEST_POLL", 2.0),
+    (sweeper, "_EVERY", 4.0),
+    (sweeper, "_STALLED", 6.0),
+    (retention, "_EVERY", 4.0),
+    (retention, "SETTLE_SECONDS", 3.0),
+    (deliverer, "_IDLE", 2.0),
+    (notify, "_IDLE", 2.0),
+    (herald, "_EVERY", 8.0),
+    (exporter, "_IDLE", 2.0),
+    (scheduler, "_EVERY", 4.0),
+]
+SETTINGS: dict[str, Any] = {
+    "flush_seconds": 0.0,
+    "lease_seconds": 12.0,
+    "idempotency_lease_seconds": 5.0,
+    "ingesters": 1,
+    "sample_seconds": 1000.0,
+    "monitor_seconds": 8.0,
+    "stuck_after": 30.0,
+    "failure_notice_seconds": 0.0,
+    "allow_private_targets": True,
+}
+# The semaphore that says which workers are there.
+_PRESENT = {WORKERS}
+
+State = dict[str, Any]
+
+
+@contextmanager
+def paced() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in _PACE:
+            patch.setattr(module, name, value)
+        yield
+
+
+class Stuck(AssertionError):
+    """It does not come to its end."""
+
+
+class World:
+    """`system` is what the roles and clients have; `belt` looks at what is behind it."""
+
+    def __init__(self, belt: Belt, system: System) -> None:
+        self.belt = belt
+        self.system = system
+        self.embedded = Embedded(system)
+        self.notes: State = {}
+
+    @property
+    def executor(self) -> Recording:
+        return self.belt.executor
+
+    def start(self, executor: Any = None) -> None:
+        """Every role goes to work."""
+        executors = dict.fromkeys(JobKind, executor or self.belt.executor)
+        for roles in self.embedded._roles(executors).values():
+            for role in roles:
+                self.belt.start(role)
+
+    async def ask(self, key: str, send: Callable[[Request], Awaitable[Accepted]]) -> Accepted:
+        """As a client does: the same request under the same key, until it has an answer."""
+        return await self.insist(lambda: send(Request("POST /v1", key, f"fingerprint of {key}")))
+
+    async def insist(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Send what may be sent again until it has an answer."""
+        end = self.belt.clock.now() + PATIENCE
+        while True:
+            sending = asyncio.ensure_future(send())
+            while not sending.done():
+                await self.belt.step()
+            try:
+                return sending.result()
+            except (Unavailable, IdempotencyInFlight):
+                if self.belt.clock.now() > end:
+                    raise Stuck("a client got no answer") from None
+                await self.belt.step()
+
+    async def job(self, job_id: str) -> Job:
+        """As a client sees it."""
+
+        async def found() -> Job:
+            job = await self.system.records.job(ACME, JobId(job_id))
+            assert job is not None
+            return job
+
+        return await self.insist(found)
+
+    async def until(self, condition: Callable[[], Awaitable[object]], what: str) -> None:
+        end = self.belt.clock.now() + PATIENCE
+        while not await condition():
+            if self.belt.clock.now() > end:
+                raise Stuck(f"it does not come to this: {what}")
+            await self.belt.step()
+
+    async def ended(self, job_id: str) -> None:
+        """Until the latest run of the job has ended."""
+
+        async def look() -> bool:
+            return (await self.belt.job(JobId(job_id))).state in ENDED
+
+        await self.until(look, f"{job_id} ends")
+
+    async def settled(self) -> None:
+        """Until nothing of any job is left to do, and nobody holds anything."""
+        await self.until(self._is_settled, "everything is settled")
+
+    async def _is_settled(self) -> bool:
+        system = self.belt.system
+        if await system.records.active_jobs() or await system.records.ended_unswept(1):
+            return False
+        if (await system.queue.depth(CONTROL)).total or await system.records.untold(1) or self.held():
+            return False
+        for job in (await system.records.jobs(ACME, None, 100)).items:
+            for run in await system.records.runs(job.job_id):
+                for queue in run_queues(run.run_id):
+                    if (await system.queue.depth(queue)).total:
+                        return False
+        return True
+
+    def held(self) -> dict[str, Any]:
+        """Semaphores that somebody holds, beside the one that says who is there."""
+        parts: Any = self.belt.system
+        coordinator: sqlite_coordinator.SqliteCoordinator = parts.coordinator._engine
+        now = self.belt.clock.monotonic()
+        held = {name: coordinator._live(name, now) for name in coordinator._holders if name not in _PRESENT}
+        return {name: holders for name, holders in held.items() if holders}
+
+    async def end_state(self) -> State:
+        """All that a user can see of the jobs, without times and ids."""
+        system = self.belt.system
+        state: State = {"notes": self.notes}
+        page = await system.records.jobs(ACME, None, 100)
+        for number, job in enumerate(sorted(page.items, key=lambda job: (job.name or "", job.created_at))):
+            state[f"{number} {job.name}"] = await self._job_state(job)
+        state["letters"] = Counter(letter.reason for letter in (await system.queue.dead_letters(None, 100)).items)
+        return state
+
+    async def _job_state(self, job: Job) -> State:
+        system = self.belt.system
+        notices = (await system.records.notices(ACME, job.job_id, None, 1000)).items
+        runs = await system.records.runs(job.job_id)
+        lines = b"".join([line async for line in invalid_lines(system.blobs, job)])
+        return {
+            "state": (job.state, job.reason),
+            "events": Counter(event.event for event in notices if not event.event.startswith("run.progress")),
+            "invalid": lines.decode().splitlines(),
+            "runs": [await self._run_state(job, run) for run in runs],
+        }
+
+    async def _run_state(self, job: Job, run: Run) -> State:
+        system = self.belt.system
+        key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
+        kept = await system.tasks.counts(key)
+        counted = await system.tasks.recount(key)
+        tasks = {}
+        for task in await system.tasks.at(key, range(100)):
+            body = None if task.detail.body is None else sha256(await self.belt.body(task)).hexdigest()
+            tasks[task.index] = (task.status.label, task.error_code, task.http_status, body)
+        return {
+            "state": (run.state, run.total, run.invalid, run.last_batch),
+            "counts": (kept, kept == counted),
+            "tasks": tasks,
+        }
+
+    async def removed(self) -> State:
+        """Delete all jobs, and say what is left of them once they were removed."""
+        system = self.belt.system
+        for job in (await system.records.jobs(ACME, None, 100)).items:
+            await self.insist(lambda job=job: self.system.records.hide_job(ACME, job.job_id))  # type: ignore[misc]
+
+        async def gone() -> bool:
+            return not await system.records.hidden_jobs(self.belt.clock.now() + 1e6, 1)
+
+        await self.until(gone, "all jobs are removed")
+        return {"blobs": [info.key async for info in system.blobs.listing("")], "rows": await self._rows()}
+
+    async def _rows(self) -> dict[str, int]:
+        """How many rows each table has that has any."""
+        parts: Any = self.belt.system
+
+        def count(db: Any) -> dict[str, int]:
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
+            return {name: count for name, count in counts.items() if count}
+
+        rows: dict[str, int] = await parts.records._database.read(count)
+        return rows
+
+
+@asynccontextmanager
+async def open_world(injector: Injector, **settings: Any) -> AsyncIterator[World]:
+    clock = ManualClock()
+    with paced(), quick_place() as place, capture_logs() as logs:
+        async with open_system(Settings.load({}, data=place, **{**SETTINGS, **settings}), clock) as system:
+            belt = Belt(system, clock, logs)
+            try:
+                yield World(belt, injector.over(system))
+            finally:
+                await belt.close()
