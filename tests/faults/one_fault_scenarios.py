@@ -1,19 +1,39 @@
 """What is run with one fault in it: each scenario is a few tasks and takes every path of one part of the system."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import io
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from conveyor.accept.spec import JobSpec
+from conveyor.accept.add_tasks import AddTasks
+from conveyor.accept.control import Control
+from conveyor.accept.rerun import Rerun, RerunSpec
+from conveyor.accept.schedules import SCHEDULE, Schedules, ScheduleSpec, schedule_of
+from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
-from conveyor.model import Backoff, Job, JobKind, ListFormat, Outcome, Source, TaskRef
-from hashlib import sha256
+from conveyor.errors import NotFound
+from conveyor.model import PROGRESS, Backoff, Job, JobId, JobKind, ListFormat, Mode, Outcome, Source, TaskRef
+from conveyor.outbound import Outbound, Pairs
+from conveyor.process.executors.exchange import Plan
+from conveyor.process.executors.long import LongTasks
+from conveyor.process.progress import Track
+from conveyor.serve.deliveries import DELIVERY, delivery_of
+from conveyor.serve.exports import Exports, ExportState
+from conveyor.serve.forms import ExportCompression, ExportFormat, ExportSpec
+from conveyor.serve.webhooks import Webhooks, WebhookSpec
+from conveyor.states import TaskStatus
+from conveyor.targets import TargetGuard
+from tests.exports import parts_of
 from tests.faults.one_fault import Fault, Injector
 from tests.faults.one_fault_world import State, World, open_world
-from tests.flow.belt import failure, success
+from tests.flow.belt import Recording, failure, success
 from tests.jobs import ACME
+from tests.receiver import Receiver
 
 Scenario = Callable[[World], Awaitable[None]]
 
@@ -29,6 +49,13 @@ def job_spec(*values: Any, **more: Any) -> JobSpec:
     return JobSpec(**given)
 
 
+async def submitted(world: World, spec: JobSpec) -> JobId:
+    """The job, as a client submits it."""
+    submit = Submit(world.system)
+    accepted = await world.ask(f"job {spec.name}", lambda request: submit.submit(ACME, spec, request))
+    return JobId(accepted.subject)
+
+
 async def uneven(job: Job, ref: TaskRef) -> Outcome:
     """One task in five fails for good, one in five the first time only."""
     if ref.index % 5 == 3:
@@ -39,24 +66,251 @@ async def uneven(job: Job, ref: TaskRef) -> Outcome:
 
 
 async def staged(world: World) -> None:
-    """A list with invalid lines, in two ranges; tasks that fail and tasks that are retried; packed bodies."""
+    """A list with invalid lines, in two ranges of several batches; tasks that fail and tasks that are retried; packed
+    bodies."""
     world.executor.act = uneven
-    lines = [b'"input %d"' % number for number in range(9)]
-    lines[2] = b"{not JSON"
-    lines[7] = b"{neither"
+    lines = [b'"in %02d"' % number for number in range(15)]
+    for number in (6, 9, 14):
+        lines[number] = b"{invalid"
     data = b"\n".join(lines) + b"\n"
     key = f"lists/{ACME}/list_1"
     await world.insist(lambda: world.system.blobs.put(key, data))
     source = Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL)
-    spec = job_spec(chunk_size=3, name="staged")
+    spec, job_id = job_spec(chunk_size=4, name="staged"), JobId("job_" + "0" * 26)
     submit = Submit(world.system)
-    accepted = await world.ask("job", lambda request: submit.submit_as("job_" + "0" * 26, ACME, spec, source, request))
+    await world.ask("job", lambda request: submit.submit_as(job_id, ACME, spec, source, request))
     world.start()
-    await world.ended(accepted.subject)
+    await world.ended(job_id)
+
+
+def host_of(ref: TaskRef) -> str:
+    return ref.input.strip('"').removeprefix("http://").partition("/")[0]
+
+
+async def limited(world: World) -> None:
+    """Hosts with a rate and a few slots; one of them is down for a while, and its breaker opens."""
+    up_at = world.belt.clock.now() + 6.0
+
+    async def act(job: Job, ref: TaskRef) -> Outcome:
+        await world.belt.clock.sleep(0.5)
+        down = host_of(ref) == "bad.example" and world.belt.clock.now() < up_at
+        return failure("connect_failed") if down else success(b"here")
+
+    executor = Recording(world.belt.clock, act, target=host_of)
+    inputs = [f"http://{'bad' if number % 2 else 'good'}.example/{number}" for number in range(8)]
+    limits = {"rate_per_host": 2.0, "concurrency_per_host": 1, "concurrency": 4, "attempts": 10}
+    spec = job_spec(*inputs, kind=JobKind.FETCH, handler=None, name="limited", chunk_size=3, **limits)
+    job_id = await submitted(world, spec)
+    world.start(executor)
+    await world.ended(job_id)
+    world.notes["at once"] = max(executor.most[host] for host in ("good.example", "bad.example"))
+
+
+async def opened(world: World) -> None:
+    """An open job of two batches, over several shards, that is closed because nobody adds to it."""
+    world.start()
+    options = {"mode": Mode.OPEN, "idle_timeout": 10.0, "name": "open", "chunk_size": 2}
+    job_id = await submitted(world, job_spec(**options))
+    add = AddTasks(world.system)
+    for number, batch in enumerate((TasksSpec(raw(1, 2, 3)), TasksSpec(raw(4, 5)))):
+        job = await world.job(job_id)
+        await world.ask(f"batch {number}", lambda request, job=job, batch=batch: add.add(job, batch, request))
+    await world.ended(job_id)
+
+
+async def controlled(world: World) -> None:
+    """Pause and resume, a rerun of what failed, a job that is cancelled and one that is deleted while they run."""
+
+    async def act(job: Job, ref: TaskRef) -> Outcome:
+        await world.belt.clock.sleep(1.5)
+        return await uneven(job, ref) if job.run.number == 1 else success(b"at last")
+
+    world.executor.act = act
+    world.start()
+    control, slow = Control(world.system), {"concurrency": 1, "chunk_size": 2}
+    paused = await submitted(world, job_spec(*range(4), name="paused", chunk_size=2))
+    await world.belt.passing(1.0)
+    await world.insist(lambda: _moved(world, paused, control.pause))
+    await world.belt.passing(3.0)
+    await world.insist(lambda: _moved(world, paused, control.resume))
+    cancelled = await submitted(world, job_spec(*range(4), name="cancelled", **slow))
+    deleted = await submitted(world, job_spec(*range(4), name="deleted", **slow))
+    await world.belt.passing(2.0)
+    await world.insist(lambda: _moved(world, cancelled, control.cancel))
+    await world.insist(lambda: world.system.records.hide_job(ACME, deleted))
+    await world.ended(paused)
+    again, job = Rerun(world.system), await world.job(paused)
+    await world.ask("rerun", lambda request: again.rerun(job, RerunSpec("failed"), request))
+    await world.ended(paused)
+    await world.ended(cancelled)
+
+
+async def _moved(world: World, job_id: JobId, move: Callable[[Job], Awaitable[Job]]) -> Job:
+    job = await world.system.records.job(ACME, job_id)
+    assert job is not None
+    return await move(job)
+
+
+async def exported(world: World) -> None:
+    """Two exports of a job, in two formats; one more is deleted."""
+    world.executor.act = uneven
+    world.start()
+    job_id = await submitted(world, job_spec(*range(6), name="exported"))
+    await world.ended(job_id)
+    exports, job = Exports(world.system), await world.job(job_id)
+    formats = (ExportFormat.ZIP, ExportFormat.JSONL, ExportFormat.ZIP)
+    made = []
+    for number, format in enumerate(formats):
+        spec = ExportSpec(format=format, compression=ExportCompression.NONE)
+        accepted = await world.ask(
+            f"export {number}", lambda request, spec=spec: exports.create(job, spec, request)  # type: ignore[misc]
+        )
+        made.append(accepted.subject)
+    await world.insist(lambda: _deleted(exports, made.pop()))
+    behind = Exports(world.belt.system)
+
+    async def ready() -> bool:
+        states = [(await behind.find(ACME, export_id)).export.state for export_id in made]
+        return all(state in (ExportState.READY, ExportState.FAILED) for state in states)
+
+    await world.until(ready, "the exports are ready")
+    for format, export_id in zip(formats, made, strict=False):
+        (data,) = await parts_of(world.belt.system, export_id)
+        world.notes[format] = _unzipped(data) if format is ExportFormat.ZIP else _lines(data)
+
+
+# What is another one in each run of the scenario.
+_OWN = ("task_id", "elapsed", "attempts")
+
+
+async def _deleted(exports: Exports, export_id: str) -> None:
+    try:
+        await exports.delete(ACME, export_id)
+    except NotFound:
+        # The answer of the first try was lost.
+        pass
+
+
+def _unzipped(data: bytes) -> State:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    return {
+        name: _lines(archive.read(name)) if name == "manifest.jsonl" else archive.read(name)
+        for name in archive.namelist()
+    }
+
+
+def _lines(data: bytes) -> list[Any]:
+    """Of a manifest, without times and what follows from them."""
+    lines = [json.loads(line) for line in data.splitlines()]
+    return [{key: value for key, value in line.items() if not key.endswith("_at") and key not in _OWN} for line in lines]
+
+
+class CountedOutbound(Outbound):
+    """While a request is under way, the clock stands."""
+
+    threads: Any
+
+    async def post(self, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
+        self.threads.busy += 1
+        try:
+            return await super().post(url, headers, body, timeout)
+        finally:
+            self.threads.busy -= 1
+
+
+async def told(world: World) -> None:
+    """A schedule makes a job, and an endpoint hears of it."""
+
+    def outbound() -> Outbound:
+        made = CountedOutbound(TargetGuard(allow_private=True, clock=world.belt.clock))
+        made.threads = world.belt._threads
+        return made
+
+    world.embedded._outbound = outbound  # type: ignore[method-assign]
+    async with Receiver() as receiver:
+        world.start()
+        endpoint = WebhookSpec(receiver.url(), events=["job.accepted", "run.completed"])
+        webhooks, schedules = Webhooks(world.system), Schedules(world.system)
+        await world.ask("endpoint", lambda request: webhooks.create(ACME, endpoint, request))
+        template = msgspec.Raw(b'{"kind": "python", "handler": "anything", "tasks": [1, 2]}')
+        spec = ScheduleSpec("* * * * *", template, name="told")
+        schedule = await world.ask("schedule", lambda request: schedules.create(ACME, spec, request))
+
+        async def fired() -> bool:
+            row = await world.belt.system.records.row(SCHEDULE, ACME, schedule.subject)
+            return row is not None and schedule_of(row).fired > 0
+
+        await world.until(fired, "the schedule has fired")
+        await world.insist(lambda: _removed(schedules, schedule.subject))
+        (job,) = (await world.belt.system.records.jobs(ACME, None, 100)).items
+        await world.ended(job.job_id)
+        await world.settled()
+
+        async def delivered() -> bool:
+            return not await world.belt.system.records.due_rows(DELIVERY, world.belt.clock.now() + 1e6, 1)
+
+        await world.until(delivered, "all is delivered")
+        rows = (await world.belt.system.records.rows(DELIVERY, ACME, None, 100)).items
+        world.notes["deliveries"] = Counter((delivery_of(row).event, delivery_of(row).standing) for row in rows)
+        world.notes["told"] = Counter(event for _, event in {(told.id, told.event) for told in receiver.told})
+
+
+async def _removed(schedules: Schedules, schedule_id: str) -> None:
+    try:
+        await schedules.remove(ACME, schedule_id)
+    except NotFound:
+        # The answer of the first try was lost.
+        pass
+
+
+class Pieces:
+    """An executor of long tasks: each arrives in pieces, and its row says how many are there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        system = world.system
+        guard = TargetGuard(allow_private=True, clock=system.clock)
+        self._long = LongTasks(system.settings, system.clock, guard, system.records, system.blobs)
+
+    def grain(self, job: Job) -> int:
+        return 1
+
+    def target(self, ref: TaskRef) -> str | None:
+        return host_of(ref)
+
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        async def take(plan: Plan, track: Track) -> Outcome:
+            for done in range(track.done, 3):
+                await self._world.belt.clock.sleep(2.0)
+                await track.save(done + 1, 3)
+            await track.remove()
+            return Outcome(TaskStatus.SUCCEEDED, http_status=200, body=b"all of it")
+
+        return [await self._long.attempt(job, ref, take) for ref in refs]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def long(world: World) -> None:
+    """Three tasks that take long and say how far they are."""
+    inputs = [f"http://files.example/{number}" for number in range(3)]
+    spec = job_spec(*inputs, kind=JobKind.DOWNLOAD, handler=None, name="long", concurrency=2)
+    job_id = await submitted(world, spec)
+    world.start(Pieces(world))
+    await world.ended(job_id)
+    page = await world.belt.system.records.rows(PROGRESS, ACME, None, 10)
+    world.notes["progress"] = len(page.items)
 
 
 SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
-    "staged": (staged, {"ingest_range_bytes": 60}),
+    "staged": (staged, {"ingest_range_bytes": 110}),
+    "limited": (limited, {"breaker_least": 2, "breaker_seconds": 3.0}),
+    "opened": (opened, {"force_task_shards": True, "task_shard_count": 2}),
+    "controlled": (controlled, {}),
+    "exported": (exported, {"export_piece_bytes": 64 * 1024}),
+    "told": (told, {}),
+    "long": (long, {}),
 }
 
 
