@@ -38,7 +38,7 @@ from conveyor.serve.exporter import Exporter
 from conveyor.serve.herald import Herald
 from conveyor.serve.notify import Notifier
 from conveyor.serve.step_functions import StepAnswers
-from conveyor.service import Role, Service
+from conveyor.service import Role, Service, stop_all
 from conveyor.stage.files import list_format, pieces_of
 from conveyor.system import System
 from conveyor.targets import TargetGuard
@@ -80,11 +80,11 @@ class Embedded:
             async with self._listening(chosen):
                 yield
         finally:
-            for service in services:
-                service.stop()
-            await asyncio.gather(*tasks)
-            for executor in executors.values():
-                await executor.close()
+            try:
+                await stop_all(services, tasks)
+            finally:
+                for executor in executors.values():
+                    await executor.close()
 
     @asynccontextmanager
     async def _listening(self, roles: Sequence[Role]) -> AsyncIterator[None]:

@@ -152,7 +152,7 @@ async def _moved(world: World, job_id: JobId, move: Callable[[Job], Awaitable[Jo
 
 
 async def exported(world: World) -> None:
-    """Two exports of a job, in two formats; one more is deleted."""
+    """Exports of a job, in two formats; one of them is deleted."""
     world.executor.act = uneven
     world.start()
     job_id = await submitted(world, job_spec(*range(6), name="exported"))
@@ -166,7 +166,6 @@ async def exported(world: World) -> None:
             f"export {number}", lambda request, spec=spec: exports.create(job, spec, request)  # type: ignore[misc]
         )
         made.append(accepted.subject)
-    await world.insist(lambda: _deleted(exports, made.pop()))
     behind = Exports(world.belt.system)
 
     async def ready() -> bool:
@@ -174,6 +173,8 @@ async def exported(world: World) -> None:
         return all(state in (ExportState.READY, ExportState.FAILED) for state in states)
 
     await world.until(ready, "the exports are ready")
+    gone = made.pop()
+    await world.insist(lambda: _deleted(exports, gone))
     for format, export_id in zip(formats, made, strict=False):
         (data,) = await parts_of(world.belt.system, export_id)
         world.notes[format] = _unzipped(data) if format is ExportFormat.ZIP else _lines(data)

@@ -6,7 +6,7 @@ All roles see the system through the injector. Whoever looks at the end state do
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from conveyor.accept import scheduler
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import CONTROL, run_queues
 from conveyor.engines.sqlite import coordinator as sqlite_coordinator
-from conveyor.errors import IdempotencyInFlight, Unavailable
+from conveyor.errors import EngineFailed, IdempotencyInFlight, Unavailable
 from conveyor.ingest import worker as ingest_worker
 from conveyor.model import WORKERS, Job, JobId, JobKind, Run, RunKey
 from conveyor.process import feeder, worker
@@ -249,4 +249,6 @@ async def open_world(injector: Injector, **settings: Any) -> AsyncIterator[World
             try:
                 yield World(belt, injector.over(system))
             finally:
-                await belt.close()
+                # A role says so when it can not give something back. What that is lapses.
+                with suppress(EngineFailed):
+                    await belt.close()
