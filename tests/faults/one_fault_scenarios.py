@@ -121,28 +121,42 @@ async def opened(world: World) -> None:
 async def controlled(world: World) -> None:
     """Pause and resume, a rerun of what failed, a job that is cancelled and one that is deleted while they run."""
 
+    resumed = False
+
     async def act(job: Job, ref: TaskRef) -> Outcome:
-        await world.belt.clock.sleep(1.5)
+        if job.name != "paused" or not resumed:
+            await world.belt.clock.sleep(_FOREVER)
         return await uneven(job, ref) if job.run.number == 1 else success(b"at last")
 
     world.executor.act = act
     world.start()
-    control, slow = Control(world.system), {"concurrency": 1, "chunk_size": 2}
-    paused = await submitted(world, job_spec(*range(4), name="paused", chunk_size=2))
-    await world.belt.passing(1.0)
+    control = Control(world.system)
+    job_ids = [await submitted(world, job_spec(*range(4), name=name, chunk_size=2)) for name in _CONTROLLED]
+    paused, cancelled, deleted = job_ids
+
+    async def running() -> bool:
+        return world.executor.running["all"] == 12
+
+    await world.until(running, "all tasks run")
     await world.insist(lambda: _moved(world, paused, control.pause))
-    await world.belt.passing(3.0)
-    await world.insist(lambda: _moved(world, paused, control.resume))
-    cancelled = await submitted(world, job_spec(*range(4), name="cancelled", **slow))
-    deleted = await submitted(world, job_spec(*range(4), name="deleted", **slow))
-    await world.belt.passing(2.0)
     await world.insist(lambda: _moved(world, cancelled, control.cancel))
     await world.insist(lambda: world.system.records.hide_job(ACME, deleted))
+
+    async def stopped() -> bool:
+        return world.executor.running["all"] == 0
+
+    await world.until(stopped, "nothing runs any more")
+    resumed = True
+    await world.insist(lambda: _moved(world, paused, control.resume))
     await world.ended(paused)
     again, job = Rerun(world.system), await world.job(paused)
     await world.ask("rerun", lambda request: again.rerun(job, RerunSpec("failed"), request))
     await world.ended(paused)
     await world.ended(cancelled)
+
+
+_CONTROLLED = ("paused", "cancelled", "deleted")
+_FOREVER = 1e9
 
 
 async def _moved(world: World, job_id: JobId, move: Callable[[Job], Awaitable[Job]]) -> Job:
@@ -305,7 +319,7 @@ async def long(world: World) -> None:
 
 
 SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
-    "staged": (staged, {"ingest_range_bytes": 110}),
+    "staged": (staged, {"ingest_range_bytes": 104}),
     "limited": (limited, {"breaker_least": 2, "breaker_seconds": 3.0}),
     "opened": (opened, {"force_task_shards": True, "task_shard_count": 2}),
     "controlled": (controlled, {}),

@@ -79,11 +79,11 @@ State = dict[str, Any]
 
 
 @contextmanager
-def paced() -> Iterator[None]:
+def paced() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in _PACE:
             patch.setattr(module, name, value)
-        yield
+        yield patch
 
 
 class Stuck(AssertionError):
@@ -243,9 +243,11 @@ class World:
 @asynccontextmanager
 async def open_world(injector: Injector, **settings: Any) -> AsyncIterator[World]:
     clock = ManualClock()
-    with paced(), quick_place() as place, capture_logs() as logs:
+    with paced() as patch, quick_place() as place, capture_logs() as logs:
         async with open_system(Settings.load({}, data=place, **{**SETTINGS, **settings}), clock) as system:
             belt = Belt(system, clock, logs)
+            # The clock stands while any thread is at work.
+            patch.setattr(asyncio, "to_thread", belt._threads._counted(asyncio.to_thread))
             try:
                 yield World(belt, injector.over(system))
             finally:
