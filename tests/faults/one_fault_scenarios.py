@@ -1,10 +1,12 @@
 """What is run with one fault in it: each scenario is a few tasks and takes every path of one part of the system."""
 
+import asyncio
 import io
 import json
 import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -21,6 +23,7 @@ from conveyor.model import PROGRESS, Backoff, Job, JobId, JobKind, ListFormat, M
 from conveyor.outbound import Outbound, Pairs
 from conveyor.process.executors.exchange import Plan
 from conveyor.process.executors.long import LongTasks
+from conveyor.process.fetchers import Fetchers, HeldRef, Port
 from conveyor.process.progress import Track
 from conveyor.serve.deliveries import DELIVERY, delivery_of
 from conveyor.serve.exports import Exports, ExportState
@@ -88,22 +91,23 @@ def host_of(ref: TaskRef) -> str:
 
 
 async def limited(world: World) -> None:
-    """Hosts with a rate and a few slots; one of them is down for a while, and its breaker opens."""
+    """Hosts with a rate and a slot each; two of them are down for a while, and their breakers open."""
     up_at = world.belt.clock.now() + 6.0
 
     async def act(job: Job, ref: TaskRef) -> Outcome:
         await world.belt.clock.sleep(0.5)
-        down = host_of(ref) == "bad.example" and world.belt.clock.now() < up_at
+        down = host_of(ref) != "good.example" and world.belt.clock.now() < up_at
         return failure("connect_failed") if down else success(b"here")
 
     executor = Recording(world.belt.clock, act, target=host_of)
-    inputs = [f"http://{'bad' if number % 2 else 'good'}.example/{number}" for number in range(8)]
+    hosts = ("good.example", "bad.example", "worse.example")
+    inputs = [f"http://{hosts[number % 3]}/{number}" for number in range(9)]
     limits = {"rate_per_host": 2.0, "concurrency_per_host": 1, "concurrency": 4, "attempts": 10}
     spec = job_spec(*inputs, kind=JobKind.FETCH, handler=None, name="limited", chunk_size=3, **limits)
     job_id = await submitted(world, spec)
     world.start(executor)
     await world.ended(job_id)
-    world.notes["at once"] = max(executor.most[host] for host in ("good.example", "bad.example"))
+    world.notes["at once"] = max(executor.most[host] for host in hosts)
 
 
 async def opened(world: World) -> None:
@@ -177,7 +181,8 @@ async def exported(world: World) -> None:
     for number, format in enumerate(formats):
         spec = ExportSpec(format=format, compression=ExportCompression.NONE)
         accepted = await world.ask(
-            f"export {number}", lambda request, spec=spec: exports.create(job, spec, request)  # type: ignore[misc]
+            f"export {number}",
+            lambda request, spec=spec: exports.create(job, spec, request),  # type: ignore[misc]
         )
         made.append(accepted.subject)
     behind = Exports(world.belt.system)
@@ -199,11 +204,9 @@ _OWN = ("task_id", "elapsed", "attempts")
 
 
 async def _deleted(exports: Exports, export_id: str) -> None:
-    try:
+    # It is gone already if the answer of the first try was lost.
+    with suppress(NotFound):
         await exports.delete(ACME, export_id)
-    except NotFound:
-        # The answer of the first try was lost.
-        pass
 
 
 def _unzipped(data: bytes) -> State:
@@ -217,7 +220,9 @@ def _unzipped(data: bytes) -> State:
 def _lines(data: bytes) -> list[Any]:
     """Of a manifest, without times and what follows from them."""
     lines = [json.loads(line) for line in data.splitlines()]
-    return [{key: value for key, value in line.items() if not key.endswith("_at") and key not in _OWN} for line in lines]
+    return [
+        {key: value for key, value in line.items() if not key.endswith("_at") and key not in _OWN} for line in lines
+    ]
 
 
 class CountedOutbound(Outbound):
@@ -248,7 +253,7 @@ async def told(world: World) -> None:
         webhooks, schedules = Webhooks(world.system), Schedules(world.system)
         await world.ask("endpoint", lambda request: webhooks.create(ACME, endpoint, request))
         template = msgspec.Raw(b'{"kind": "python", "handler": "anything", "tasks": [1, 2]}')
-        spec = ScheduleSpec("* * * * *", template, name="told")
+        spec = ScheduleSpec("0 * * * *", template, name="told")
         schedule = await world.ask("schedule", lambda request: schedules.create(ACME, spec, request))
 
         async def fired() -> bool:
@@ -271,11 +276,9 @@ async def told(world: World) -> None:
 
 
 async def _removed(schedules: Schedules, schedule_id: str) -> None:
-    try:
+    # It is gone already if the answer of the first try was lost.
+    with suppress(NotFound):
         await schedules.remove(ACME, schedule_id)
-    except NotFound:
-        # The answer of the first try was lost.
-        pass
 
 
 class Pieces:
@@ -318,6 +321,66 @@ async def long(world: World) -> None:
     world.notes["progress"] = len(page.items)
 
 
+class NearFetchers(Fetchers):
+    """Fetchers in this process. The first time that one is given work it goes down with it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(msgspec.structs.replace(world.system.settings, fetchers=0), world.belt.clock)
+        self._clock = world.belt.clock
+        self._died = False
+        self._out: dict[asyncio.Task[None], tuple[Port, HeldRef]] = {}
+
+    def room(self, port: Port) -> int:
+        return 2 * port.width
+
+    def start(self, port: Port, held: Sequence[HeldRef]) -> None:
+        for one in held:
+            task = asyncio.create_task(self._fetch(port, one))
+            self._out[task] = (port, one)
+            task.add_done_callback(lambda task: self._out.pop(task, None))
+
+    def drop(self, port: Port, everything: bool) -> None:
+        """All that it has was begun."""
+        for task, (whose, _) in list(self._out.items()):
+            if everything and whose is port:
+                task.cancel()
+
+    async def close(self) -> None:
+        for task in self._out:
+            task.cancel()
+
+    async def _fetch(self, port: Port, one: HeldRef) -> None:
+        if not self._died:
+            self._died = True
+            lost = [(task, ref) for task, (whose, ref) in self._out.items() if whose is port]
+            for task, _ in lost:
+                if task is not asyncio.current_task():
+                    task.cancel()
+            port.lost([ref for _, ref in lost])
+            return
+        await self._clock.sleep(1.0)
+        port.came([one], [Outcome(TaskStatus.SUCCEEDED, http_status=200, body=b"here")])
+
+
+async def remote(world: World) -> None:
+    """A job whose references go to fetchers, one of which dies: what it had comes again."""
+    inputs = [f"http://{'one' if number % 2 else 'two'}.example/{number}" for number in range(6)]
+    spec = job_spec(*inputs, kind=JobKind.FETCH, handler=None, name="remote", chunk_size=2, concurrency=4)
+    job_id = await submitted(world, spec)
+    world.start(NearFetchers(world))
+    await world.ended(job_id)
+
+
+async def remote_limited(world: World) -> None:
+    """The same with a rate and slots for each host."""
+    inputs = [f"http://{'one' if number % 2 else 'two'}.example/{number}" for number in range(6)]
+    limits = {"rate_per_host": 2.0, "concurrency_per_host": 1, "concurrency": 4}
+    spec = job_spec(*inputs, kind=JobKind.FETCH, handler=None, name="remote", chunk_size=2, **limits)
+    job_id = await submitted(world, spec)
+    world.start(NearFetchers(world))
+    await world.ended(job_id)
+
+
 SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "staged": (staged, {"ingest_range_bytes": 104}),
     "limited": (limited, {"breaker_least": 2, "breaker_seconds": 3.0}),
@@ -326,6 +389,8 @@ SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "exported": (exported, {"export_piece_bytes": 64 * 1024}),
     "told": (told, {}),
     "long": (long, {}),
+    "remote": (remote, {}),
+    "remote_limited": (remote_limited, {}),
 }
 
 

@@ -40,6 +40,9 @@ T = TypeVar("T")
 # Seconds of the clock within which everything has to come to its end. Longer than any lease or pause.
 PATIENCE = 400.0
 
+# A little before the hour, at which the schedule fires.
+START = 1_800_000_000.0 - 12.0
+
 # Roles look less often than they do, and all at the same moments: a run has fewer calls then, and each step of the
 # clock has more of them.
 _PACE: list[tuple[Any, str, float]] = [
@@ -197,7 +200,7 @@ class World:
             "state": (job.state, job.reason),
             "events": Counter(event.event for event in notices if event.event not in _BY_TIME),
             "invalid": lines.decode().splitlines(),
-            "runs": [await self._run_state(job, run) for run in runs],
+            "runs": {run.number: await self._run_state(job, run) for run in runs},
         }
 
     async def _run_state(self, job: Job, run: Run) -> State:
@@ -213,7 +216,15 @@ class World:
             "state": (run.state, run.total, run.invalid, run.last_batch),
             "counts": (kept, kept == counted),
             "tasks": tasks,
+            "trail": await self._trail(key),
         }
+
+    async def _trail(self, key: RunKey) -> Counter[tuple[int | None, str, int]]:
+        """What was noted of the ends of tasks: index, event and attempt. How often one is retried depends on the time
+        that its run takes."""
+        page = await self.belt.system.tasks.events(key, None, None, 1000)
+        ends = [event for event in page.items if event.event != "task.retried"]
+        return Counter((event.index, event.event, event.data["attempt"]) for event in ends)
 
     async def removed(self) -> State:
         """Delete all jobs, and say what is left of them once they were removed."""
@@ -232,7 +243,8 @@ class World:
         parts: Any = self.belt.system
 
         def count(db: Any) -> dict[str, int]:
-            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            tables = [name for (name,) in db.execute(named)]
             counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
             return {name: count for name, count in counts.items() if count}
 
@@ -242,7 +254,7 @@ class World:
 
 @asynccontextmanager
 async def open_world(injector: Injector, **settings: Any) -> AsyncIterator[World]:
-    clock = ManualClock()
+    clock = ManualClock(START)
     with paced() as patch, quick_place() as place, capture_logs() as logs:
         async with open_system(Settings.load({}, data=place, **{**SETTINGS, **settings}), clock) as system:
             belt = Belt(system, clock, logs)
