@@ -413,8 +413,18 @@ async def failure_of(name: str, fault: Fault, right: State) -> str | None:
         state = await outcome_of(name, injector)
     except Exception as error:
         return f"{name}, {fault}: {type(error).__name__}: {error}"
+    if (fault.kind[0], fault.kind[1]) == ("tasks", "note"):
+        # Whether it was noted is not known, and it is better noted twice than not at all.
+        right, state = _noted(right), _noted(state)
     wrong = list(differences(right, state))
     return f"{name}, {fault}: " + "; ".join(wrong) if wrong else None
+
+
+def _noted(state: Any) -> Any:
+    """The same state, with what was noted and not how often."""
+    if not isinstance(state, dict):
+        return state
+    return {key: set(value) if key == "trail" else _noted(value) for key, value in state.items()}
 
 
 def differences(right: Any, found: Any, path: str = "") -> Iterator[str]:
