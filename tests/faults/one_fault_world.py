@@ -107,8 +107,8 @@ class World:
         return self.belt.executor
 
     def start(self, executor: Any = None) -> None:
-        """Every role goes to work."""
-        executors = dict.fromkeys(JobKind, executor or self.belt.executor)
+        """Every role goes to work, with one executor or one for each kind."""
+        executors = executor if isinstance(executor, dict) else dict.fromkeys(JobKind, executor or self.belt.executor)
         for roles in self.embedded._roles(executors).values():
             for role in roles:
                 self.belt.start(role)
