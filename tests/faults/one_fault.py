@@ -32,6 +32,7 @@ _HELPERS = ("telemetry/seams.py", "references.py")
 _HOME = str(Path(conveyor.__file__).parent) + "/"
 
 
+_END = object()
 # As the caller: whoever it is.
 ANYBODY = "anybody"
 
@@ -78,6 +79,8 @@ class Injector:
         self.calls: Counter[Kind] = Counter()
         self._by_method: Counter[Kind] = Counter()
         self.made = False
+        # Calls that are under way.
+        self.busy = 0
 
     def over(self, system: System) -> System:
         """The same system, with every seam behind this."""
@@ -109,12 +112,26 @@ class Injector:
                     setattr(wrapper, method, wrap(seam, method, call))
         return wrapper
 
+    def counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """The call, which makes this busy while it is under way."""
+
+        async def made(*args: Any, **kwargs: Any) -> Any:
+            self.busy += 1
+            try:
+                return await call(*args, **kwargs)
+            finally:
+                self.busy -= 1
+
+        return made
+
     def _call(self, seam: str, method: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        counted = self.counted(call)
+
         async def made(*args: Any, **kwargs: Any) -> Any:
             when = self._seen(Kind((seam, method, _caller())))
             if when is When.BEFORE:
                 raise _failure(seam, method)
-            result = await call(*args, **kwargs)
+            result = await counted(*args, **kwargs)
             if when is When.AFTER:
                 raise _failure(seam, method)
             return result
@@ -127,8 +144,9 @@ class Injector:
             if when is When.BEFORE:
                 raise _failure(seam, method)
             pieces = call(*args, **kwargs)
+            following = self.counted(lambda: anext(pieces, _END))
             try:
-                async for piece in pieces:
+                while (piece := await following()) is not _END:
                     yield piece
                     if when is When.AFTER:
                         raise _failure(seam, method)

@@ -33,7 +33,7 @@ from conveyor.states import TaskStatus
 from conveyor.targets import TargetGuard
 from tests.exports import parts_of
 from tests.faults.one_fault import Fault, Injector
-from tests.faults.one_fault_world import State, World, open_world
+from tests.faults.one_fault_world import EMBEDDED, State, World, open_world
 from tests.flow.belt import Recording, failure, success
 from tests.jobs import ACME
 from tests.receiver import Receiver
@@ -394,10 +394,10 @@ SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
 }
 
 
-async def outcome_of(name: str, injector: Injector) -> State:
+async def outcome_of(name: str, injector: Injector, stack: str = EMBEDDED) -> State:
     """Run a scenario, and say all that it came to."""
     scenario, settings = SCENARIOS[name]
-    async with open_world(injector, **settings) as world:
+    async with open_world(injector, stack, **settings) as world:
         await scenario(world)
         await world.settled()
         state = await world.end_state()
@@ -406,11 +406,11 @@ async def outcome_of(name: str, injector: Injector) -> State:
     return state
 
 
-async def failure_of(name: str, fault: Fault, right: State) -> str | None:
+async def failure_of(name: str, fault: Fault, right: State, stack: str = EMBEDDED) -> str | None:
     """What is wrong with a scenario in which one call failed; None if nothing is."""
     injector = Injector(fault)
     try:
-        state = await outcome_of(name, injector)
+        state = await outcome_of(name, injector, stack)
     except Exception as error:
         return f"{name}, {fault}: {type(error).__name__}: {error}"
     if (fault.kind[0], fault.kind[1]) == ("tasks", "note"):

@@ -6,8 +6,9 @@ All roles see the system through the injector. Whoever looks at the end state do
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -28,7 +29,7 @@ from conveyor.serve import deliverer, exporter, herald, notify
 from conveyor.serve.invalid import invalid_lines
 from conveyor.settings import Settings
 from conveyor.states import ENDED
-from conveyor.system import System, open_system
+from conveyor.system import System, migrate, open_system
 from tests.clocks import ManualClock
 from tests.faults.one_fault import Injector
 from tests.flow.belt import Belt, Recording
@@ -36,6 +37,8 @@ from tests.jobs import ACME
 from tests.places import quick_place
 
 T = TypeVar("T")
+
+EMBEDDED = "embedded"
 
 # Seconds of the clock within which everything has to come to its end. Longer than any lease or pause.
 PATIENCE = 400.0
@@ -96,8 +99,9 @@ class Stuck(AssertionError):
 class World:
     """`system` is what the roles and clients have; `belt` looks at what is behind it."""
 
-    def __init__(self, belt: Belt, system: System) -> None:
+    def __init__(self, belt: Belt, system: System, stack: str) -> None:
         self.belt = belt
+        self._stack = stack
         self.system = system
         self.embedded = Embedded(system)
         self.notes: State = {}
@@ -174,7 +178,9 @@ class World:
         return True
 
     def held(self) -> dict[str, Any]:
-        """Semaphores that somebody holds, beside the one that says who is there."""
+        """Semaphores that somebody holds, beside the one that says who is there. Known of the embedded one alone."""
+        if self._stack != EMBEDDED:
+            return {}
         parts: Any = self.belt.system
         coordinator: sqlite_coordinator.SqliteCoordinator = parts.coordinator._engine
         now = self.belt.clock.monotonic()
@@ -239,7 +245,9 @@ class World:
         return {"blobs": [info.key async for info in system.blobs.listing("")], "rows": await self._rows()}
 
     async def _rows(self) -> dict[str, int]:
-        """How many rows each table has that has any."""
+        """How many rows each table has that has any. Known of the embedded one alone."""
+        if self._stack != EMBEDDED:
+            return {}
         parts: Any = self.belt.system
 
         def count(db: Any) -> dict[str, int]:
@@ -253,16 +261,48 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(injector: Injector, **settings: Any) -> AsyncIterator[World]:
+async def open_world(injector: Injector, stack: str = EMBEDDED, **settings: Any) -> AsyncIterator[World]:
     clock = ManualClock(START)
-    with paced() as patch, quick_place() as place, capture_logs() as logs:
-        async with open_system(Settings.load({}, data=place, **{**SETTINGS, **settings}), clock) as system:
-            belt = Belt(system, clock, logs)
-            # The clock stands while any thread is at work.
-            patch.setattr(asyncio, "to_thread", belt._threads._counted(asyncio.to_thread))
+    with paced() as patch, quick_place() as place, capture_logs() as logs, _server_clock(stack, clock):
+        chosen = Settings.load({}, data=place, **{**SETTINGS, **settings, **_urls(stack, place)})
+        if stack != EMBEDDED:
+            await migrate(chosen, clock)
+        async with open_system(chosen, clock) as system:
+            # The clock stands while a call is under way, or a thread is at work.
+            belt = Belt(system, clock, logs, injector)
+            patch.setattr(asyncio, "to_thread", injector.counted(asyncio.to_thread))
             try:
-                yield World(belt, injector.over(system))
+                yield World(belt, injector.over(system), stack)
             finally:
                 # A role says so when it can not give something back. What that is lapses.
                 with suppress(EngineFailed):
                     await belt.close()
+
+
+def _urls(stack: str, place: Path) -> dict[str, Any]:
+    """Of servers that are started when they are first asked for."""
+    if stack == EMBEDDED:
+        return {}
+    from tests.servers import dynamodb, postgres, redis, s3, sqs
+
+    coordinator = f"{redis.redis().url}?prefix={place.name}"
+    if stack == "postgres":
+        database = postgres.url_of(place)
+        return {"records": database, "tasks": database, "queue": database, "coordinator": coordinator}
+    tables = dynamodb.url_for(place)
+    return {
+        "records": tables,
+        "tasks": tables,
+        "queue": sqs.url_of(place),
+        "coordinator": coordinator,
+        "blobs": s3.url_of(place),
+    }
+
+
+def _server_clock(stack: str, clock: ManualClock) -> AbstractContextManager[None]:
+    """The emulator of SQS goes by the same clock."""
+    if stack != "aws":
+        return nullcontext()
+    from tests.servers.sqs import together
+
+    return together(clock)
