@@ -1,7 +1,8 @@
 """A watch on the event loop: how long its longest step took, and what it was.
 
 While a step runs nobody else does: no heartbeat, no answer, no other run. A step that is over the bound is looked at
-from another thread, so that a failure names the line. Steps in which only the test itself is at work do not count.
+from another thread, so that a failure names the line. Steps in which only the test itself is at work do not count, and
+of others not the time for which the machine had no processor for them, where the system tells it (Linux does).
 """
 
 import asyncio
@@ -34,6 +35,9 @@ class LoopWatch:
         self.longest = Step(0.0, "nothing")
         self.blocked: list[Step] = []
         self._thread = threading.get_ident()
+        self._statistics = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        # When it was last asked for, and how long the thread had waited for a processor by then.
+        self._waited = (0.0, self._waits())
         self._began: float | None = None
         self._seen: tuple[float, str | None] | None = None
         self._over = threading.Event()
@@ -48,7 +52,7 @@ class LoopWatch:
             took = perf() - began
             self._began = None
             if took > self.longest.seconds:
-                self._ended(began, took, handle)
+                self._ended(began, took - self._waited_since(began), handle)
 
         _Handle._run = watched
         self._watcher = threading.Thread(target=self._look, daemon=True, name="loop watch")
@@ -60,7 +64,21 @@ class LoopWatch:
         self._over.set()
         self._watcher.join()
 
+    def _waits(self) -> float:
+        """Seconds for which the thread could have run and had no processor."""
+        try:
+            return int(self._statistics.read_text().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def _waited_since(self, began: float) -> float:
+        """Since about then: it was asked for a moment before or after."""
+        at, waited = self._waited
+        return max(0.0, self._waits() - waited) if abs(at - began) < self.bound / 4 else 0.0
+
     def _ended(self, began: float, took: float, handle: Any) -> None:
+        if took <= self.longest.seconds:
+            return
         seen = self._seen
         where = seen[1] if seen is not None and seen[0] == began else _of_conveyor(handle)
         if where is None:
@@ -72,8 +90,10 @@ class LoopWatch:
     def _look(self) -> None:
         """From its own thread: what a step is at that has gone on for most of what it may."""
         while not self._over.wait(self.bound / 8):
-            began = self._began
-            if began is None or time.perf_counter() - began < self.bound / 2:
+            began, now = self._began, time.perf_counter()
+            if began is None or now - began < self.bound / 4:
+                self._waited = (now, self._waits())
+            if began is None or now - began < self.bound / 2:
                 continue
             if self._seen is not None and self._seen[0] == began:
                 continue

@@ -9,7 +9,7 @@ from _pytest.runner import runtestprotocol
 from tests.loop_watch import LoopWatch
 
 # Ten times the longest step of these tests on a quiet machine.
-BOUND_SECONDS = 1.0
+BOUND_SECONDS = 0.5
 
 _BLOCKED = pytest.StashKey[bool]()
 
