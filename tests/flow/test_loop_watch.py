@@ -1,5 +1,5 @@
-"""What would hold up the event loop: lists that are small until they are unpacked, crowds that wait for one host. And the
-watch itself: it names what blocks, and leaves the test's own work alone."""
+"""What would hold up the event loop: lists that are small until they are unpacked, crowds that wait for one host. And
+the watch itself: it names what blocks, and leaves the test's own work alone."""
 
 import asyncio
 import gzip
@@ -54,6 +54,12 @@ async def test_references_that_wait_for_a_slot_let_others_run() -> None:
     assert await longest_step_of_a_crowd() < BOUND_SECONDS
 
 
+def spin(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
 class Busy:
     """A role whose tick holds everybody up."""
 
@@ -61,9 +67,7 @@ class Busy:
     stopping = False
 
     async def tick(self) -> float:
-        until = time.perf_counter() + 0.1
-        while time.perf_counter() < until:
-            pass
+        spin(0.1)
         return 1000.0
 
     async def close(self) -> None:
@@ -84,6 +88,6 @@ async def test_a_step_that_blocks_is_found_and_named() -> None:
 async def test_what_the_test_itself_does_is_not_counted() -> None:
     with LoopWatch(0.01) as watch:
         await asyncio.sleep(0)
-        time.sleep(0.05)
+        spin(0.05)
         await asyncio.sleep(0)
     assert not watch.blocked

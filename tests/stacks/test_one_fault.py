@@ -1,5 +1,5 @@
-"""The scenarios of tests/faults/test_one_fault.py on the other stacks: a seed says which call fails, and the end is that
-of the embedded stack without a fault. `CONVEYOR_ONE_FAULT_CASES` asks for more seeds.
+"""The scenarios of tests/faults/test_one_fault.py on the other stacks: a seed says which call fails, and the end is
+that of the embedded stack without a fault. `CONVEYOR_ONE_FAULT_CASES` asks for more seeds.
 """
 
 import asyncio
