@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import itertools
 import os
 from collections.abc import Collection
 
@@ -16,25 +17,31 @@ from tests.logs import be_plain
 
 ALL = os.environ.get("CONVEYOR_ONE_FAULT") == "all"
 # So that several processes share the work.
-PARTS = 8 if ALL else 2
+PARTS = 8 if ALL else 4
 
 pytestmark = pytest.mark.timeout(1800 if ALL else 300)
 
 
+# How each scenario ends without a fault, and the calls of it; they are the same for all tests of a process.
+_without: dict[str, tuple[State, Injector]] = {}
+
+
+async def without_fault(name: str) -> tuple[State, Injector]:
+    if name not in _without:
+        injector = Injector()
+        _without[name] = await outcome_of(name, injector), injector
+    return _without[name]
+
+
 async def chosen(name: str, every: bool = ALL) -> tuple[State, list[Fault]]:
     """How the scenario ends without a fault, and the faults that are tried in it."""
+    right, injector = await without_fault(name)
+    if every:
+        return right, list(injector.faults())
     kinds: set[Kind] = set()
-    for earlier in SCENARIOS:
-        injector = Injector()
-        if earlier == name:
-            right = await outcome_of(name, injector)
-            if every:
-                return right, list(injector.faults())
-            return right, [fault for fault in injector.some_faults() if fault.kind not in kinds]
-        if not every:
-            await outcome_of(earlier, injector)
-            kinds |= injector.calls.keys()
-    raise KeyError(name)
+    for earlier in itertools.takewhile(lambda each: each != name, SCENARIOS):
+        kinds |= (await without_fault(earlier))[1].calls.keys()
+    return right, [fault for fault in injector.some_faults() if fault.kind not in kinds]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
