@@ -74,7 +74,7 @@ class LoopWatch:
     def _waited_since(self, began: float) -> float:
         """Since about then: it was asked for a moment before or after."""
         at, waited = self._waited
-        return max(0.0, self._waits() - waited) if abs(at - began) < self.bound / 4 else 0.0
+        return max(0.0, self._waits() - waited) if abs(at - began) < self.bound / 2 else 0.0
 
     def _ended(self, began: float, took: float, handle: Any) -> None:
         if took <= self.longest.seconds:
