@@ -18,6 +18,8 @@ import conveyor
 
 _HOME = str(Path(conveyor.__file__).parent) + "/"
 _Handle: Any = asyncio.Handle
+# Functions of a process that has not begun to serve anybody, and a command, which has a loop of its own.
+_STARTING = {"<module>", "open_system", "open_database", "create_app", "run_here"}
 
 
 class Step(NamedTuple):
@@ -102,8 +104,10 @@ class LoopWatch:
 
 
 def _place(frame: FrameType) -> str | None:
-    """The innermost lines of Conveyor that are at work; None if there are none."""
+    """The innermost lines of Conveyor that are at work; None if there are none, or if it only starts."""
     ours = [each for each in traceback.extract_stack(frame) if each.filename.startswith(_HOME)]
+    if any(each.name in _STARTING for each in ours):
+        return None
     lines = [f"{each.filename.removeprefix(_HOME)}:{each.lineno} {each.name}" for each in ours[-4:]]
     return " < ".join(reversed(lines)) or None
 
