@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60.0
@@ -17,7 +18,12 @@ PATIENCE = 60.0
 # It ends with its standard input: when the test process dies, however that comes about.
 _COMMAND = """
 import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
+def watch():
+    # Not sys.stdin.buffer: its lock, held in a read, breaks the interpreter's end.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
 from conveyor.cli import main
 main(sys.argv[1:])
 """
@@ -75,6 +81,8 @@ class Up:
         self.data = place / "data"
         # What it printed since it was last started.
         self.output = place / "output"
+        # Where its log goes; without it, where ours does.
+        self.log: Path | None = None
         self._arguments = arguments
         self._settings = settings
         self._relay = Relay()
@@ -89,18 +97,25 @@ class Up:
         address = self.data / "local.url"
         address.unlink(missing_ok=True)
         settings = {"CONVEYOR_DATA": str(self.data), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1", **self._settings}
-        with self.output.open("wb") as output:
+        with self.output.open("wb") as output, _appended(self.log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _COMMAND, "up", "--port", "0", *self._arguments],
                 cwd=ROOT,
-                env=environment(**settings, CONVEYOR_LOG_LEVEL="error"),
+                env=environment(**{"CONVEYOR_LOG_LEVEL": "error", **settings}),
                 stdin=subprocess.PIPE,
                 stdout=output,
+                stderr=log,
             )
         while not address.exists() or not (found := address.read_text().strip()):
             assert self._process.poll() is None
             time.sleep(0.02)
         self._relay.target = ("127.0.0.1", int(found.rpartition(":")[2]))
+
+    @property
+    def direct(self) -> str:
+        """Its own address, past the one that stays."""
+        assert self._relay.target is not None
+        return f"http://127.0.0.1:{self._relay.target[1]}"
 
     def kill(self) -> None:
         assert self._process is not None
@@ -121,6 +136,15 @@ class Up:
     def close(self) -> None:
         self.stop()
         self._relay.close()
+
+
+@contextmanager
+def _appended(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+        yield file
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
 from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
-from conveyor.service import Role, Service
+from conveyor.service import Role, Service, stop_all
 from conveyor.system import System
 
 
@@ -80,11 +80,11 @@ class Embedded:
             async with self._listening(chosen):
                 yield
         finally:
-            for service in services:
-                service.stop()
-            await asyncio.gather(*tasks)
-            for executor in executors.values():
-                await executor.close()
+            try:
+                await stop_all(services, tasks)
+            finally:
+                for executor in executors.values():
+                    await executor.close()
 
     @asynccontextmanager
     async def _listening(self, roles: Sequence[Role]) -> AsyncIterator[None]:

@@ -100,6 +100,15 @@ async def run_until(services: Sequence[Service], stopped: Callable[[], Awaitable
     try:
         await stopped()
     finally:
-        for service in services:
-            service.stop()
-        await asyncio.gather(*tasks)
+        await stop_all(services, tasks)
+
+
+async def stop_all(services: Sequence[Service], tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Stop services that run as these tasks, and wait until every role is closed; then raise the first error. Who calls
+    this takes the engines away next, which roles need to give back what they hold."""
+    for service in services:
+        service.stop()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome

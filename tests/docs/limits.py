@@ -12,11 +12,11 @@ from conveyor.engines import s3
 from conveyor.engines.sqs import polls, queues
 from conveyor.export import exports
 from conveyor.jobs import event_names as notices
-from conveyor.lists import inputs
+from conveyor.lists.reader import inputs
 from conveyor.model import Options
 from conveyor.process import retry
-from conveyor.process.executors.download import export_api_executor as export_download
-from conveyor.process.executors.download import transfer
+from conveyor.process.executors.download.download_executor import export_api_executor as export_download
+from conveyor.process.executors.download.download_executor import transfer
 from conveyor.read import status as progress
 from conveyor.settings import PREFIX, Settings
 
@@ -191,7 +191,7 @@ def work() -> list[Limit]:
         ),
         Limit(
             "A downloaded file",
-            f"{size(options.download.max_bytes)}, at most {size(limits._DOWNLOAD['max_bytes'][1])}",
+            f"{size(options.download.max_bytes)}, at most {size(limits.RANGES['download.max_bytes'][1])}",
             "`download.max_bytes`",
             "The task fails with `body_too_large`.",
         ),
@@ -215,7 +215,7 @@ def work() -> list[Limit]:
         ),
         Limit(
             "Time for an export API to be ready",
-            f"{_time(86_400)}, at most {_time(limits._POLL['timeout'][1])}",
+            f"{_time(86_400)}, at most {_time(limits.RANGES['export.poll.timeout'][1])}",
             "`export.poll.timeout`",
             "The task fails with `export_timeout`.",
         ),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from structlog.testing import capture_logs
@@ -124,6 +124,12 @@ class Recording:
         return Counter(start.index for start in self.starts)
 
 
+class Busy(Protocol):
+    """Says how much is under way that the clock has to wait for."""
+
+    busy: int
+
+
 class Threads:
     """How much the threads of the embedded system have to do: those that read and write the database, and blobs."""
 
@@ -148,8 +154,8 @@ class Threads:
 class Belt:
     """The system, and the roles that the test starts on it."""
 
-    def __init__(self, system: System, clock: ManualClock, logs: list[Any]) -> None:
-        self._threads = Threads(system)
+    def __init__(self, system: System, clock: ManualClock, logs: list[Any], busy: Busy | None = None) -> None:
+        self._threads = busy or Threads(system)
         self.system = system
         self.logs = logs
         self.clock = clock

@@ -38,6 +38,14 @@ class Scripted:
             raise self.closing_error
 
 
+class Slow(Scripted):
+    """It takes a while to close."""
+
+    async def close(self) -> None:
+        await turns(50)
+        await super().close()
+
+
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -224,5 +232,14 @@ async def test_an_error_at_closing_is_told_and_the_others_are_closed() -> None:
 
     with pytest.raises(RuntimeError, match="could not give back"):
         await asyncio.wait_for(run_until([Service(bad, clock), Service(good, clock)], soon), 5)
-    await turns()
     assert (bad.closed, good.closed) == (1, 1)
+
+
+async def test_an_error_at_closing_is_told_when_all_the_others_have_given_back_what_they_hold() -> None:
+    clock = ManualClock()
+    bad, slow = Scripted(), Slow()
+    bad.closing_error = RuntimeError("could not give back")
+
+    with pytest.raises(RuntimeError, match="could not give back"):
+        await asyncio.wait_for(run_until([Service(bad, clock), Service(slow, clock)], turns), 5)
+    assert slow.closed == 1, "whoever called takes the engines away now"

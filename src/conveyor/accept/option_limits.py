@@ -5,56 +5,61 @@ A comparison is always written as "within", so that a NaN from a Python caller i
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conveyor.accept.spec import JobSpec
 from conveyor.errors import InvalidField
 from conveyor.lists.inputs import gateway_problem, headers_problem
 from conveyor.lists.templates import export_problem
-from conveyor.model import MAX_RETENTION_DAYS, Backoff, ExportApi, FailureThreshold, Gateway, JobKind, Outage
+from conveyor.model import MAX_RETENTION_DAYS, ExportApi, FailureThreshold, Gateway, JobKind
 
 GIB = 1024**3
 MAX_NAME = 200
 MAX_HANDLER = 200
 MAX_URL = 8192
 
-# Least and most, both allowed but for those in _ABOVE.
+# Least and most of every option that is a number, by the path to it; both allowed but for those in ABOVE.
 RANGES: dict[str, tuple[float, float]] = {
     "concurrency": (1, 10_000),
     "rate_per_host": (0, 1_000_000),
     "concurrency_per_host": (1, 10_000),
     "attempts": (1, 100),
+    "backoff.base": (0, 3600),
+    "backoff.rate": (1, 100),
+    "backoff.cap": (0, 86_400),
+    "outage.quick_tries": (1, 100),
+    "outage.delay": (0, 86_400),
+    "breaker.patience": (0, 30 * 86_400),
+    "task_deadline": (1, 365 * 86_400),
+    "deadline": (1, 365 * 86_400),
+    "stuck_after": (1, 86_400),
     "timeout": (0.1, 86_400),
     "connect_timeout": (0.1, 86_400),
     "max_body_bytes": (0, GIB),
     "max_redirects": (0, 20),
+    "download.max_bytes": (0, 5 * 1024 * GIB),
+    "download.min_rate": (0, GIB),
+    "download.min_rate_seconds": (1, 86_400),
+    "export.poll.first": (0.1, 3600),
+    "export.poll.rate": (1, 100),
+    "export.poll.cap": (0.1, 3600),
+    "export.poll.timeout": (1, 30 * 86_400),
+    "export.retry.retries": (0, 100),
+    "export.retry.base": (0, 3600),
+    "export.retry.rate": (1, 100),
+    "export.retry.cap": (0, 3600),
     "priority": (-1000, 1000),
     "retention_days": (0, MAX_RETENTION_DAYS),
+    "failure_threshold.failed": (1, 1 << 40),
+    "failure_threshold.ratio": (0, 1),
+    "failure_threshold.after": (0, 1 << 40),
     "chunk_size": (1, 1000),
     "idle_timeout": (1, 30 * 86_400),
-    "task_deadline": (1, 365 * 86_400),
-    "deadline": (1, 365 * 86_400),
-    "stuck_after": (1, 86_400),
 }
-_OUTAGE: dict[str, tuple[float, float]] = {"quick_tries": (1, 100), "delay": (0, 86_400)}
-_BREAKER: dict[str, tuple[float, float]] = {"patience": (0, 30 * 86_400)}
+# Zero itself would mean never, or nothing.
+ABOVE = frozenset({"rate_per_host", "retention_days", "failure_threshold.ratio"})
 MAX_UPSTREAM = 200
 MAX_CODES = 100
-_BACKOFF: dict[str, tuple[float, float]] = {"base": (0, 3600), "rate": (1, 100), "cap": (0, 86_400)}
-_DOWNLOAD: dict[str, tuple[float, float]] = {
-    "max_bytes": (0, 5 * 1024 * GIB),
-    "min_rate": (0, GIB),
-    "min_rate_seconds": (1, 86_400),
-}
-_POLL: dict[str, tuple[float, float]] = {
-    "first": (0.1, 3600),
-    "rate": (1, 100),
-    "cap": (0.1, 3600),
-    "timeout": (1, 30 * 86_400),
-}
-_RETRY: dict[str, tuple[float, float]] = {"retries": (0, 100), "base": (0, 3600), "rate": (1, 100), "cap": (0, 3600)}
-_THRESHOLD: dict[str, tuple[float, float]] = {"failed": (1, 1 << 40), "ratio": (0, 1), "after": (0, 1 << 40)}
-# Zero itself would mean never, or nothing.
-_ABOVE = frozenset({"rate_per_host", "retention_days", "failure_threshold.ratio"})
 _STATUS = (100, 599)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -65,28 +70,32 @@ _HANDLER = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
 def check_limits(spec: JobSpec) -> None:
     """Raise InvalidField naming the field and its limit."""
     _check_name(spec.name)
+    _check_threshold(spec.failure_threshold)
     for field, limits in RANGES.items():
-        _within(field, getattr(spec, field), limits)
-    _check_backoff(spec.backoff)
+        _within(field, _value(spec, field), limits)
     _check_statuses("retry_statuses", spec.retry_statuses)
     _check_statuses("success_statuses", spec.success_statuses)
-    _check_each("outage", spec.outage or Outage(), _OUTAGE)
-    _check_each("breaker", spec.breaker, _BREAKER)
     _check_upstream(spec.upstream)
     _check_codes(spec.retry_errors)
     _check_headers(spec.headers)
     _check_gateway(spec.gateway)
-    _check_threshold(spec.failure_threshold)
     _check_handler(spec.kind, spec.handler)
-    _check_each("download", spec.download, _DOWNLOAD)
     _check_export(spec.kind, spec.export)
+
+
+def _value(spec: JobSpec, path: str) -> Any:
+    """The option at a path; None if it, or what it belongs to, is not given."""
+    value: Any = spec
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def _within(field: str, value: float | None, limits: tuple[float, float]) -> None:
     if value is None:
         return
     least, most = limits
-    if field in _ABOVE:
+    if field in ABOVE:
         if not least < value <= most:
             raise InvalidField(f"`{field}` must be above {least:g} and at most {most:.12g}.", field=field)
     elif not least <= value <= most:
@@ -96,15 +105,6 @@ def _within(field: str, value: float | None, limits: tuple[float, float]) -> Non
 def _check_name(name: str | None) -> None:
     if name is not None and (len(name) > MAX_NAME or _CONTROL.search(name)):
         raise InvalidField(f"`name` must be at most {MAX_NAME} characters, without control characters.", field="name")
-
-
-def _check_backoff(backoff: Backoff) -> None:
-    _check_each("backoff", backoff, _BACKOFF)
-
-
-def _check_each(name: str, value: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    for field, limits in ranges.items():
-        _within(f"{name}.{field}", getattr(value, field), limits)
 
 
 def _check_statuses(field: str, statuses: Sequence[int]) -> None:
@@ -148,7 +148,6 @@ def _check_threshold(threshold: FailureThreshold | None) -> None:
         return
     if threshold.failed is None and threshold.ratio is None:
         raise InvalidField("`failure_threshold` must have `failed` or `ratio`.", field="failure_threshold")
-    _check_each("failure_threshold", threshold, _THRESHOLD)
 
 
 def _check_handler(kind: JobKind, handler: str | None) -> None:
@@ -170,9 +169,6 @@ def _check_export(kind: JobKind, export: ExportApi | None) -> None:
         return
     if export is None:
         raise InvalidField('A job of kind "export_download" needs `export`.', field="export")
-    _check_each("export.poll", export.poll, _POLL)
-    if export.retry is not None:
-        _check_each("export.retry", export.retry, _RETRY)
     wrong = export_problem(export)
     if wrong is not None:
         raise InvalidField(f"`export.{wrong.field}`: {wrong.message}.", field=f"export.{wrong.field}")

@@ -47,7 +47,7 @@ def change(
     header: Headers = None,
     gateway: Gateway = None,
     max_failed: Annotated[
-        int | None, typer.Option("--max-failed", min=1, help="Stop the job at so many failed tasks.")
+        int | None, typer.Option("--max-failed", help="Stop the job at so many failed tasks.")
     ] = None,
     as_json: AsJson = False,
     url: Server = None,

@@ -1,5 +1,6 @@
 """`conveyor run`: a list in, an archive out, in this process, without a server."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +67,8 @@ def run(
 
     Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
     """
+    from conveyor.accept.option_limits import check_limits
+    from conveyor.accept.spec import decode_spec
     from conveyor.cli.local_run import RunPlan, run_here
     from conveyor.cli.run_directory import check_data, check_lists, check_out, default_data, is_default
 
@@ -87,6 +90,8 @@ def run(
     )
     # An unfinished run waits for its user, for as long as any job may.
     spec["retention_days"] = MAX_RETENTION_DAYS
+    # As a server checks them, and before anything is opened, staged or started.
+    check_limits(decode_spec(json.dumps(spec).encode()))
     flags: dict[str, Any] = {"app": app, "allow_private_targets": allow_private_targets or None}
     settings = Settings.load(data=data, **flags)
     temporary = data is None and is_default(settings)

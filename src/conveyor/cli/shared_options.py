@@ -40,9 +40,7 @@ Server = Annotated[
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most so many.")]
 
-Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", min=1, rich_help_panel=_JOB, help="Tasks at once. [64]")
-]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", rich_help_panel=_JOB, help="Tasks at once. [64]")]
 Handler = Annotated[
     str | None,
     typer.Option(
@@ -73,12 +71,10 @@ ExportSpec = Annotated[
 ]
 Rate = Annotated[
     float | None,
-    typer.Option("--rate", min=0.001, rich_help_panel=_JOB, help="Requests a second to one host, at most."),
+    typer.Option("--rate", rich_help_panel=_JOB, help="Requests a second to one host, at most."),
 ]
-Attempts = Annotated[int | None, typer.Option("--attempts", min=1, rich_help_panel=_JOB, help="Tries per task. [4]")]
-Timeout = Annotated[
-    float | None, typer.Option("--timeout", min=0.1, rich_help_panel=_JOB, help="Seconds per try. [30]")
-]
+Attempts = Annotated[int | None, typer.Option("--attempts", rich_help_panel=_JOB, help="Tries per task. [4]")]
+Timeout = Annotated[float | None, typer.Option("--timeout", rich_help_panel=_JOB, help="Seconds per try. [30]")]
 Headers = Annotated[
     list[str] | None,
     typer.Option("--header", metavar="'NAME: VALUE'", rich_help_panel=_JOB, help="Send this header; may be repeated."),

@@ -35,12 +35,7 @@ class Heartbeat:
         now = self._clock.now()
         row = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
         crashpoint("worker.beat.before")
-        if self._row is not None:
-            self._row = await self._records.replace_row(msgspec.structs.replace(row, version=self._row.version))
-        if self._row is None:
-            # The first, or somebody took this worker for dead.
-            await self._records.create_rows([row])
-            self._row = row
+        self._row = await self._replaced(row, self._row) or await self._created(row)
         crashpoint("worker.beat.after")
 
     async def close(self) -> None:
@@ -48,7 +43,24 @@ class Heartbeat:
         await self._coordinator.hold(WORKERS, self._name, 0, _NO_LIMIT, self._ttl)
         await self._remove()
 
+    async def _replaced(self, row: Document, standing: Document | None) -> Document | None:
+        if standing is None:
+            return None
+        return await self._records.replace_row(msgspec.structs.replace(row, version=standing.version))
+
+    async def _created(self, row: Document) -> Document | None:
+        """The first, or somebody took this worker for dead, or the answer to the last write was lost: then its row has
+        another version than the one that is known here."""
+        await self._records.create_rows([row])
+        standing = await self._records.row(BEAT, BEAT_TENANT, self._name)
+        return standing if standing is None or standing.body == row.body else await self._replaced(row, standing)
+
     async def _remove(self) -> None:
-        if self._row is not None:
-            row, self._row = self._row, None
-            await self._records.remove_row(row)
+        if self._row is None:
+            return
+        if not await self._records.remove_row(self._row):
+            # The answer to the last write, or to the last try to remove it, was lost.
+            standing = await self._records.row(BEAT, BEAT_TENANT, self._name)
+            if standing is not None:
+                await self._records.remove_row(standing)
+        self._row = None

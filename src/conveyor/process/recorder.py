@@ -79,7 +79,8 @@ class RecordedOutcome(msgspec.Struct, gc=False):
     outcome: Outcome
     # Set when the task is to be tried again.
     delay: float | None
-    # A write that fails is made again: what was sent back or counted already is not a second time.
+    # A write that fails is made again: what was noted, sent back or counted already is not a second time.
+    noted: bool = False
     sent: bool = False
     counted: bool = False
 
@@ -257,9 +258,11 @@ class Recorder:
 
     async def _note(self, job: Job, attempts: list[RecordedOutcome], event: str) -> None:
         now = self._clock.now()
-        events = [_event(done, event, now) for done in attempts if done.outcome.error is not None]
-        if events:
-            await self._tasks.note(job.key, events)
+        failed = [done for done in attempts if done.outcome.error is not None and not done.noted]
+        if failed:
+            await self._tasks.note(job.key, [_event(done, event, now) for done in failed])
+            for done in failed:
+                done.noted = True
 
     async def _send_back(self, job: Job, again: list[RecordedOutcome]) -> None:
         """By the recovery queue: each failed one alone, those that only wait in batches."""

@@ -1,0 +1,100 @@
+"""One call of a store fails, or its answer is lost: what is not said twice, and what is not held for ever."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from conveyor.coordination.breaker import Breakers, breaker_key
+from conveyor.engines.records import Document
+from conveyor.errors import EngineFailed
+from conveyor.model import BEAT, BEAT_TENANT, Beat, JobId, LongTask, RunId
+from conveyor.process.heartbeat import Heartbeat
+from conveyor.system import System
+from tests.clocks import ManualClock
+from tests.faults.one_fault import ANYBODY, Fault, Injector, Kind, When
+from tests.flow.belt import fail, open_belt
+from tests.jobs import ACME
+
+TASKS = [LongTask(ACME, JobId("job_1"), RunId("run_1"), 0)]
+
+
+def injector(when: When, seam: str, method: str, ordinal: int = 0) -> Injector:
+    return Injector(Fault(Kind((seam, method, ANYBODY)), ordinal, when))
+
+
+async def test_the_end_of_a_task_is_noted_once_though_its_write_is_made_again() -> None:
+    async with open_belt() as belt:
+        lost = injector(When.AFTER, "queue", "ack")
+        belt.executor.act = fail
+        job = await belt.submit(1, attempts=1)
+        belt.start(belt.worker(system=lost.over(belt.system)))
+        await belt.ended(job)
+        await belt.passing(5)
+        assert lost.made
+        assert Counter(event.event for event in await belt.events(job)) == {"task.failed": 1}
+
+
+async def beat_of(system: System) -> Document | None:
+    return await system.records.row(BEAT, BEAT_TENANT, "worker_1")
+
+
+def heartbeat(system: System, clock: ManualClock) -> Heartbeat:
+    return Heartbeat(system.records, system.coordinator, clock, "worker_1", 30.0)
+
+
+async def test_a_worker_goes_on_to_say_that_it_is_alive_after_an_answer_was_lost() -> None:
+    async with open_belt() as belt:
+        lost = injector(When.AFTER, "records", "replace_row")
+        heart = heartbeat(lost.over(belt.system), belt.clock)
+        await heart.beat(TASKS)
+        with pytest.raises(EngineFailed):
+            await heart.beat(TASKS)
+        for _ in range(3):
+            belt.clock.advance(10)
+            await heart.beat(TASKS)
+            row = await beat_of(belt.system)
+            assert row is not None
+            assert msgspec.json.decode(row.body, type=Beat).at == belt.clock.now(), "the monitor takes it for dead"
+            assert row.due_at == belt.clock.now() + 60
+        await heart.close()
+        assert await beat_of(belt.system) is None
+
+
+async def test_a_worker_without_long_tasks_removes_its_row_however_often_it_takes() -> None:
+    for when in When:
+        async with open_belt() as belt:
+            lost = injector(when, "records", "remove_row")
+            heart = heartbeat(lost.over(belt.system), belt.clock)
+            await heart.beat(TASKS)
+            with pytest.raises(EngineFailed):
+                await heart.beat([])
+            await heart.beat([])
+            assert await beat_of(belt.system) is None, "the monitor takes it for dead"
+
+
+async def test_the_places_of_canaries_come_free_though_giving_one_back_failed() -> None:
+    for when in When:
+        async with open_belt() as belt:
+            # Two places are taken, then they are given back.
+            lost = injector(when, "coordinator", "hold", ordinal=2)
+            breakers = Breakers(lost.over(belt.system).coordinator, belt.clock, belt.system.settings, "worker_1")
+            keys = [breaker_key(ACME, host) for host in ("a.example", "b.example")]
+            for key in keys:
+                for _ in range(20):
+                    breakers.count(key, away=True)
+            await breakers.tell()
+            belt.clock.advance(31)
+            assert [await breakers.enter(key) for key in keys] == [True, True]
+            for key in keys:
+                breakers.probed(key, up=None)
+            await breakers.tell()
+            assert lost.made
+            for _ in range(4):
+                # A place that nobody renews expires.
+                belt.clock.advance(20)
+                await breakers.tell()
+                await breakers.look()
+                await breakers.keep()
+            assert [await belt.system.coordinator.held(f"canary:{key}") for key in keys] == [0, 0]
+            assert [await breakers.enter(key) for key in keys] == [True, True], "nobody ever tries the target again"
