@@ -12,7 +12,7 @@ from conveyor.engines import s3
 from conveyor.engines.sqs import polls, queues
 from conveyor.export import exports
 from conveyor.jobs import event_names as notices
-from conveyor.lists.reader import inputs
+from conveyor.lists import inputs
 from conveyor.model import Options
 from conveyor.process import retry
 from conveyor.process.executors.download.download_executor import export_api_executor as export_download
