@@ -330,14 +330,14 @@ async def test_a_role_reads_while_requests_hold_their_readers() -> None:
                 held.release()
                 return read.wait(PATIENCE)
 
-            database = engine.records._database
+            database = engine.records.jobs._database
             listings = [asyncio.create_task(database.read(long)) for _ in range(2)]
             for _ in listings:
                 await asyncio.to_thread(held.acquire)
 
             async def role() -> None:
                 enter_role()
-                await engine.records.active_jobs()
+                await engine.records.jobs.active_jobs()
                 read.set()
 
             await asyncio.create_task(role())
@@ -425,10 +425,10 @@ class TestSchema:
             async with open_database(place) as database:
                 await database.write(_old_run)
         async with SqliteEngine.open(place, ManualClock()) as engine:
-            ranges = await engine.records.ranges(RunId("run_old"))
+            ranges = await engine.records.ingests.ranges(RunId("run_old"))
             assert len(ranges) == len(some_ranges())
-            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
-            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+            assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     @pytest.mark.parametrize(
         "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]
@@ -539,7 +539,7 @@ class TestWal:
             for _ in range(6):
                 await engine.tasks.page(run, 0, None, 3, TaskFilter())
                 await engine.tasks.counts(run)
-                await engine.records.jobs(run.tenant, None, 1)
+                await engine.records.jobs.jobs(run.tenant, None, 1)
                 await database.row("SELECT idx FROM tasks", {})
             await _churn(database, 160)
             assert _wal(place) < 80 * MIB

@@ -84,9 +84,9 @@ class TestQueries:
 
     async def test_what_has_a_nul_is_not_found(self, place: Path, clock: ManualClock) -> None:
         async with open_engine(place, clock) as engine:
-            assert await engine.records.upload("a\0b") is None
-            assert (await engine.records.jobs(ACME, "a\0b", 10)).items == []
-            assert await engine.records.row("kind", ACME, "\0") is None
+            assert await engine.records.access.upload("a\0b") is None
+            assert (await engine.records.jobs.jobs(ACME, "a\0b", 10)).items == []
+            assert await engine.records.documents.document("kind", ACME, "\0") is None
 
 
 class TestMigrations:
@@ -94,7 +94,7 @@ class TestMigrations:
         applied = await asyncio.gather(*(migrate(url_of(place)) for _ in range(5)))
         assert sorted(applied) == [[]] * 4 + [list(range(1, len(schema.MIGRATIONS) + 1))]
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            assert await engine.records.active_jobs() == []
+            assert await engine.records.jobs.active_jobs() == []
 
     async def test_no_schema_is_refused(self, place: Path, clock: ManualClock) -> None:
         with pytest.raises(EngineFailed, match="Run `conveyor migrate`"):
@@ -151,10 +151,10 @@ class TestMigrations:
         await connection.close()
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            ranges = await engine.records.ranges(RunId("run_old"))
+            ranges = await engine.records.ingests.ranges(RunId("run_old"))
             assert ranges == some_ranges()
-            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
-            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+            assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     async def test_one_that_fails_changes_nothing(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -191,20 +191,20 @@ class TestMigrations:
             await connection.close()
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            found = (await engine.records.rows("schedule", ACME, None, 10)).items
+            found = (await engine.records.documents.documents("schedule", ACME, None, 10)).items
             assert {row.id: row.upload_id for row in found} == {"one": upload_id, "two": None}
 
 
 async def test_a_role_has_a_connection_while_requests_hold_theirs(place: Path, clock: ManualClock) -> None:
     await migrate(url_of(place))
     async with PostgresEngine.open(url_of(place) + "&connections=4", clock) as engine:
-        database = engine.records._database
+        database = engine.records.jobs._database
         async with database._connection(), database._connection(), database._connection():
-            request = asyncio.create_task(engine.records.active_jobs())
+            request = asyncio.create_task(engine.records.jobs.active_jobs())
 
             async def role() -> None:
                 enter_role()
-                assert await engine.records.active_jobs() == []
+                assert await engine.records.jobs.active_jobs() == []
 
             await asyncio.create_task(role())
             assert not request.done(), "one is left to roles"

@@ -36,10 +36,12 @@ class Heartbeat:
         row = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
         crashpoint("worker.beat.before")
         if self._row is not None:
-            self._row = await self._records.replace_row(msgspec.structs.replace(row, version=self._row.version))
+            self._row = await self._records.documents.replace_row(
+                msgspec.structs.replace(row, version=self._row.version)
+            )
         if self._row is None:
             # The first, or somebody took this worker for dead.
-            await self._records.create_rows([row])
+            await self._records.documents.create_rows([row])
             self._row = row
         crashpoint("worker.beat.after")
 
@@ -51,4 +53,4 @@ class Heartbeat:
     async def _remove(self) -> None:
         if self._row is not None:
             row, self._row = self._row, None
-            await self._records.remove_row(row)
+            await self._records.documents.remove_row(row)

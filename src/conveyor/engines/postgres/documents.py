@@ -20,7 +20,7 @@ _MOST_AT_ONCE = 25
 
 
 class PostgresDocuments:
-    """RowRecords."""
+    """DocumentRecords."""
 
     def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class PostgresDocuments:
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
         found = await self._database.row(SQL["row"], values)
         return Document(*found) if found else None
@@ -79,7 +79,7 @@ class PostgresDocuments:
 
         return await self._database.write(work)
 
-    async def rows(
+    async def documents(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
     ) -> Page[Document]:
         values: dict[str, Any] = {

@@ -20,7 +20,7 @@ _MOST_AT_ONCE = 25
 
 
 class SqliteDocuments:
-    """RowRecords."""
+    """DocumentRecords."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
@@ -44,7 +44,7 @@ class SqliteDocuments:
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
         found = self._database.glance(SQL["row"], values)
         return Document(*found) if found else None
@@ -78,7 +78,7 @@ class SqliteDocuments:
 
         return await self._database.write(work)
 
-    async def rows(
+    async def documents(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
     ) -> Page[Document]:
         values: dict[str, Any] = {

@@ -14,13 +14,13 @@ SQL = named_queries("notices.sql")
 
 
 class SqliteOutbox:
-    """The part of JobRecords that reads what was told and what is still to be told."""
+    """OutboxRecords."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
+    async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
         return events_page(await self._database.rows(SQL["notices"], values), limit)
 
