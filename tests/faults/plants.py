@@ -16,8 +16,7 @@ import msgspec
 from conveyor import lifecycle
 from conveyor.accept import add_tasks, submit
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
-from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, tasks
-from conveyor.engines.sqlite import outbox as notices
+from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, outbox, tasks
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.engines.tasks import Finished
@@ -290,7 +289,7 @@ def notice_outside_move(_: Path) -> None:
         new = self._clock.new_id("evt")
         notice = OutboxEvent(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
         database = self._records.jobs._database  # type: ignore[attr-defined]
-        await database.write(lambda db: notices.insert_notice(db, notice))
+        await database.write(lambda db: outbox.insert_event(db, notice))
         return target
 
     Lifecycle.move = move  # type: ignore[method-assign]

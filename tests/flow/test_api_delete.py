@@ -124,7 +124,7 @@ async def test_nothing_is_left_of_a_job(server: Api, clock: JumpingClock) -> Non
     await server.system.tasks.note(job.key, [TaskEvent(0, 1.0, "task.retried", "{}")])
     await bury_letters(server, job)
     full = await rows(server.system)
-    assert {"jobs", "runs", "ranges", "uploads", "notices", "task_runs", "tasks", "task_events"} <= set(full)
+    assert {"jobs", "runs", "ranges", "uploads", "outbox", "task_runs", "tasks", "task_events"} <= set(full)
     assert {"dead_letters", "leases"} <= set(full)
     assert {name.split("/")[0] for name in files(server.system)} == {"uploads", "results", "invalid"}
     await delete(server, job_id)

@@ -26,7 +26,8 @@ TABLES = (
     "task_runs",
     "task_events",
     "messages",
-    "notices",
+    "outbox",
+    "documents",
     "idempotency",
 )
 

@@ -468,7 +468,7 @@ def retention(system: System) -> Retention:
 async def leftovers(system: System) -> tuple[list[str], int, int]:
     """Objects of exports, rows of them, leases."""
     database: Any = system.records.jobs._database  # type: ignore[attr-defined]
-    [(rows,)] = await database.rows("SELECT count(*) FROM rows WHERE kind = 'export'", {})
+    [(rows,)] = await database.rows("SELECT count(*) FROM documents WHERE kind = 'export'", {})
     [(leases,)] = await database.rows("SELECT count(*) FROM leases", {})
     return [info.key async for info in system.blobs.listing("exports")], rows, leases
 

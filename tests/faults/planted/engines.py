@@ -29,7 +29,7 @@ def keep_uploads_for_jobs_alone(patch: pytest.MonkeyPatch) -> None:
     """References of rows are not looked for."""
     for name, text in access.SQL.items():
         ignored = text.replace(
-            "EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)", "EXISTS (SELECT 1 WHERE 0)"
+            "EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id)", "EXISTS (SELECT 1 WHERE 0)"
         )
         patch.setitem(access.SQL, name, ignored)
 

@@ -11,7 +11,7 @@ from conveyor.engines.postgres.doctor import Finding, run_checks
 from conveyor.engines.postgres.documents import PostgresDocuments
 from conveyor.engines.postgres.ingests import PostgresIngests
 from conveyor.engines.postgres.jobs import PostgresJobs, insert_job
-from conveyor.engines.postgres.outbox import PostgresOutbox, insert_notice, is_own
+from conveyor.engines.postgres.outbox import PostgresOutbox, insert_event, is_own
 from conveyor.engines.postgres.queue import PostgresQueue, insert_messages
 from conveyor.engines.postgres.schema import check_version, migrate
 from conveyor.engines.postgres.seeds import copy_tasks
@@ -75,7 +75,7 @@ class PostgresEngine:
                 await copy_tasks(db, job.key, await self.tasks.number(db, job.key, seeds), seeds)
             if messages:
                 await insert_messages(db, now, queue, messages)
-            await insert_notice(db, notice)
+            await insert_event(db, notice)
             return None
 
         standing = await self._database.write(work)
