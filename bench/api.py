@@ -54,7 +54,7 @@ async def new_key(system: Any, tenant: str) -> str:
     from conveyor.auth.keys import make_key
 
     text, key = make_key(system.clock, tenant)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     return text
 
 

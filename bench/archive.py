@@ -195,7 +195,7 @@ async def _export(data: str, compression: str) -> AsyncIterator[tuple[Any, str, 
     from conveyor.export.request import ExportSpec
 
     async with store(data) as system:
-        job = (await system.records.jobs(TENANT, None, 1)).items[0]
+        job = (await system.records.jobs.jobs(TENANT, None, 1)).items[0]
         spec = msgspec.convert({"compression": compression}, ExportSpec)
         accepted = await Exports(system).create(job, spec)
         yield system, accepted.subject, _role(system)

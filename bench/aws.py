@@ -303,7 +303,7 @@ async def small_job(count: int, place: str) -> dict[str, Any]:
     async with stack(place, bill) as system:
         tasks = ",".join(f'"https://www.example.com/{index}"' for index in range(count))
         accepted = await Submit(system).submit(TENANT, decode_spec(f'{{"tasks": [{tasks}]}}'.encode()))
-        job = await system.records.job(TENANT, JobId(accepted.subject))
+        job = await system.records.jobs.job(TENANT, JobId(accepted.subject))
         if job is None or job.task_shard_count != 1:
             raise MeasurementFailed("a small job is not in one partition")
         bill.clear()

@@ -91,11 +91,11 @@ async def _all_ended(system: Any) -> int:
     from conveyor.model import TenantId
     from conveyor.states import RunState
 
-    while await system.records.active_jobs():  # noqa: ASYNC110  (seen from outside)
+    while await system.records.jobs.active_jobs():  # noqa: ASYNC110  (seen from outside)
         await asyncio.sleep(0.1)
     well, cursor = 0, None
     while True:
-        page = await system.records.jobs(TenantId("flood"), cursor, 100)
+        page = await system.records.jobs.jobs(TenantId("flood"), cursor, 100)
         for job in page.items:
             counts = await system.tasks.recount(job.key)
             well += job.state is RunState.COMPLETED and counts.succeeded == job.run.total

@@ -141,8 +141,8 @@ async def submits(count: int, place: str) -> dict[str, Any]:
             TENANT, name, f"uploads/{TENANT}/{name}", len(data), sha256(data).hexdigest(), now, now + 3600.0
         )
         await system.blobs.put(upload.key, data)
-        await system.records.create_upload(upload, None)
-        await system.records.mark_stored(upload.upload_id)
+        await system.records.access.create_upload(upload, None)
+        await system.records.access.mark_stored(upload.upload_id)
         submit = Submit(system)
         body = msgspec.json.encode({"source": {"upload_id": upload.upload_id}})
         times = []

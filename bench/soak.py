@@ -209,7 +209,7 @@ async def soak(place: Path, postgres: Server, redis: RedisServer, options: argpa
     await migrate(settings, SystemClock())
     text, key = make_key(SystemClock(), TENANT)
     async with open_system(settings) as system:
-        await system.records.create_key(key)
+        await system.records.access.create_key(key)
     trouble = Trouble(postgres, redis, options.every, random.Random(f"trouble {options.seed}"))
     with roles(environ, place / "log") as (url, processes):
         clients = Clients(url, text, random.Random(f"clients {options.seed}"))
@@ -250,7 +250,7 @@ async def _until_ended(system: System, entries: Sequence[Entry]) -> bool:
     limit = time.monotonic() + _PATIENCE
     for entry in entries:
         while True:
-            job = await system.records.job(entry.tenant, entry.job_id)
+            job = await system.records.jobs.job(entry.tenant, entry.job_id)
             if job is not None and job.state in ENDED:
                 break
             if time.monotonic() > limit:
@@ -263,7 +263,7 @@ async def _wrong(system: System, entries: Sequence[Entry]) -> list[str]:
     wrong = [line for entry in entries for line in await audit(system, entry)]
     asked, cursor = {entry.job_id for entry in entries}, None
     while True:
-        page = await system.records.jobs(TENANT, cursor, 1000)
+        page = await system.records.jobs.jobs(TENANT, cursor, 1000)
         wrong += [f"{job.job_id}: nobody asked for it" for job in page.items if job.job_id not in asked]
         cursor = page.next_cursor
         if cursor is None:

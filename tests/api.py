@@ -89,7 +89,7 @@ class Api:
 
 async def new_key(system: System, tenant: str, admin: bool = False) -> str:
     text, key = make_key(system.clock, tenant, admin=admin)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     return text
 
 

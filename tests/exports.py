@@ -121,7 +121,7 @@ async def stored_job(system: System, total: int, shards: int = 1, per_segment: i
     notice = OutboxEvent(
         system.clock.new_id("evt"), ACME, job.job_id, job.run.run_id, "job.accepted", job.created_at, {}
     )
-    await system.records.create_job(job, notice, None)
+    await system.records.jobs.create_job(job, notice, None)
     await store_tasks(system, job, range(total), per_segment)
     return job
 

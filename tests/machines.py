@@ -161,7 +161,7 @@ class Roles:
         await self.callbacks.run_once()
 
     async def job(self, job_id: JobId) -> Job:
-        job = await self.system.records.job(ACME, job_id)
+        job = await self.system.records.jobs.job(ACME, job_id)
         assert job is not None
         return job
 
@@ -169,7 +169,7 @@ class Roles:
         return [callback_of(row) for row in await self.rows()]
 
     async def rows(self) -> list[Document]:
-        return (await self.system.records.rows(CALLBACK, ACME, None, 1000)).items
+        return (await self.system.records.documents.documents(CALLBACK, ACME, None, 1000)).items
 
     async def only(self) -> Callback:
         (found,) = await self.all()

@@ -131,11 +131,11 @@ class Embedded:
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
         """The newest job of this tenant that has not ended."""
-        jobs = [job for job in await self.system.records.active_jobs() if job.tenant == tenant]
+        jobs = [job for job in await self.system.records.jobs.active_jobs() if job.tenant == tenant]
         return jobs[-1] if jobs else None
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job:
-        job = await self.system.records.job(tenant, job_id)
+        job = await self.system.records.jobs.job(tenant, job_id)
         if job is None:
             raise NotFound("The job was deleted, or has expired.")
         return job

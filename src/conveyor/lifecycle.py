@@ -45,7 +45,7 @@ class Lifecycle:
         if breach is not None:
             return await self.move(job, RunState.FAILED, breach, counts)
         # The job in hand may be from before the latch or the total; they are final once latched.
-        run = job.run if job.run.last_batch else await self._records.run(job.job_id, job.run.run_id)
+        run = job.run if job.run.last_batch else await self._records.jobs.run(job.job_id, job.run.run_id)
         if run is None or not _complete(run, counts):
             return None
         return await self.move(job, RunState.COMPLETED, None, counts)
@@ -53,11 +53,11 @@ class Lifecycle:
     async def latch(self, job: Job, total: int, invalid: int) -> None:
         """All tasks are written: fix the total, then the latch, then see whether they have all ended already."""
         crashpoint("lifecycle.total.before")
-        await self._records.set_total(job.job_id, job.run.run_id, total, invalid)
+        await self._records.jobs.set_total(job.job_id, job.run.run_id, total, invalid)
         # Before the latch: everything is written already, and what only the latch makes possible is told after this.
         await self._milestones.told_ingested(job.key, total, invalid)
         crashpoint("lifecycle.latch.before")
-        run = await self._records.latch(job.job_id, job.run.run_id)
+        run = await self._records.jobs.latch(job.job_id, job.run.run_id)
         crashpoint("lifecycle.latch.after")
         if run is not None:
             latched = msgspec.structs.replace(job, run=run)
@@ -84,7 +84,7 @@ class Lifecycle:
             data={"counts": msgspec.structs.asdict(counts), "reason": reason},
         )
         crashpoint("lifecycle.move.before")
-        moved = await self._records.move_run(
+        moved = await self._records.jobs.move_run(
             job.job_id, job.run.run_id, sources or sources_of(target), target, reason, notice, keep
         )
         crashpoint("lifecycle.move.after")

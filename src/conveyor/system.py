@@ -21,7 +21,7 @@ from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
-from conveyor.telemetry.seams import metered
+from conveyor.telemetry.seams import metered, metered_records
 from conveyor.telemetry.traces import listening
 
 EMBEDDED = ""
@@ -53,7 +53,7 @@ class System:
     coordinator: Coordinator
     blobs: Blobs
     # None where records, tasks and queue are not one database.
-    whole: AtomicAccept | None
+    atomic_accept: AtomicAccept | None
     # Calls back with the name of each queue that any process sends to; None where the engine can not tell.
     wakes: Callable[[Callable[[QueueName], None]], AbstractAsyncContextManager[None]] | None
     # What upload links are signed with.
@@ -83,7 +83,9 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             settings=settings,
             clock=clock,
             **measured,
-            whole=metered("whole", records, _engine(settings, "records"), clock) if one_database else None,
+            atomic_accept=(
+                metered("atomic_accept", records, _engine(settings, "records"), clock) if one_database else None
+            ),
             wakes=getattr(engines["queue"], "wakes", None),
             signing_key=key,
             # SQL has no partitions that writes would have to be spread over.
@@ -94,7 +96,8 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
 
 
 def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
-    return metered(seam, engine, _engine(settings, seam), clock)
+    name = _engine(settings, seam)
+    return metered_records(engine, name, clock) if seam == "records" else metered(seam, engine, name, clock)
 
 
 def _engine(settings: Settings, seam: str) -> str:
@@ -250,7 +253,7 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
             queue=engine.queue,
             coordinator=engine.coordinator,
             blobs=blobs,
-            accept_whole=engine.accept_whole,
+            accept_atomically=engine.accept_atomically,
         )
 
 
@@ -269,9 +272,10 @@ def _dynamodb(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> Abstra
 def _sqs(settings: Settings, clock: Clock, url: str, engines: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
     from conveyor.engines.sqs import SqsEngine
 
-    # A queue of AWS can not be listed: what was given up is kept in rows.
-    records = engines.get("records") or SimpleNamespace(records=None)
-    return SqsEngine.open(url, clock, records.records, settings.run_queue_limit)
+    # SQS cannot list a queue, so dead letters are documents.
+    engine = engines.get("records")
+    documents: Any = None if engine is None else engine.records.documents
+    return SqsEngine.open(url, clock, documents, settings.run_queue_limit)
 
 
 def _redis(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> AbstractAsyncContextManager[Any]:

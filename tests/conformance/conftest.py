@@ -49,10 +49,10 @@ async def open_local(place: Path, clock: ManualClock) -> AsyncIterator[Any]:
 
 
 ENGINES: dict[str, Engine] = {
-    "sqlite": Engine(frozenset({"records", "tasks", "queue", "coordinator", "whole"}), SqliteEngine.open),
+    "sqlite": Engine(frozenset({"records", "tasks", "queue", "coordinator", "atomic_accept"}), SqliteEngine.open),
     "local": Engine(frozenset({"blobs"}), open_local),
     "dynamodb": Engine(frozenset({"records", "tasks"}), served("dynamodb")),
-    "postgres": Engine(frozenset({"records", "tasks", "queue", "whole"}), served("postgres")),
+    "postgres": Engine(frozenset({"records", "tasks", "queue", "atomic_accept"}), served("postgres")),
     "redis": Engine(frozenset({"coordinator"}), served("redis")),
     "s3": Engine(frozenset({"blobs"}), served("s3")),
     "sqs": Engine(frozenset({"queue"}), served("sqs")),
@@ -118,8 +118,8 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClo
         yield engine.blobs
 
 
-@pytest.fixture(params=behind("whole"))
-async def whole(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Any]:
+@pytest.fixture(params=behind("atomic_accept"))
+async def atomic_engine(request: pytest.FixtureRequest, place: Path, clock: ManualClock) -> AsyncIterator[Any]:
     """An engine whose records, tasks and queue are one database."""
     async with _opener(request, place, clock)() as engine:
         yield engine

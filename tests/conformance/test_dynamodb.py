@@ -139,22 +139,24 @@ class TestEarlierForms:
     async def test_a_job_without_shard_count_and_versions(self, engine: DynamoEngine, clock: ManualClock) -> None:
         """Written before there were shards, versions and revisions: unsharded, version 1, and changed as any other."""
         job = make_job(clock, latched=False, state=RunState.INGESTING)
-        await engine.records.create_job(job, make_notice(clock, job), None)
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
         key = Key(f"Job#{job.job_id}", "acme#job")
         await change(engine, key, "records", "v", "task_shard_count", "version", "rev", "swept", "next_index", "ranges")
-        found = await engine.records.job(ACME, job.job_id)
+        found = await engine.records.jobs.job(ACME, job.job_id)
         assert found == job
         assert found.key.shard_count == 1
         await engine.tasks.put(found.key, seeds(2))
         assert len(await raw(engine, f"Job#{job.job_id}")) == 3
         where = (job.job_id, job.run.run_id)
-        await engine.records.set_total(*where, 2, 0)
-        run = await engine.records.latch(*where)
+        await engine.records.jobs.set_total(*where, 2, 0)
+        run = await engine.records.jobs.latch(*where)
         assert run is not None
         assert run.total == 2
-        assert await engine.records.change_options(*where[:1], 1, Options(attempts=2), make_notice(clock, job, "x"))
-        assert await engine.records.move_run(*where, {RunState.RUNNING}, RunState.COMPLETED, None, None)
-        found = await engine.records.job(ACME, job.job_id)
+        assert await engine.records.jobs.change_options(
+            *where[:1], 1, Options(attempts=2), make_notice(clock, job, "x")
+        )
+        assert await engine.records.jobs.move_run(*where, {RunState.RUNNING}, RunState.COMPLETED, None, None)
+        found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
         assert (found.state, found.version, found.options.attempts) == (RunState.COMPLETED, 2, 2)
 
@@ -171,14 +173,14 @@ class TestEarlierForms:
 
     async def test_rows_without_a_version(self, engine: DynamoEngine) -> None:
         row = Document("schedule", ACME, "one", b"body")
-        await engine.records.create_rows([row])
+        await engine.records.documents.create_rows([row])
         await change(engine, Key("Rows#schedule#acme", "row#one"), "records", "v", "version", "rev")
-        assert await engine.records.row("schedule", ACME, "one") == row
-        assert await engine.records.replace_row(row) == replace(row, version=2)
+        assert await engine.records.documents.document("schedule", ACME, "one") == row
+        assert await engine.records.documents.replace_row(row) == replace(row, version=2)
 
     async def test_what_a_later_version_added_stays(self, engine: DynamoEngine, clock: ManualClock) -> None:
         job = make_job(clock)
-        await engine.records.create_job(job, make_notice(clock, job), None)
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
         payload = {
             "TableName": engine._address.records,
             "Key": {"pk": {"S": f"Job#{job.job_id}"}, "sk": {"S": "acme#job"}},
@@ -186,13 +188,13 @@ class TestEarlierForms:
             "ExpressionAttributeValues": {":value": {"S": "kept"}},
         }
         await engine._wire.call("UpdateItem", payload)
-        await engine.records.move_run(job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.PAUSED, None, None)
+        await engine.records.jobs.move_run(job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.PAUSED, None, None)
         items = await raw(engine, f"Job#{job.job_id}", "records")
         assert items["acme#job"]["novelty"] == {"S": "kept"}
 
     async def test_a_form_that_is_not_known_is_refused(self, engine: DynamoEngine, clock: ManualClock) -> None:
         job = make_job(clock)
-        await engine.records.create_job(job, make_notice(clock, job), None)
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
         payload = {
             "TableName": engine._address.records,
             "Key": {"pk": {"S": f"Job#{job.job_id}"}, "sk": {"S": "acme#job"}},
@@ -201,7 +203,7 @@ class TestEarlierForms:
         }
         await engine._wire.call("UpdateItem", payload)
         with pytest.raises(EngineFailed, match="newer"):
-            await engine.records.job(ACME, job.job_id)
+            await engine.records.jobs.job(ACME, job.job_id)
 
 
 class TestRanges:
@@ -223,26 +225,28 @@ class TestRanges:
             for number in range(3000)
         ]
         job = make_job(clock, latched=False, state=RunState.INGESTING)
-        await engine.records.create_job(job, make_notice(clock, job), None)
-        assert await engine.records.split(job.job_id, job.run.run_id, ranges)
-        assert await engine.records.ranges(job.run.run_id) == ranges
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
+        assert await engine.records.ingests.split(job.job_id, job.run.run_id, ranges)
+        assert await engine.records.ingests.ranges(job.run.run_id) == ranges
         for number in (0, 1, 1499, 2999):
-            assert await engine.records.range(job.run.run_id, number) == ranges[number]
-        assert await engine.records.range(job.run.run_id, 3000) is None
+            assert await engine.records.ingests.range(job.run.run_id, number) == ranges[number]
+        assert await engine.records.ingests.range(job.run.run_id, 3000) is None
         assert len(await raw(engine, f"Run#{job.run.run_id}", "records")) < 20
 
     async def test_a_run_from_before_the_sums_is_added_up(self, engine: DynamoEngine, clock: ManualClock) -> None:
         records = engine.records
         job = make_job(clock, latched=False, state=RunState.INGESTING, mode=Mode.OPEN)
-        await records.create_job(job, make_notice(clock, job), None)
+        await records.jobs.create_job(job, make_notice(clock, job), None)
         source, where = Source("lists/acme/one", 500, "0" * 64), (job.job_id, job.run.run_id)
-        first = await records.append_range(*where, source, 3, None, False)
+        first = await records.ingests.append_range(*where, source, 3, None, False)
         assert isinstance(first, Range)
-        await records._table.delete([Key(f"Run#{job.run.run_id}", "sums")])
-        assert isinstance(await records.append_range(*where, source, 3, None, False), Range)
-        assert await records.checkpoint(job.run.run_id, replace(first, index=3, offset=500, tasks=3, done=True), 1)
+        await records.jobs._table.delete([Key(f"Run#{job.run.run_id}", "sums")])
+        assert isinstance(await records.ingests.append_range(*where, source, 3, None, False), Range)
+        assert await records.ingests.checkpoint(
+            job.run.run_id, replace(first, index=3, offset=500, tasks=3, done=True), 1
+        )
         assert "sums" not in await raw(engine, f"Run#{job.run.run_id}", "records"), "half of them would be wrong"
-        assert await records.ingested(job.run.run_id) == Ingested(2, 1, 3, 0, 500, 1000)
+        assert await records.ingests.ingested(job.run.run_id) == Ingested(2, 1, 3, 0, 500, 1000)
 
 
 class TestTimeToLive:
@@ -253,12 +257,12 @@ class TestTimeToLive:
             Document("export", ACME, "expiring", b"", expires_at=now + DAY),
             Document("export", ACME, "due", b"", expires_at=now + DAY, due_at=now),
         ]
-        await engine.records.create_rows(rows)
+        await engine.records.documents.create_rows(rows)
         items = await raw(engine, "Rows#export#acme", "records")
         assert {sk: int(item["ttl"]["N"]) >= now + DAY for sk, item in items.items() if "ttl" in item} == {
             "row#expiring": True
         }
-        await engine.records.replace_row(replace(rows[2], due_at=None))
+        await engine.records.documents.replace_row(replace(rows[2], due_at=None))
         assert "ttl" in (await raw(engine, "Rows#export#acme", "records"))["row#due"]
 
 
@@ -280,8 +284,8 @@ class TestTables:
         assert "conveyor migrate" in (found[f"DynamoDB: table {engine._address.records}"] or "")
         await engine.migrate()
         job = make_job(clock)
-        await engine.records.create_job(job, make_notice(clock, job), None)
-        assert [each.job_id for each in await engine.records.active_jobs()] == [job.job_id]
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
+        assert [each.job_id for each in await engine.records.jobs.active_jobs()] == [job.job_id]
 
     async def test_point_in_time_recovery_is_turned_on_if_asked_for(self, place: Path, clock: ManualClock) -> None:
         async with DynamoEngine.open(f"{url_for(place)}&pitr=true", clock) as engine:

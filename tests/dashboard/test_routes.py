@@ -34,7 +34,7 @@ async def started(system: System, total: int, inputs: list[Any] | None = None, *
     job = make_job(system.clock, total=total, **fields)
     given = seeds(total) if inputs is None else _seeds(inputs)
     await system.tasks.put(job.key, given)
-    await system.records.create_job(job, make_notice(system.clock, job), None)
+    await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
     return job
 
 
@@ -137,7 +137,9 @@ async def test_the_fleet_is_shown_as_one_tenant_may_see_it(server: Api, clock: J
     }
     await system.coordinator.cache("breakers", msgspec.json.encode(doc), 60.0)
     tasks = [LongTask(each.tenant, each.job_id, each.run.run_id, 0) for each in (job, foreign)]
-    await system.records.create_rows([Document(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))])
+    await system.records.documents.create_rows(
+        [Document(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))]
+    )
 
     breakers = await ask(server, "/v1/breakers", shapes.BreakersPage)
     assert [(each.target, each.state, each.at_once) for each in breakers.items] == [
@@ -182,7 +184,7 @@ async def test_the_stream_of_jobs_tells_of_what_changed(server: Api, clock: Jump
         if count == 2:
             await end(system, first, range(2))
         elif count == 3:
-            assert await system.records.hide_job(ACME, second.job_id)
+            assert await system.records.jobs.hide_job(ACME, second.job_id)
         clock.advance(2)
 
     found = await frames(server, 4, act)

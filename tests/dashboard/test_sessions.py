@@ -68,7 +68,7 @@ async def test_a_session_ends_with_its_key_and_by_signing_out(server: Api, clock
     first, second = cookie(await sign_in(server, {"key": server.key})), cookie(await sign_in(server, {"key": other}))
     out = await visit(server, first, "DELETE", **PROOF)
     assert (out.status, "Max-Age=0" in out.headers["set-cookie"]) == (204, True)
-    await server.system.records.revoke_key(parse(other).key_id, clock.now())
+    await server.system.records.access.revoke_key(parse(other).key_id, clock.now())
     clock.advance(3)
     assert refused(await visit(server, first), 401, "session_ended")
     assert refused(await visit(server, second), 401, "session_ended")
@@ -83,7 +83,7 @@ async def test_sessions_outlive_the_process_and_can_not_be_read_from_the_rows(se
     again = Sessions(server.system.records, server.system.clock, server.system.settings)
     assert (await again.authenticate(token)).tenant == "acme"
     for kind in (SESSION, LINK):
-        rows = (await server.system.records.rows(kind, OWNER, None, 10)).items
+        rows = (await server.system.records.documents.documents(kind, OWNER, None, 10)).items
         assert not any(token in row.id or token.encode() in row.body for row in rows)
 
 

@@ -133,10 +133,10 @@ async def _large_job(data: Path) -> str:
     async with open_system(settings) as system:
         job = make_job(system.clock, tenant=LOCAL, total=LARGE, state=RunState.RUNNING, kind=JobKind.FETCH)
         job = msgspec.structs.replace(job, name="100,000 pages")
-        await system.records.create_job(job, make_notice(system.clock, job), None)
+        await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         for start in range(0, LARGE, 10_000):
             await _write(system, job, range(start, start + 10_000))
-        moved = await system.records.move_run(
+        moved = await system.records.jobs.move_run(
             job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.COMPLETED, None, None
         )
         assert moved

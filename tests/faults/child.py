@@ -188,7 +188,7 @@ class Client:
         return accepted
 
     async def job(self, job_id: str) -> Job:
-        job = await self.system.records.job(TENANT, JobId(job_id))
+        job = await self.system.records.jobs.job(TENANT, JobId(job_id))
         assert job is not None
         return job
 
@@ -213,7 +213,7 @@ class Client:
         return JobId(answer.subject)
 
     async def _of_a_file(self) -> JobId:
-        jobs = (await self.system.records.jobs(TENANT, None, 1)).items
+        jobs = (await self.system.records.jobs.jobs(TENANT, None, 1)).items
         if jobs:
             return jobs[0].job_id
         path = self.directory / "list.jsonl"
@@ -267,7 +267,7 @@ async def until(client: Client, job_id: JobId, patience: float) -> Job:
     async def done() -> Job:
         while True:
             job = await client.job(job_id)
-            if job.state in ENDED and not await records.ended_unswept(1):
+            if job.state in ENDED and not await records.jobs.ended_unswept(1):
                 depth = await queue.depth(CONTROL)
                 if depth.ready + depth.held + depth.delayed == 0:
                     return job
@@ -293,7 +293,7 @@ async def mended(client: Client, job: Job, patience: float) -> None:
 async def removed(client: Client, job_id: JobId) -> None:
     system = client.system
     (client.directory / "removing").write_text(job_id)
-    await system.records.hide_job(TENANT, job_id)
+    await system.records.jobs.hide_job(TENANT, job_id)
     await retire(client)
     (client.directory / "removed").touch()
 
@@ -371,7 +371,7 @@ async def overtake(client: Client, embedded: Embedded, job_id: JobId) -> None:
     if job.run.sealed:
         return
     await quick.tick()
-    one = await system.records.range(job.run.run_id, 0)
+    one = await system.records.ingests.range(job.run.run_id, 0)
     assert one is not None
     lease = await system.coordinator.lease(ingest_lease(job.run.run_id, 0), "slow", 60)
     assert lease is not None
@@ -386,7 +386,7 @@ async def overtake(client: Client, embedded: Embedded, job_id: JobId) -> None:
     await stuck.there.wait()
     await system.coordinator.release(lease)
     await quick.tick()
-    now = await system.records.range(job.run.run_id, 0)
+    now = await system.records.ingests.range(job.run.run_id, 0)
     assert now is not None
     assert now.done
     stuck.go.set()
@@ -403,10 +403,10 @@ def doubling(send: Callable[..., Awaitable[list[int]]]) -> Callable[..., Awaitab
 async def work(settings: Settings, directory: Path, scenario: str, patience: float) -> None:
     async with open_system(settings) as opened:
         in_steps = "steps" in scenario or scenario == "doubled"
-        system = dataclasses.replace(opened, whole=None) if in_steps else opened
+        system = dataclasses.replace(opened, atomic_accept=None) if in_steps else opened
         if scenario == "exported_sorted":
             system = dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
-        database = system.records._database  # type: ignore[attr-defined]
+        database = system.records.jobs._database  # type: ignore[attr-defined]
         await database.write(_watch)
         client = Client(system, directory, scenario)
         if (directory / "removed").exists():

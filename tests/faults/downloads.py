@@ -77,7 +77,7 @@ async def measure(size: int, cuts: int, kills: int, rate: int, place: Path, seed
         left = len(behaviour.cuts)
     seconds = time.monotonic() - started
     async with open_system(Settings(data=place / "data"), SystemClock()) as system:
-        job = await system.records.job(TENANT, JobId((place / "job").read_text()))
+        job = await system.records.jobs.job(TENANT, JobId((place / "job").read_text()))
         assert job is not None
         assert job.state is RunState.COMPLETED
         (task,) = await system.tasks.at(job.key, [0])

@@ -8,27 +8,31 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import conveyor
+from conveyor.engines.records import Records
 from conveyor.errors import EngineFailed
 from conveyor.system import System
 from conveyor.telemetry.seams import PROTOCOLS
 
 # Calls that change nothing: whether one of them fails before or after is the same to everybody.
 READS = {
-    "records": "runs job jobs active_jobs run ended_unswept notices untold hidden_jobs ranges range ingested upload "
-    "key keys row rows due_rows",
+    "jobs": "runs job jobs active_jobs run ended_unswept hidden_jobs",
+    "ingests": "ranges range ingested",
+    "access": "upload expired_uploads key keys",
+    "documents": "document documents due_rows",
+    "outbox": "events untold",
     "tasks": "unfinished counts error_codes task at page events walk",
     "queue": "dead_letters letters depth waiting_since",
     "coordinator": "held cached",
     "blobs": "get size listing stream presigned_put presigned_get",
 }
 # Modules whose functions call a seam for somebody else, who is the caller.
-_HELPERS = ("telemetry/seams.py", "references.py")
+_HELPERS = ("telemetry/seams.py", "jobs/chunks.py")
 _HOME = str(Path(conveyor.__file__).parent) + "/"
 
 
@@ -84,10 +88,10 @@ class Injector:
 
     def over(self, system: System) -> System:
         """The same system, with every seam behind this."""
-        seams = {name: getattr(system, name) for name in PROTOCOLS}
-        return replace(
-            system, **{name: self._wrapped(name, engine) for name, engine in seams.items() if engine is not None}
-        )
+        parts = {part.name: self._wrapped(part.name, getattr(system.records, part.name)) for part in fields(Records)}
+        engines = {name: getattr(system, name) for name in PROTOCOLS if name not in parts}
+        seams = {name: self._wrapped(name, engine) for name, engine in engines.items() if engine is not None}
+        return replace(system, records=Records(**cast(Any, parts)), **seams)
 
     def faults(self) -> Iterator[Fault]:
         """Every fault that could be made in what was seen."""

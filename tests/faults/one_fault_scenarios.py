@@ -144,7 +144,7 @@ async def controlled(world: World) -> None:
     await world.until(running, "all tasks run")
     await world.insist(lambda: _moved(world, paused, control.pause))
     await world.insist(lambda: _moved(world, cancelled, control.cancel))
-    await world.insist(lambda: world.system.records.hide_job(ACME, deleted))
+    await world.insist(lambda: world.system.records.jobs.hide_job(ACME, deleted))
 
     async def stopped() -> bool:
         return world.executor.running["all"] == 0
@@ -164,7 +164,7 @@ _FOREVER = 1e9
 
 
 async def _moved(world: World, job_id: JobId, move: Callable[[Job], Awaitable[Job]]) -> Job:
-    job = await world.system.records.job(ACME, job_id)
+    job = await world.system.records.jobs.job(ACME, job_id)
     assert job is not None
     return await move(job)
 
@@ -257,20 +257,20 @@ async def told(world: World) -> None:
         schedule = await world.ask("schedule", lambda request: schedules.create(ACME, spec, request))
 
         async def fired() -> bool:
-            row = await world.belt.system.records.row(SCHEDULE, ACME, schedule.subject)
+            row = await world.belt.system.records.documents.document(SCHEDULE, ACME, schedule.subject)
             return row is not None and schedule_of(row).fired > 0
 
         await world.until(fired, "the schedule has fired")
         await world.insist(lambda: _removed(schedules, schedule.subject))
-        (job,) = (await world.belt.system.records.jobs(ACME, None, 100)).items
+        (job,) = (await world.belt.system.records.jobs.jobs(ACME, None, 100)).items
         await world.ended(job.job_id)
         await world.settled()
 
         async def delivered() -> bool:
-            return not await world.belt.system.records.due_rows(DELIVERY, world.belt.clock.now() + 1e6, 1)
+            return not await world.belt.system.records.documents.due_rows(DELIVERY, world.belt.clock.now() + 1e6, 1)
 
         await world.until(delivered, "all is delivered")
-        rows = (await world.belt.system.records.rows(DELIVERY, ACME, None, 100)).items
+        rows = (await world.belt.system.records.documents.documents(DELIVERY, ACME, None, 100)).items
         world.notes["deliveries"] = Counter((delivery_of(row).event, delivery_of(row).standing) for row in rows)
         world.notes["told"] = Counter(event for _, event in {(told.id, told.event) for told in receiver.told})
 
@@ -317,7 +317,7 @@ async def long(world: World) -> None:
     job_id = await submitted(world, spec)
     world.start(Pieces(world))
     await world.ended(job_id)
-    page = await world.belt.system.records.rows(PROGRESS, ACME, None, 10)
+    page = await world.belt.system.records.documents.documents(PROGRESS, ACME, None, 10)
     world.notes["progress"] = len(page.items)
 
 

@@ -142,7 +142,7 @@ class World:
         """As a client sees it."""
 
         async def found() -> Job:
-            job = await self.system.records.job(ACME, JobId(job_id))
+            job = await self.system.records.jobs.job(ACME, JobId(job_id))
             assert job is not None
             return job
 
@@ -169,12 +169,12 @@ class World:
 
     async def _is_settled(self) -> bool:
         system = self.belt.system
-        if await system.records.active_jobs() or await system.records.ended_unswept(1):
+        if await system.records.jobs.active_jobs() or await system.records.jobs.ended_unswept(1):
             return False
-        if (await system.queue.depth(CONTROL)).total or await system.records.untold(1) or self.held():
+        if (await system.queue.depth(CONTROL)).total or await system.records.outbox.untold(1) or self.held():
             return False
-        for job in (await system.records.jobs(ACME, None, 100)).items:
-            for run in await system.records.runs(job.job_id):
+        for job in (await system.records.jobs.jobs(ACME, None, 100)).items:
+            for run in await system.records.jobs.runs(job.job_id):
                 for queue in run_queues(run.run_id):
                     if (await system.queue.depth(queue)).total:
                         return False
@@ -194,7 +194,7 @@ class World:
         """All that a user can see of the jobs, without times and ids."""
         system = self.belt.system
         state: State = {"notes": self.notes}
-        page = await system.records.jobs(ACME, None, 100)
+        page = await system.records.jobs.jobs(ACME, None, 100)
         for number, job in enumerate(sorted(page.items, key=lambda job: (job.name or "", job.created_at))):
             state[f"{number} {job.name}"] = await self._job_state(job)
         state["letters"] = Counter(letter.reason for letter in (await system.queue.dead_letters(None, 100)).items)
@@ -202,8 +202,8 @@ class World:
 
     async def _job_state(self, job: Job) -> State:
         system = self.belt.system
-        notices = (await system.records.notices(ACME, job.job_id, None, 1000)).items
-        runs = await system.records.runs(job.job_id)
+        notices = (await system.records.outbox.events(ACME, job.job_id, None, 1000)).items
+        runs = await system.records.jobs.runs(job.job_id)
         lines = b"".join([line async for line in invalid_lines(system.blobs, job)])
         return {
             "state": (job.state, job.reason),
@@ -238,11 +238,11 @@ class World:
     async def removed(self) -> State:
         """Delete all jobs, and say what is left of them once they were removed."""
         system = self.belt.system
-        for job in (await system.records.jobs(ACME, None, 100)).items:
-            await self.insist(lambda job=job: self.system.records.hide_job(ACME, job.job_id))  # type: ignore[misc]
+        for job in (await system.records.jobs.jobs(ACME, None, 100)).items:
+            await self.insist(lambda job=job: self.system.records.jobs.hide_job(ACME, job.job_id))  # type: ignore[misc]
 
         async def gone() -> bool:
-            return not await system.records.hidden_jobs(self.belt.clock.now() + 1e6, 1)
+            return not await system.records.jobs.hidden_jobs(self.belt.clock.now() + 1e6, 1)
 
         await self.until(gone, "all jobs are removed")
         return {"blobs": [info.key async for info in system.blobs.listing("")], "rows": await self._rows()}
@@ -259,7 +259,7 @@ class World:
             counts = {name: db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
             return {name: count for name, count in counts.items() if count}
 
-        rows: dict[str, int] = await parts.records._database.read(count)
+        rows: dict[str, int] = await parts.records.jobs._database.read(count)
         return rows
 
 

@@ -16,8 +16,7 @@ import msgspec
 from conveyor import lifecycle
 from conveyor.accept import add_tasks, submit
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
-from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, tasks
-from conveyor.engines.sqlite import outbox as notices
+from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, outbox, tasks
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.engines.tasks import Finished
@@ -103,10 +102,10 @@ def latch_before_total(_: Path) -> None:
     jobs.SQL["set_total"] = jobs.SQL["set_total"].replace("AND last_batch = 0", "")
 
     async def latch(self: Lifecycle, job: Any, total: int, invalid: int) -> None:
-        run = await self._records.latch(job.job_id, job.run.run_id)
+        run = await self._records.jobs.latch(job.job_id, job.run.run_id)
         crashpoint("lifecycle.latch.after")
         crashpoint("lifecycle.total.before")
-        await self._records.set_total(job.job_id, job.run.run_id, total, invalid)
+        await self._records.jobs.set_total(job.job_id, job.run.run_id, total, invalid)
         if run is not None:
             latched = msgspec.structs.replace(job, run=msgspec.structs.replace(run, total=total))
             await self.settle(latched, await self._tasks.counts(job.key))
@@ -209,11 +208,11 @@ def _ingest_in_order(steps: str) -> None:
                     await references.send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
                     crashpoint("ingest.enqueue.after")
                 else:
-                    await self.records.checkpoint(job.run.run_id, one, lease.fence)
+                    await self.records.ingests.checkpoint(job.run.run_id, one, lease.fence)
                     crashpoint("ingest.checkpoint.after")
                 # Others have time to look in between.
                 await asyncio.sleep(0.03)
-        await self.records.checkpoint(job.run.run_id, msgspec.structs.replace(one, done=True), lease.fence)
+        await self.records.ingests.checkpoint(job.run.run_id, msgspec.structs.replace(one, done=True), lease.fence)
         crashpoint("ingest.done.after")
         await self.finish(job)
         return True
@@ -270,16 +269,16 @@ def subject_of_the_attempt(_: Path) -> None:
 
 @plant
 def answer_outside_create(_: Path) -> None:
-    accept_whole = SqliteEngine.accept_whole
+    accept_atomically = SqliteEngine.accept_atomically
 
     async def loose(
         self: SqliteEngine, job: Any, notice: Any, answer: Any, seeds: Any, queue: Any, messages: Any, rows: Any = ()
     ) -> Any:
-        await accept_whole(self, job, notice, None, seeds, queue, messages, rows)
+        await accept_atomically(self, job, notice, None, seeds, queue, messages, rows)
         crashpoint("accept.after")
         return await self._database.write(lambda db: answer_claim(db, answer))
 
-    SqliteEngine.accept_whole = loose  # type: ignore[method-assign]
+    SqliteEngine.accept_atomically = loose  # type: ignore[method-assign]
 
 
 @plant
@@ -288,15 +287,15 @@ def notice_outside_move(_: Path) -> None:
         self: Lifecycle, job: Any, target: RunState, reason: str | None, counts: Counts, keep: bool = False
     ) -> RunState | None:
         sources = sources_of(target)
-        moved = await self._records.move_run(job.job_id, job.run.run_id, sources, target, reason, None, keep)
+        moved = await self._records.jobs.move_run(job.job_id, job.run.run_id, sources, target, reason, None, keep)
         crashpoint("lifecycle.move.after")
         if not moved:
             return None
         event, data = lifecycle._EVENTS[target], {"counts": msgspec.structs.asdict(counts), "reason": reason}
         new = self._clock.new_id("evt")
         notice = OutboxEvent(new, job.tenant, job.job_id, job.run.run_id, event, self._clock.now(), data)
-        database = self._records._database  # type: ignore[attr-defined]
-        await database.write(lambda db: notices.insert_notice(db, notice))
+        database = self._records.jobs._database  # type: ignore[attr-defined]
+        await database.write(lambda db: outbox.insert_event(db, notice))
         return target
 
     Lifecycle.move = move  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ async def work(settings: Settings, place: Path) -> None:
         executor.gate.clear()
     async with open_system(settings) as system, Embedded(system, dict.fromkeys(JobKind, executor)).running():
         while not (place / "end").exists():
-            rows = (await system.records.rows(CALLBACK, TenantId("acme"), None, 10)).items
+            rows = (await system.records.documents.documents(CALLBACK, TenantId("acme"), None, 10)).items
             draft = place / "shown.new"
             draft.write_text(json.dumps([callback_of(row).status for row in rows]))
             draft.replace(place / "shown")

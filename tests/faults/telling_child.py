@@ -96,15 +96,16 @@ def tasks() -> list[msgspec.Raw]:
 
 async def ended(system: System, job_id: JobId) -> Job:
     while True:
-        job = await system.records.job(TENANT, job_id)
-        if job is not None and job.state in ENDED and not await system.records.ended_unswept(1):
+        job = await system.records.jobs.job(TENANT, job_id)
+        if job is not None and job.state in ENDED and not await system.records.jobs.ended_unswept(1):
             return job
         await asyncio.sleep(0.003)
 
 
 async def told(system: System) -> None:
     """Nothing is left to be passed on, or to be delivered."""
-    while await system.records.untold(1) or await system.records.due_rows(DELIVERY, system.clock.now() + 1e6, 1):  # noqa: ASYNC110
+    documents, outbox, later = system.records.documents, system.records.outbox, system.clock.now() + 1e6
+    while await outbox.untold(1) or await documents.due_rows(DELIVERY, later, 1):  # noqa: ASYNC110  (seen from outside)
         await asyncio.sleep(0.003)
 
 
@@ -120,7 +121,7 @@ async def webhooks(system: System, embedded: Embedded, directory: Path) -> None:
     async with embedded.running():
         await ended(system, JobId(accepted.subject))
         await told(system)
-        page = await system.records.rows(DELIVERY, TENANT, None, 1)
+        page = await system.records.documents.documents(DELIVERY, TENANT, None, 1)
         await Deliveries(system).redeliver(TENANT, page.items[0].id)
         await told(system)
     again = await ask(lambda request: made.create(TENANT, WebhookSpec(f"{url}/gone", []), request), "gone")
@@ -142,7 +143,7 @@ async def schedule(system: System, embedded: Embedded, directory: Path, listed: 
     (directory / "schedule").write_text(accepted.subject)
     async with embedded.running():
         if not (directory / "removed").exists():
-            while not (jobs := (await system.records.jobs(TENANT, None, 10)).items):  # noqa: ASYNC110
+            while not (jobs := (await system.records.jobs.jobs(TENANT, None, 10)).items):  # noqa: ASYNC110
                 await asyncio.sleep(0.003)
             await ended(system, jobs[0].job_id)
             await fired(system, accepted.subject)
@@ -155,7 +156,7 @@ async def schedule(system: System, embedded: Embedded, directory: Path, listed: 
 
 async def fired(system: System, schedule_id: str) -> None:
     while True:
-        row = await system.records.row(SCHEDULE, TENANT, schedule_id)
+        row = await system.records.documents.document(SCHEDULE, TENANT, schedule_id)
         if row is None or schedule_of(row).fires:
             return
         await asyncio.sleep(0.003)

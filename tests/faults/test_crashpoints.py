@@ -303,12 +303,12 @@ async def check(place: Path, scenario: str, letters: int | None = 0) -> None:
     check_answers(place)
     async with open_system(Settings.load({}, data=place / "data")) as system:
         assert list((place / "data" / "blobs" / ".tmp").iterdir()) == []
-        database = system.records._database  # type: ignore[attr-defined]
+        database = system.records.jobs._database  # type: ignore[attr-defined]
         assert await database.row("PRAGMA integrity_check", {}) == ("ok",)
         if scenario == "removed":
             await check_removed(place, system)
             return
-        (job,) = (await system.records.jobs(TENANT, None, 10)).items
+        (job,) = (await system.records.jobs.jobs(TENANT, None, 10)).items
         assert job.state is job.run.state is RunState.COMPLETED
         assert (job.run.total, job.run.last_batch) == (TOTAL, True)
         pages = [
@@ -327,10 +327,10 @@ async def check(place: Path, scenario: str, letters: int | None = 0) -> None:
         assert (counts.succeeded, counts.failed, counts.cancelled) == (by_status["succeeded"], by_status["failed"], 0)
         assert counts.ended == TOTAL
         assert await system.tasks.recount(job.key) == counts
-        ingested = await system.records.ingested(job.run.run_id)
+        ingested = await system.records.ingests.ingested(job.run.run_id)
         assert ingested.tasks == (TOTAL if ingested.ranges else 0)
         assert ingested.done
-        notices = (await system.records.notices(TENANT, job.job_id, None, 100)).items
+        notices = (await system.records.outbox.events(TENANT, job.job_id, None, 100)).items
         between = ["run.failed", "run.resumed"] if scenario in ("resumed", "redriven") else []
         if scenario in EXPORTED:
             await check_export(system, place, scenario, notices)
@@ -359,7 +359,7 @@ async def check_export(system: System, place: Path, scenario: str, events: list[
     told = [event.event for event in events if event.data.get("export_id") == export_id]
     row, export = await Exports(system).find(TENANT, export_id)
     assert [info.key async for info in system.blobs.listing("exports") if export_id not in info.key] == []
-    assert [each.id for each in await system.records.due_rows(EXPORT, 1e12, 10)] == [export_id]
+    assert [each.id for each in await system.records.documents.due_rows(EXPORT, 1e12, 10)] == [export_id]
     if scenario == "export_failed":
         assert (export.state, told) == (ExportState.FAILED, ["export.failed"])
         return
@@ -383,7 +383,7 @@ async def check_export(system: System, place: Path, scenario: str, events: list[
 
 async def check_moves(system: System, reruns: list[list[int]]) -> None:
     """Each task was moved once in each run, from pending; each run was completed once, and nothing was pending then."""
-    database = system.records._database  # type: ignore[attr-defined]
+    database = system.records.jobs._database  # type: ignore[attr-defined]
     for number, indexes in enumerate([list(range(TOTAL)), *reruns], start=1):
         moves = await database.rows("SELECT idx, old FROM harness_moves WHERE run_no = :number", {"number": number})
         assert sorted(moves) == [(index, 0) for index in indexes]
@@ -403,7 +403,7 @@ def check_answers(place: Path) -> None:
 
 
 async def check_removed(place: Path, system: System) -> None:
-    database = system.records._database  # type: ignore[attr-defined]
+    database = system.records.jobs._database  # type: ignore[attr-defined]
     for table in (
         "jobs",
         "runs",

@@ -70,7 +70,7 @@ async def killed_then_done(children: Forks, place: Path, spec: dict[str, Any], c
 
 
 async def ended(system: System, place: Path) -> tuple[Job, Task]:
-    job = await system.records.job(TENANT, JobId((place / "job").read_text()))
+    job = await system.records.jobs.job(TENANT, JobId((place / "job").read_text()))
     assert job is not None
     (task, *_) = await system.tasks.at(job.key, [0])
     return job, task

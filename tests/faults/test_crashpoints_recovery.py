@@ -54,12 +54,12 @@ def killed_then_done(children: Forks, place: Path, scenario: str, *points: str) 
 
 
 async def found(system: System, place: Path) -> Job:
-    job = await system.records.job(TENANT, JobId((place / "job").read_text()))
+    job = await system.records.jobs.job(TENANT, JobId((place / "job").read_text()))
     assert job is not None
     for queue in run_queues(job.run.run_id):
         assert await system.queue.depth(queue) == Depth(0, 0, 0)
-    assert (await system.records.rows(BEAT, BEAT_TENANT, None, 10)).items == []
-    assert (await system.records.rows(PROGRESS, TENANT, None, 10)).items == []
+    assert (await system.records.documents.documents(BEAT, BEAT_TENANT, None, 10)).items == []
+    assert (await system.records.documents.documents(PROGRESS, TENANT, None, 10)).items == []
     counts = await system.tasks.counts(job.key)
     assert counts == await system.tasks.recount(job.key)
     assert counts.ended == job.run.total
@@ -68,7 +68,7 @@ async def found(system: System, place: Path) -> Job:
 
 async def events(system: System, job: Job) -> list[str]:
     """What was told of the run's moves."""
-    told = [event.event for event in (await system.records.notices(TENANT, job.job_id, None, 100)).items]
+    told = [event.event for event in (await system.records.outbox.events(TENANT, job.job_id, None, 100)).items]
     return [event for event in told if event not in ("run.progress", "tasks.failed")]
 
 
@@ -110,4 +110,4 @@ async def test_a_run_that_is_given_up(children: Forks, place: Path, point: str) 
         letters = (await system.queue.dead_letters(None, 10)).items
         assert 1 <= len(letters) <= 2
         assert {letter.reason for letter in letters} == {job.reason}
-        assert (await system.records.due_rows(DEADLINE, SystemClock().now() + 1e9, 10)) == []
+        assert (await system.records.documents.due_rows(DEADLINE, SystemClock().now() + 1e9, 10)) == []

@@ -123,19 +123,19 @@ async def test_dying_there_loses_nothing(children: Forks, place: Path, scenario:
 
 async def check(place: Path, scenario: str) -> None:
     async with open_system(Settings.load({}, data=place / "data")) as system:
-        database = system.records._database  # type: ignore[attr-defined]
+        database = system.records.jobs._database  # type: ignore[attr-defined]
         assert await database.row("PRAGMA integrity_check", {}) == ("ok",)
-        (job,) = (await system.records.jobs(TENANT, None, 10)).items
+        (job,) = (await system.records.jobs.jobs(TENANT, None, 10)).items
         assert (job.state, job.run.total) == (RunState.COMPLETED, TOTAL)
         counts = await system.tasks.counts(job.key)
         assert counts.ended == TOTAL == (await system.tasks.recount(job.key)).ended
-        events = (await system.records.notices(TENANT, job.job_id, None, 100)).items
+        events = (await system.records.outbox.events(TENANT, job.job_id, None, 100)).items
         kinds = Counter(event.event for event in events)
         once = {"job.accepted", "run.completed", *(["job.ingested"] if scenario == "schedule_list" else [])}
         assert {kind: kinds[kind] for kind in once} == dict.fromkeys(once, 1)
         assert kinds["run.progress"] <= 3
         failed = sum(event.data["failed"] for event in events if event.event == "tasks.failed")
-        assert await system.records.untold(10) == [] or scenario != "webhooks"
+        assert await system.records.outbox.untold(10) == [] or scenario != "webhooks"
         if scenario == "webhooks":
             assert failed == counts.failed == 4
             await check_told(system, place, {event.id: event.event for event in events})
@@ -157,8 +157,8 @@ async def check_told(system: System, place: Path, events: dict[str | None, str])
         assert json.loads(line["body"])["type"] == events[line["webhook-id"]]
         bodies.setdefault(line["webhook-id"], set()).add(line["body"])
     assert all(len(same) == 1 for same in bodies.values())
-    (endpoint,) = (await system.records.rows(WEBHOOK, TENANT, None, 10)).items
-    rows: list[Document] = (await system.records.rows(DELIVERY, TENANT, None, 100)).items
+    (endpoint,) = (await system.records.documents.documents(WEBHOOK, TENANT, None, 10)).items
+    rows: list[Document] = (await system.records.documents.documents(DELIVERY, TENANT, None, 100)).items
     assert [row.id for row in rows] == [f"{endpoint.id}:{event_id}" for event_id in sorted(map(str, events))]
     for row in rows:
         delivery = delivery_of(row)
@@ -169,7 +169,7 @@ async def check_told(system: System, place: Path, events: dict[str | None, str])
 async def check_fired(system: System, place: Path, job: Job, listed: bool) -> None:
     """One fire, for which there is one job, under the id that follows from it."""
     schedule_id = (place / "schedule").read_text()
-    assert (await system.records.rows("schedule", TENANT, None, 10)).items == []
+    assert (await system.records.documents.documents("schedule", TENANT, None, 10)).items == []
     schedule: Schedule = schedule_of(Document("schedule", TENANT, schedule_id, (place / "row").read_bytes()))
     (fire,) = schedule.fires
     assert (schedule.fired, schedule.firing, schedule.name) == (1, None, "renamed")

@@ -237,18 +237,18 @@ async def test_records_change_once(seed: int) -> None:
         records = [one.records, two.records] * 3
         jobs = [make_job(clock, total=3, latched=True) for _ in records]
         claim = claim_of(clock, jobs[0].job_id)
-        claimed = await asyncio.gather(*(each.claim(claim) for each in records))
+        claimed = await asyncio.gather(*(each.access.claim(claim) for each in records))
         assert sum(each.granted for each in claimed) <= 1, "a lost answer may leave it with nobody for a while"
         standing = await asyncio.gather(
             *(
-                each.create_job(job, make_notice(clock, job), replace(claim, status=201, body=job.job_id.encode()))
+                each.jobs.create_job(job, make_notice(clock, job), replace(claim, status=201, body=job.job_id.encode()))
                 for each, job in zip(records, jobs, strict=True)
             )
         )
         assert standing.count(None) == 1
         job = jobs[standing.index(None)]
         assert {row.body for row in standing if row is not None} == {job.job_id.encode()}
-        written = [await truth.records.job(ACME, each.job_id) is not None for each in jobs]
+        written = [await truth.records.jobs.job(ACME, each.job_id) is not None for each in jobs]
         assert written == [each is job for each in jobs]
         await _move_once(clock, job, one, two, truth)
         await _hand_out_once(clock, one, two, truth)
@@ -259,7 +259,7 @@ async def _move_once(clock: ManualClock, job: Job, one: DynamoEngine, two: Dynam
     targets = [RunState.COMPLETED, RunState.CANCELLED, RunState.FAILED] * 2
     moved = await asyncio.gather(
         *(
-            engine.records.move_run(
+            engine.records.jobs.move_run(
                 job.job_id,
                 job.run.run_id,
                 sources_of(target),
@@ -272,20 +272,20 @@ async def _move_once(clock: ManualClock, job: Job, one: DynamoEngine, two: Dynam
     )
     assert sum(moved) == 1
     winner = targets[moved.index(True)]
-    events = (await truth.records.notices(ACME, job.job_id, None, 100)).items
+    events = (await truth.records.outbox.events(ACME, job.job_id, None, 100)).items
     assert [(event.seq, event.event) for event in events] == [(1, "job.accepted"), (2, f"run.{winner}")]
-    stored = await truth.records.job(ACME, job.job_id)
+    stored = await truth.records.jobs.job(ACME, job.job_id)
     assert stored is not None
     assert stored.state is stored.run.state is winner
 
 
 async def _hand_out_once(clock: ManualClock, one: DynamoEngine, two: DynamoEngine, truth: DynamoEngine) -> None:
     job = make_job(clock, mode=Mode.OPEN, latched=False, state=RunState.INGESTING)
-    await one.records.create_job(job, make_notice(clock, job), None)
+    await one.records.jobs.create_job(job, make_notice(clock, job), None)
     where, source = (job.job_id, job.run.run_id), Source("lists/acme/one", 9, "0" * 64)
     added = await asyncio.gather(
         *(
-            engine.records.append_range(*where, source, lines, None, False)
+            engine.records.ingests.append_range(*where, source, lines, None, False)
             for engine, lines in zip((one, two) * 4, range(1, 9), strict=True)
         )
     )
@@ -300,13 +300,13 @@ async def _hand_out_once(clock: ManualClock, one: DynamoEngine, two: DynamoEngin
     async def ingest(engine: DynamoEngine, each: Range, fence: int) -> None:
         for tasks in (2, 5, 4):
             reached = replace(each, tasks=tasks, invalid=1, offset=tasks, done=tasks == 4)
-            await engine.records.checkpoint(job.run.run_id, reached, fence)
+            await engine.records.ingests.checkpoint(job.run.run_id, reached, fence)
 
     await asyncio.gather(*(ingest(engine, each, 1) for engine, each in zip((one, two) * 4, ranges, strict=True)))
-    assert await two.records.checkpoint(job.run.run_id, replace(ranges[0], tasks=7, done=True), 2)
-    assert not await one.records.checkpoint(job.run.run_id, replace(ranges[0], tasks=99), 1)
-    ingested = await truth.records.ingested(job.run.run_id)
-    run = await truth.records.run(*where)
+    assert await two.records.ingests.checkpoint(job.run.run_id, replace(ranges[0], tasks=7, done=True), 2)
+    assert not await one.records.ingests.checkpoint(job.run.run_id, replace(ranges[0], tasks=99), 1)
+    ingested = await truth.records.ingests.ingested(job.run.run_id)
+    run = await truth.records.jobs.run(*where)
     assert run is not None
     assert (ingested.tasks, ingested.ranges_done) == (7 * 4 + 7, 8)
     assert (run.total, run.invalid) == (ingested.tasks, ingested.invalid)
@@ -316,17 +316,20 @@ async def _replace_once(
     clock: ManualClock, seed: int, one: DynamoEngine, two: DynamoEngine, truth: DynamoEngine
 ) -> None:
     row = Document("schedule", ACME, f"row of {seed}", b"0", due_at=clock.now())
-    await asyncio.gather(*(engine.records.create_rows([row]) for engine in (one, two, one, two)))
+    await asyncio.gather(*(engine.records.documents.create_rows([row]) for engine in (one, two, one, two)))
     won = 0
     for _ in range(3):
-        standing = await truth.records.row(row.kind, ACME, row.id)
+        standing = await truth.records.documents.document(row.kind, ACME, row.id)
         assert standing is not None
         changes = [replace(standing, body=b"%d" % number) for number in range(4)]
         replaced = await asyncio.gather(
-            *(engine.records.replace_row(change) for engine, change in zip((one, two) * 2, changes, strict=True))
+            *(
+                engine.records.documents.replace_row(change)
+                for engine, change in zip((one, two) * 2, changes, strict=True)
+            )
         )
         won += sum(each is not None for each in replaced)
-    standing = await truth.records.row(row.kind, ACME, row.id)
+    standing = await truth.records.documents.document(row.kind, ACME, row.id)
     assert won == 3
     assert standing is not None
     assert standing.version == 4
@@ -397,14 +400,14 @@ class TestLostAnswers:
         async with opened(clock, lost) as (one, _, truth):
             job = make_job(clock)
             claim = claim_of(clock, job.job_id)
-            assert (await one.records.claim(claim)).granted
+            assert (await one.records.access.claim(claim)).granted
             answer = replace(claim, status=201, body=b"yes")
-            assert await one.records.create_job(job, make_notice(clock, job), answer) is None
+            assert await one.records.jobs.create_job(job, make_notice(clock, job), answer) is None
             target = RunState.CANCELLED
             notice = make_notice(clock, job, "run.cancelled")
-            assert await one.records.move_run(job.job_id, job.run.run_id, sources_of(target), target, None, notice)
+            assert await one.records.jobs.move_run(job.job_id, job.run.run_id, sources_of(target), target, None, notice)
             assert lost.left == 0
-            events = (await truth.records.notices(ACME, job.job_id, None, 10)).items
+            events = (await truth.records.outbox.events(ACME, job.job_id, None, 10)).items
             assert [event.event for event in events] == ["job.accepted", "run.cancelled"]
 
 
@@ -495,11 +498,11 @@ async def test_errors_of_the_driver_do_not_get_out() -> None:
                 for step in (
                     engine.tasks.put(run, seeds(3)),
                     engine.tasks.counts(run),
-                    engine.records.jobs(ACME, None, 10),
+                    engine.records.jobs.jobs(ACME, None, 10),
                 ):
                     with pytest.raises(EngineFailed, match=about):
                         await step
     async with DynamoEngine.open(url_for(TABLES), clock, brief) as engine:
         pass
     with pytest.raises(EngineFailed):
-        await engine.records.job(ACME, make_job(clock).job_id)
+        await engine.records.jobs.job(ACME, make_job(clock).job_id)

@@ -106,7 +106,7 @@ async def test_killed_three_times_on_the_way(compression: str) -> None:
                 async for piece in part_range(system.blobs, export.parts[0], 0, export.parts[0].size):
                     file.write(piece)
             check(archive, await manifest_rows(system, job))
-            events = (await system.records.notices(job.tenant, job.job_id, None, 100)).items
+            events = (await system.records.outbox.events(job.tenant, job.job_id, None, 100)).items
             assert Counter(event.event for event in events) == {"job.accepted": 1, "export.ready": 1}
 
 

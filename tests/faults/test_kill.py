@@ -76,13 +76,13 @@ def kill_after(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 async def check_rows(data: Path, job_id: str) -> None:
     async with open_system(Settings(data=data), SystemClock()) as system:
-        job = await system.records.job(TenantId("local"), JobId(job_id))
+        job = await system.records.jobs.job(TenantId("local"), JobId(job_id))
         assert job is not None
         assert (job.state, job.run.total) == (RunState.COMPLETED, TASKS)
         kept, counted = await system.tasks.counts(job.key), await system.tasks.recount(job.key)
         assert kept == counted
         assert (counted.succeeded, counted.failed, counted.ended) == (TASKS - TASKS // 50, TASKS // 50, TASKS)
-        page = await system.records.notices(job.tenant, job.job_id, None, 1000)
+        page = await system.records.outbox.events(job.tenant, job.job_id, None, 1000)
         told = Counter(event.event for event in page.items)
         assert (told["job.accepted"], told["job.ingested"], told["run.completed"]) == (1, 1, 1)
         assert told["run.progress"] <= 3
@@ -134,7 +134,7 @@ async def test_fetchers_killed_ten_times_in_a_row(urls: Path, tmp_path: Path) ->
         os.kill(chance.choice(running), signal.SIGKILL)
     assert process.wait(PATIENCE) == 3
     async with open_system(Settings(data=tmp_path / "data"), SystemClock()) as system:
-        (job,) = (await system.records.jobs(TenantId("local"), None, 10)).items
+        (job,) = (await system.records.jobs.jobs(TenantId("local"), None, 10)).items
     await check_rows(tmp_path / "data", job.job_id)
     check_archive(tmp_path / "out.zip")
 

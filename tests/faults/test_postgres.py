@@ -24,7 +24,7 @@ from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Mode, Options, Range, Source, UploadRecord
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.clocks import ManualClock
-from tests.conformance.test_records import key, part
+from tests.conformance.record_setup import key, part
 from tests.jobs import ACME, end, make_job, make_notice, make_run, seeds
 from tests.places import quick_place
 from tests.servers.postgres import Server, open_engine, url_of
@@ -173,14 +173,14 @@ class TestRestarts:
         async with PostgresEngine.open(url, RestlessClock()) as engine:
             await asyncio.to_thread(fragile.stop)
             with pytest.raises(EngineFailed, match="does not answer"):
-                await engine.records.active_jobs()
+                await engine.records.jobs.active_jobs()
             with pytest.raises(EngineFailed, match="does not answer"):
                 await engine.queue.send(QUEUE, [Outgoing(b"x")])
             with pytest.raises(EngineFailed, match="can not be reached"):
                 async with PostgresEngine.open(url, RestlessClock()):
                     pass
             await asyncio.to_thread(fragile.start)
-            assert await engine.records.active_jobs() == []
+            assert await engine.records.jobs.active_jobs() == []
             assert await engine.queue.send(QUEUE, [Outgoing(b"x")]) == []
 
     async def test_who_listens_hears_again_after_a_restart(self, fragile: Server) -> None:
@@ -222,18 +222,18 @@ def case(function: Case) -> Case:
 async def create_job(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job, claim = make_job(clock), claim_of(clock)
     rows = [Document("export", ACME, "one", b"x", job_id=job.job_id)]
-    await engine.records.claim(claim)
+    await engine.records.access.claim(claim)
     notice = make_notice(clock, job)
 
     async def left() -> Any:
-        page = await engine.records.notices(ACME, job.job_id, None, 10)
-        return len(page.items), (await engine.records.claim(claim)).row.status
+        page = await engine.records.outbox.events(ACME, job.job_id, None, 10)
+        return len(page.items), (await engine.records.access.claim(claim)).row.status
 
-    return lambda: engine.records.create_job(job, notice, answered(claim), rows), left
+    return lambda: engine.records.jobs.create_job(job, notice, answered(claim), rows), left
 
 
 @case
-async def accept_whole(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def accept_atomically(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock, total=70)
     notice, queue = make_notice(clock, job), run_queue(job.run.run_id)
 
@@ -241,113 +241,115 @@ async def accept_whole(engine: PostgresEngine, clock: ManualClock) -> tuple[Oper
         return (
             await engine.queue.depth(queue),
             len(await engine.tasks.unfinished(job.key, range(100))),
-            len(await engine.records.untold(10)),
+            len(await engine.records.outbox.untold(10)),
         )
 
-    return lambda: engine.accept_whole(job, notice, None, seeds(70), queue, [Outgoing(b"1"), Outgoing(b"2")]), left
+    return lambda: engine.accept_atomically(job, notice, None, seeds(70), queue, [Outgoing(b"1"), Outgoing(b"2")]), left
 
 
 @case
 async def add_run(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     cancelled = RunState.CANCELLED
-    await engine.records.move_run(job.job_id, job.run.run_id, sources_of(cancelled), cancelled, None, None)
+    await engine.records.jobs.move_run(job.job_id, job.run.run_id, sources_of(cancelled), cancelled, None, None)
     again = replace(job, run=replace(job.run, run_id="run_2", number=2))
     notice = make_notice(clock, again)
 
     async def left() -> Any:
-        return [run.number for run in await engine.records.runs(job.job_id)], len(await engine.records.untold(10))
+        return [run.number for run in await engine.records.jobs.runs(job.job_id)], len(
+            await engine.records.outbox.untold(10)
+        )
 
-    return lambda: engine.records.add_run(again, notice, None), left
+    return lambda: engine.records.jobs.add_run(again, notice, None), left
 
 
 @case
 async def change_options(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     notice = make_notice(clock, job)
 
     async def left() -> Any:
-        found = await engine.records.job(ACME, job.job_id)
+        found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
-        return found.version, len(await engine.records.untold(10))
+        return found.version, len(await engine.records.outbox.untold(10))
 
-    return lambda: engine.records.change_options(job.job_id, 1, Options(concurrency=2), notice), left
+    return lambda: engine.records.jobs.change_options(job.job_id, 1, Options(concurrency=2), notice), left
 
 
 @case
 async def move_run(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     notice, done = make_notice(clock, job), RunState.COMPLETED
     where = (job.job_id, job.run.run_id)
     return (
-        lambda: engine.records.move_run(*where, sources_of(done), done, None, notice),
-        lambda: engine.records.untold(10),
+        lambda: engine.records.jobs.move_run(*where, sources_of(done), done, None, notice),
+        lambda: engine.records.outbox.untold(10),
     )
 
 
 @case
 async def move_run_untold(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     where, done = (job.job_id, job.run.run_id), RunState.COMPLETED
 
     async def left() -> Any:
-        run = await engine.records.run(*where)
+        run = await engine.records.jobs.run(*where)
         assert run is not None
         return run.state
 
-    return lambda: engine.records.move_run(*where, sources_of(done), done, None, None), left
+    return lambda: engine.records.jobs.move_run(*where, sources_of(done), done, None, None), left
 
 
 @case
 async def hide_job(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
-    await engine.records.create_job(job, make_notice(clock, job), None)
-    return lambda: engine.records.hide_job(ACME, job.job_id), lambda: engine.records.job(ACME, job.job_id)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
+    return lambda: engine.records.jobs.hide_job(ACME, job.job_id), lambda: engine.records.jobs.job(ACME, job.job_id)
 
 
 @case
 async def split(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock, latched=False, state=RunState.INGESTING)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     ranges = [part(0, 0, 500), part(1, 500, None)]
     return (
-        lambda: engine.records.split(job.job_id, job.run.run_id, ranges),
-        lambda: engine.records.ranges(job.run.run_id),
+        lambda: engine.records.ingests.split(job.job_id, job.run.run_id, ranges),
+        lambda: engine.records.ingests.ranges(job.run.run_id),
     )
 
 
 @case
 async def append_range(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock, latched=False, state=RunState.INGESTING, mode=Mode.OPEN)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     claim = claim_of(clock)
-    await engine.records.claim(claim)
+    await engine.records.access.claim(claim)
 
     async def append() -> tuple[int, int]:
         source = Source("lists/one", 5, "0" * 64)
-        added = await engine.records.append_range(job.job_id, job.run.run_id, source, 5, answered(claim), True)
+        added = await engine.records.ingests.append_range(job.job_id, job.run.run_id, source, 5, answered(claim), True)
         assert isinstance(added, Range)
         return added.number, added.first_index
 
-    return append, lambda: engine.records.ranges(job.run.run_id)
+    return append, lambda: engine.records.ingests.ranges(job.run.run_id)
 
 
 @case
 async def seal(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock, latched=False, state=RunState.INGESTING, mode=Mode.OPEN)
-    await engine.records.create_job(job, make_notice(clock, job), None)
+    await engine.records.jobs.create_job(job, make_notice(clock, job), None)
     where = (job.job_id, job.run.run_id)
 
     async def left() -> Any:
-        found = await engine.records.job(ACME, job.job_id)
+        found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
         return found.run.sealed, found.reason
 
-    return lambda: engine.records.seal(*where, "why"), left
+    return lambda: engine.records.ingests.seal(*where, "why"), left
 
 
 @case
@@ -356,28 +358,30 @@ async def claim(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, 
     rival = replace(row, subject="another", lease_until=row.lease_until + 1)
 
     async def left() -> Any:
-        return (await engine.records.claim(rival)).granted
+        return (await engine.records.access.claim(rival)).granted
 
-    return lambda: engine.records.claim(row), left
+    return lambda: engine.records.access.claim(row), left
 
 
 @case
 async def create_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row, now = claim_of(clock), clock.now()
-    await engine.records.claim(row)
+    await engine.records.access.claim(row)
     upload = UploadRecord(ACME, "upload_1", "uploads/acme/upload_1", 7, "0" * 64, now, now + 600)
 
     async def left() -> Any:
-        return await engine.records.upload("upload_1") == upload, (await engine.records.claim(row)).row.status
+        return await engine.records.access.upload("upload_1") == upload, (
+            await engine.records.access.claim(row)
+        ).row.status
 
-    return lambda: engine.records.create_upload(upload, answered(row)), left
+    return lambda: engine.records.access.create_upload(upload, answered(row)), left
 
 
 @case
 async def mark_stored(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
-    await engine.records.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
-    return lambda: engine.records.mark_stored("upload_1"), lambda: engine.records.mark_stored("upload_1")
+    await engine.records.access.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
+    return lambda: engine.records.access.mark_stored("upload_1"), lambda: engine.records.access.mark_stored("upload_1")
 
 
 @case
@@ -385,9 +389,11 @@ async def forget_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Ope
     now = clock.now()
     for number in range(3):
         upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 1)
-        await engine.records.create_upload(upload, None)
+        await engine.records.access.create_upload(upload, None)
     clock.advance(2)
-    return lambda: engine.records.forget_upload("upload_1"), lambda: engine.records.expired_uploads(now + 2, 5)
+    return lambda: engine.records.access.forget_upload("upload_1"), lambda: engine.records.access.expired_uploads(
+        now + 2, 5
+    )
 
 
 @case
@@ -395,65 +401,67 @@ async def replace_referring_row(engine: PostgresEngine, clock: ManualClock) -> t
     now = clock.now()
     for number in range(2):
         upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 600)
-        await engine.records.create_upload(upload, None)
+        await engine.records.access.create_upload(upload, None)
     made = Document("schedule", ACME, "one", b"", upload_id="upload_0")
-    await engine.records.create_rows([made])
+    await engine.records.documents.create_rows([made])
     other = msgspec.structs.replace(made, upload_id="upload_1")
-    return lambda: engine.records.replace_row(other), lambda: engine.records.expired_uploads(now, 5)
+    return lambda: engine.records.documents.replace_row(other), lambda: engine.records.access.expired_uploads(now, 5)
 
 
 @case
 async def remove_referring_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
-    await engine.records.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
+    await engine.records.access.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
     made = Document("schedule", ACME, "one", b"", upload_id="upload_1")
-    await engine.records.create_rows([made])
-    return lambda: engine.records.remove_row(made), lambda: engine.records.expired_uploads(now, 5)
+    await engine.records.documents.create_rows([made])
+    return lambda: engine.records.documents.remove_row(made), lambda: engine.records.access.expired_uploads(now, 5)
 
 
 @case
 async def create_key(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     made = key(clock, "k1")
-    return lambda: engine.records.create_key(made), lambda: engine.records.keys(ACME)
+    return lambda: engine.records.access.create_key(made), lambda: engine.records.access.keys(ACME)
 
 
 @case
 async def create_rows(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job, row = make_job(clock), claim_of(clock)
-    await engine.records.claim(row)
+    await engine.records.access.claim(row)
     notice = make_notice(clock, job)
     return (
-        lambda: engine.records.create_rows([Document("export", ACME, "one", b"x")], notice, answered(row)),
-        lambda: engine.records.untold(10),
+        lambda: engine.records.documents.create_rows([Document("export", ACME, "one", b"x")], notice, answered(row)),
+        lambda: engine.records.outbox.untold(10),
     )
 
 
 @case
 async def create_rows_untold(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row = claim_of(clock)
-    await engine.records.claim(row)
+    await engine.records.access.claim(row)
     return (
-        lambda: engine.records.create_rows([Document("export", ACME, "one", b"x")], None, answered(row)),
-        lambda: engine.records.row("export", ACME, "one"),
+        lambda: engine.records.documents.create_rows([Document("export", ACME, "one", b"x")], None, answered(row)),
+        lambda: engine.records.documents.document("export", ACME, "one"),
     )
 
 
 @case
 async def replace_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row = Document("export", ACME, "one", b"x", due_at=5.5)
-    await engine.records.create_rows([row])
+    await engine.records.documents.create_rows([row])
     notice = make_notice(clock, make_job(clock))
     return (
-        lambda: engine.records.replace_row(replace(row, body=b"y"), notice),
-        lambda: engine.records.untold(10),
+        lambda: engine.records.documents.replace_row(replace(row, body=b"y"), notice),
+        lambda: engine.records.outbox.untold(10),
     )
 
 
 @case
 async def remove_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row = Document("export", ACME, "one", b"x")
-    await engine.records.create_rows([row])
-    return lambda: engine.records.remove_row(row), lambda: engine.records.row("export", ACME, "one")
+    await engine.records.documents.create_rows([row])
+    return lambda: engine.records.documents.remove_row(row), lambda: engine.records.documents.document(
+        "export", ACME, "one"
+    )
 
 
 @case

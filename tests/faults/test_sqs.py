@@ -53,7 +53,7 @@ class Site:
         self.clock = clock
         self.shim = shim
         self.records = records
-        self.letters = DeadLetterDocuments(records, TenantId(f"~{parse(url_of(place)).prefix}"), clock)
+        self.letters = DeadLetterDocuments(records.documents, TenantId(f"~{parse(url_of(place)).prefix}"), clock)
         self._stack = stack
 
     async def process(self, limit: int = 500, **options: object) -> Queue:
@@ -62,7 +62,7 @@ class Site:
 
     async def engine(self, limit: int = 500, **options: object) -> SqsEngine:
         url = url_of(self.place, self.shim.endpoint, **options)
-        return await self._stack.enter_async_context(SqsEngine.open(url, self.clock, self.records, limit))
+        return await self._stack.enter_async_context(SqsEngine.open(url, self.clock, self.records.documents, limit))
 
 
 @asynccontextmanager

@@ -214,7 +214,7 @@ class TestCrashPoints:
         # Whoever was to remove the message removes it, and it makes no second job.
         story.pass_time(61)
         await story.take(lambda roles: roles.intake.run_once(), lambda taken: taken == intake.IntakePass())
-        assert len((await story.roles.system.records.jobs(ACME, None, 10)).items) == 1
+        assert len((await story.roles.system.records.jobs.jobs(ACME, None, 10)).items) == 1
         assert await waiter.waiting("intake") == 0
 
     async def refused(self, story: Story, waiter: Machine, between: Between, execution: str) -> None:
@@ -289,7 +289,7 @@ class TestCalls:
         assert (row.due_at, callback_of(row).token) == (None, "")
         # The row goes by itself.
         clock.advance(self.roles.system.settings.callback_log_seconds + 1)
-        await self.roles.system.records.purge_expired(10)
+        await self.roles.system.records.access.purge_expired(10)
         assert await self.roles.rows() == []
 
     async def test_heartbeats_that_are_refused_come_again_soon(self, clock: JumpingClock, between: Between) -> None:

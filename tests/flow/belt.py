@@ -136,7 +136,7 @@ class Threads:
     def __init__(self, system: System) -> None:
         self.busy = 0
         parts: Any = system
-        database, blobs = parts.records._database, parts.blobs._engine
+        database, blobs = parts.records.jobs._database, parts.blobs._engine
         for owner, name in ((database, "write"), (database, "read"), (blobs, "_run")):
             setattr(owner, name, self._counted(getattr(owner, name)))
 
@@ -291,7 +291,7 @@ class Belt:
         return [await self.job(job.job_id, job.tenant) for job in jobs]
 
     async def job(self, job_id: Any, tenant: TenantId = ACME) -> Job:
-        found = await self.system.records.job(tenant, job_id)
+        found = await self.system.records.jobs.job(tenant, job_id)
         assert found is not None
         return found
 
@@ -317,7 +317,7 @@ class Belt:
         return Depth(ready, held, delayed)
 
     async def notices(self, job: Job) -> list[str]:
-        page = await self.system.records.notices(job.tenant, job.job_id, None, 1000)
+        page = await self.system.records.outbox.events(job.tenant, job.job_id, None, 1000)
         return [event.event for event in page.items]
 
     async def events(self, job: Job) -> list[EventRecord]:

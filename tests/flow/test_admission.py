@@ -65,7 +65,7 @@ async def test_tasks_that_have_ended_make_room(system: System, clock: JumpingClo
     with pytest.raises(QuotaExceeded) as refused:
         await submit.submit(ACME, SPEC)
     assert (refused.value.details["reason"], refused.value.details["limit"]) == ("tasks", 20)
-    job = await system.records.job(ACME, JobId(jobs[0]))
+    job = await system.records.jobs.job(ACME, JobId(jobs[0]))
     assert job is not None
     await system.tasks.finish(job.key, [end(index) for index in range(5)])
     with pytest.raises(QuotaExceeded):
@@ -79,7 +79,7 @@ async def test_a_job_that_ended_makes_room(system: System, clock: JumpingClock) 
     spec = msgspec.structs.replace(SPEC, tasks=[msgspec.Raw(b"1")])
     jobs = [(await submit.submit(ACME, spec)).subject for _ in range(5)]
     assert await outcome(submit.submit(ACME, spec)) == "quota_exceeded"
-    job = await system.records.job(ACME, JobId(jobs[0]))
+    job = await system.records.jobs.job(ACME, JobId(jobs[0]))
     assert job is not None
     await Control(system).cancel(job)
     clock.advance(6)
@@ -96,7 +96,7 @@ async def test_what_was_refused_is_not_counted(system: System) -> None:
 
 async def test_batches_of_an_open_job_count(system: System) -> None:
     opened = msgspec.structs.replace(SPEC, tasks=[], mode=Mode.OPEN)
-    job = await system.records.job(ACME, JobId((await Submit(system).submit(ACME, opened)).subject))
+    job = await system.records.jobs.job(ACME, JobId((await Submit(system).submit(ACME, opened)).subject))
     assert job is not None
     add, batch = AddTasks(system), TasksSpec([msgspec.Raw(b"1")] * 10)
     assert [await outcome(add.add(job, batch)) for _ in range(3)] == ["in", "in", "quota_exceeded"]
@@ -120,14 +120,14 @@ async def test_what_is_known_is_shared_and_not_looked_for_each_time(
     system: System, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    found = system.records.active_jobs
+    found = system.records.jobs.active_jobs
 
     async def active_jobs() -> Any:
         nonlocal looks
         looks += 1
         return await found()
 
-    monkeypatch.setattr(system.records, "active_jobs", active_jobs)
+    monkeypatch.setattr(system.records.jobs, "active_jobs", active_jobs)
     for _ in range(20):
         await Admission(system).admit(OTHER, tasks=1)
     assert looks == 1

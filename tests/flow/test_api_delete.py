@@ -54,7 +54,7 @@ async def remove_all(system: System, clock: JumpingClock) -> Removed:
 
 async def rows(system: System) -> dict[str, int]:
     """Rows of every table that has any, but for the API keys."""
-    database: Any = system.records._database  # type: ignore[attr-defined]
+    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
     tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
     assert len(tables) >= 14
     counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
@@ -68,7 +68,7 @@ def files(system: System) -> list[str]:
 
 
 async def job_of(api: Api, job_id: str) -> Job:
-    job = await api.system.records.job(ACME, JobId(job_id))
+    job = await api.system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
     return job
 
@@ -124,7 +124,7 @@ async def test_nothing_is_left_of_a_job(server: Api, clock: JumpingClock) -> Non
     await server.system.tasks.note(job.key, [TaskEvent(0, 1.0, "task.retried", "{}")])
     await bury_letters(server, job)
     full = await rows(server.system)
-    assert {"jobs", "runs", "ranges", "uploads", "notices", "task_runs", "tasks", "task_events"} <= set(full)
+    assert {"jobs", "runs", "ranges", "uploads", "outbox", "task_runs", "tasks", "task_events"} <= set(full)
     assert {"dead_letters", "leases"} <= set(full)
     assert {name.split("/")[0] for name in files(server.system)} == {"uploads", "results", "invalid"}
     await delete(server, job_id)
@@ -172,7 +172,7 @@ async def test_what_runs_of_it_stops(server: Api, clock: JumpingClock) -> None:
 
 async def test_an_ingest_under_way_stops(server: Api, clock: JumpingClock) -> None:
     """It sees at its next checkpoint that there is nothing to go on with; its message goes when it is seen again."""
-    put, checkpoint, go = server.system.tasks.put, server.system.records.checkpoint, asyncio.Event()
+    put, checkpoint, go = server.system.tasks.put, server.system.records.ingests.checkpoint, asyncio.Event()
     waiting: list[int] = []
     refused: list[bool] = []
 
@@ -187,7 +187,7 @@ async def test_an_ingest_under_way_stops(server: Api, clock: JumpingClock) -> No
         return taken
 
     server.system.tasks.put = slow  # type: ignore[method-assign]
-    server.system.records.checkpoint = watched  # type: ignore[method-assign]
+    server.system.records.ingests.checkpoint = watched  # type: ignore[method-assign]
     async with working(server.system):
         job_id = await upload_job(server, 2000)
         await until(lambda: found(waiting))

@@ -26,7 +26,8 @@ TABLES = (
     "task_runs",
     "task_events",
     "messages",
-    "notices",
+    "outbox",
+    "documents",
     "idempotency",
 )
 
@@ -38,7 +39,7 @@ def settings(settings: Settings) -> Settings:
 
 async def rows(system: System) -> int:
     """Everything that a request could have written."""
-    database: Any = system.records._database  # type: ignore[attr-defined]
+    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
     counts = [await database.row(f"SELECT count(*) FROM {table}", {}) for table in TABLES]
     return sum(count for (count,) in counts)
 
@@ -307,7 +308,7 @@ async def test_missing_and_wrong_keys(server: Api) -> None:
 
 async def test_a_revoked_key_ends_within_two_seconds(server: Api, clock: JumpingClock) -> None:
     assert (await server.get("/v1/jobs")).status == 200
-    assert await server.system.records.revoke_key(server.key.split("_")[1], clock.now())
+    assert await server.system.records.access.revoke_key(server.key.split("_")[1], clock.now())
     clock.advance(2)
     check_problem(await server.get("/v1/jobs"), 401, "invalid_key")
     check_problem(await server.submit(spec()), 401, "invalid_key")
@@ -317,10 +318,10 @@ async def test_a_failure_of_ours_says_nothing(server: Api, monkeypatch: pytest.M
     async def fail(*_: Any) -> None:
         raise RuntimeError("canary: /secret/path")
 
-    monkeypatch.setattr(server.system.records, "jobs", fail)
+    monkeypatch.setattr(server.system.records.jobs, "jobs", fail)
     problem = check_problem(await server.get("/v1/jobs"), 500, "internal_error")
     assert "canary" not in json.dumps(problem)
-    monkeypatch.setattr(server.system.records, "key", fail)
+    monkeypatch.setattr(server.system.records.access, "key", fail)
     ready = await server.get("/readyz", auth=False)
     problem = check_problem(ready, 503, "unavailable")
     assert "canary" not in json.dumps(problem)

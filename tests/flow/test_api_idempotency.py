@@ -95,7 +95,7 @@ async def send(api: Api, case: Case, key: str = "k1", body: bytes | None = None)
 
 
 async def count(api: Api, table: str) -> int:
-    database: Any = api.system.records._database  # type: ignore[attr-defined]
+    database: Any = api.system.records.jobs._database  # type: ignore[attr-defined]
     return int((await database.row(f"SELECT count(*) FROM {table}", {}))[0])
 
 
@@ -219,7 +219,7 @@ def claim_of(server: Api, case: Case, clock: JumpingClock) -> IdempotencyClaim:
 
 async def test_a_crashed_claim_is_taken_over_onto_the_same_id(server: Api, case: Case, clock: JumpingClock) -> None:
     claim = claim_of(server, case, clock)
-    assert (await server.system.records.claim(claim)).granted
+    assert (await server.system.records.access.claim(claim)).granted
     before = await made(server)
     early = await send(server, case)
     assert refusal(early) == (409, "idempotency_key_in_flight")
@@ -291,4 +291,4 @@ async def test_a_job_that_is_deleted_is_not_made_again(server: Api) -> None:
     again = await send(server, case)
     assert (again.status, again.body) == (201, first.body)
     assert await all_items(server, "/v1/jobs") == []
-    assert await server.system.records.job(ACME, JobId(first.json["id"])) is None
+    assert await server.system.records.jobs.job(ACME, JobId(first.json["id"])) is None

@@ -283,7 +283,7 @@ class TestLists:
     """Lists that can not be read: the job says why, a letter is kept, and rerun goes on once it is mended."""
 
     async def blob_of(self, server: Api, job_id: str) -> str:
-        job = await server.system.records.job(ACME, job_id)  # type: ignore[arg-type]
+        job = await server.system.records.jobs.job(ACME, job_id)  # type: ignore[arg-type]
         assert job is not None
         assert job.source is not None
         return job.source.key

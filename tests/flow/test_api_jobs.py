@@ -31,11 +31,11 @@ from tests.clocks import JumpingClock
 ACME = TenantId("acme")
 
 
-@pytest.fixture(params=["whole", "in steps"])
+@pytest.fixture(params=["atomic", "in steps"])
 async def system(request: pytest.FixtureRequest, settings: Settings, clock: JumpingClock) -> AsyncIterator[System]:
     """Every test here runs on both ways of accepting."""
     async with open_system(settings, clock) as opened:
-        yield opened if request.param == "whole" else replace(opened, whole=None)
+        yield opened if request.param == "atomic" else replace(opened, atomic_accept=None)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def urls(count: int) -> list[str]:
 
 
 async def stored(system: System, answer: Answer) -> Job:
-    job = await system.records.job(ACME, JobId(answer.json["id"]))
+    job = await system.records.jobs.job(ACME, JobId(answer.json["id"]))
     assert job is not None
     return job
 
@@ -375,7 +375,7 @@ STEPS = ["accept.tasks.before", "accept.tasks.after", "accept.job.before", "acce
 @pytest.mark.usefixtures("disarm")
 @pytest.mark.parametrize("point", [*WHOLE, *STEPS])
 async def test_a_crash_leaves_all_or_nothing(server: Api, clock: JumpingClock, point: str) -> None:
-    if (point in WHOLE) != (server.system.whole is not None):
+    if (point in WHOLE) != (server.system.atomic_accept is not None):
         return
 
     def die(passed: str) -> None:
@@ -420,12 +420,12 @@ class Reluctant:
 
 
 async def test_messages_that_were_not_taken_are_sent_again(system: System) -> None:
-    if system.whole is not None:
+    if system.atomic_accept is not None:
         return
     submit = Submit(replace(system, queue=Reluctant(system.queue, 3)))  # type: ignore[arg-type]
     tasks = [msgspec.Raw(json.dumps(url).encode()) for url in urls(30)]
     accepted = await submit.submit(ACME, JobSpec(tasks=tasks, chunk_size=1))
-    job = await system.records.job(ACME, JobId(accepted.subject))
+    job = await system.records.jobs.job(ACME, JobId(accepted.subject))
     assert job is not None
     chunks = await references(system, job)
     assert sorted(ref.index for chunk in chunks for ref in chunk.refs) == list(range(30))
@@ -438,7 +438,7 @@ async def test_submit_itself_replays_too(system: System) -> None:
     first = await submit.submit(ACME, spec, key)
     again = await submit.submit(ACME, spec, key)
     assert (again.replayed, again.subject, again.body) == (True, first.subject, first.body)
-    page = await system.records.jobs(ACME, None, 10)
+    page = await system.records.jobs.jobs(ACME, None, 10)
     assert [job.job_id for job in page.items] == [first.subject]
     assert page.items[0].state is RunState.RUNNING
 

@@ -64,14 +64,14 @@ async def test_answers_do_not_wait_for_acknowledgements(server: Api) -> None:
 async def test_stopping_lets_an_answer_finish(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     url, stop, serving = await started(system)
     asked = asyncio.Event()
-    keys = system.records.key
+    keys = system.records.access.key
 
     async def slow(key_id: str) -> object:
         asked.set()
         await asyncio.sleep(0.3)
         return await keys(key_id)
 
-    monkeypatch.setattr(system.records, "key", slow)
+    monkeypatch.setattr(system.records.access, "key", slow)
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
     answering = asyncio.create_task(raw(address, b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n"))
     await asked.wait()

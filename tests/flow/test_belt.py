@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
+import operator
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -228,10 +229,10 @@ class TestFailureThreshold:
         (ended,) = await belt.ended(job)
         assert ended.reason is not None
         assert "failure threshold" in ended.reason
-        await belt.until(lambda: belt.system.records.ended_unswept(1), within=60)
+        await belt.until(lambda: belt.system.records.jobs.ended_unswept(1), within=60)
 
         async def swept() -> bool:
-            return not await belt.system.records.ended_unswept(1)
+            return not await belt.system.records.jobs.ended_unswept(1)
 
         await belt.until(swept)
         await belt.check(job, RunState.FAILED)
@@ -715,7 +716,7 @@ class TestMoves:
         await move(belt, job, RunState.CANCELLED)
         await belt.passing(20)
         await belt.check(job, RunState.CANCELLED)
-        assert await belt.system.records.ended_unswept(10) == []
+        assert await belt.system.records.jobs.ended_unswept(10) == []
         assert await belt.depth(job) == Depth(0, 0, 0)
 
 
@@ -914,7 +915,7 @@ class TestEngineFailures:
     @pytest.mark.parametrize("after", [False, True], ids=["not done", "done and yet an error"])
     @pytest.mark.parametrize(
         ("seam", "method"),
-        [("tasks", "finish"), ("tasks", "note"), ("queue", "ack"), ("queue", "send"), ("records", "move_run")],
+        [("tasks", "finish"), ("tasks", "note"), ("queue", "ack"), ("queue", "send"), ("records.jobs", "move_run")],
     )
     async def test_an_engine_that_fails_loses_nothing(self, belt: Belt, seam: str, method: str, after: bool) -> None:
         async def flaky(job: Job, ref: TaskRef) -> Outcome:
@@ -922,9 +923,11 @@ class TestEngineFailures:
 
         belt.executor.act = flaky
         job = await belt.submit(40, chunk_size=7, backoff=STEADY)
-        engine = getattr(belt.system, seam)
-        failing = Failing(engine, method, 3, EngineFailed("for a moment"), after=after)
-        system = dataclasses.replace(belt.system, **{seam: failing})
+        engine = operator.attrgetter(seam)(belt.system)
+        failing: Any = Failing(engine, method, 3, EngineFailed("for a moment"), after=after)
+        name, _, part = seam.partition(".")
+        behind = dataclasses.replace(belt.system.records, **{part: failing}) if part else failing
+        system = dataclasses.replace(belt.system, **{name: behind})
         belt.start(belt.worker(system=system))
         belt.start(belt.sweeper)
         await belt.ended(job, within=40 * LEASE)

@@ -45,7 +45,7 @@ async def patch(api: Api, job_id: str, **changes: Any) -> Answer:
 
 
 async def job_of(api: Api, job_id: str) -> Job:
-    job = await api.system.records.job(ACME, JobId(job_id))
+    job = await api.system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
     return job
 
@@ -81,7 +81,7 @@ class TestCancel:
         assert (await server.get(f"/v1/jobs/{job_id}?verify=true")).json["verify"]["drift"] == 0
         depth = await server.system.queue.depth(run_queue((await job_of(server, job_id)).run.run_id))
         assert (depth.ready, depth.held, depth.delayed) == (0, 0, 0)
-        assert await server.system.records.ended_unswept(10) == []
+        assert await server.system.records.jobs.ended_unswept(10) == []
         assert await events(server, job_id) == ["job.accepted", "run.cancelled"]
 
     async def test_how_much_is_still_to_be_swept(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ class TestCancel:
         lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         sweeper = Sweeper(system.records, system.tasks, system.queue, lifecycle, system.clock)
         seen = []
-        while await system.records.ended_unswept(1):
+        while await system.records.jobs.ended_unswept(1):
             await sweeper.run_once()
             # Past what readers share.
             system.clock.advance(1)  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ class TestCancel:
             await there.wait()
             await moved(server, job_id, "cancel")
             wait.set()
-            await until(lambda: server.system.records.ended_unswept(1), lambda found: not found)
+            await until(lambda: server.system.records.jobs.ended_unswept(1), lambda found: not found)
             await until(lambda: held(server, job_id), lambda number: number == 0)
             echo.gate.set()
             server.system.clock.advance(100)  # type: ignore[attr-defined]
@@ -395,7 +395,7 @@ def retention(system: System) -> Retention:
 
 async def rows(system: System) -> dict[str, int]:
     """Rows of every table that has any, but for the API keys."""
-    database: Any = system.records._database  # type: ignore[attr-defined]
+    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
     tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
     counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
     return {name: count for name, count in counts.items() if count and name != "keys"}

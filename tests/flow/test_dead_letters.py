@@ -50,7 +50,7 @@ async def upload_job(api: Api, data: bytes) -> str:
 
 
 async def job_of(api: Api, job_id: str) -> Job:
-    job = await api.system.records.job(ACME, JobId(job_id))
+    job = await api.system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
     return job
 

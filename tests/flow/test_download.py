@@ -399,7 +399,7 @@ class TestRows:
             seen: TaskProgress | None = None
             while not attempting.done() and (seen is None or seen.done == 0):
                 await asyncio.sleep(0.02)
-                row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+                row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
                 seen = msgspec.json.decode(row.body, type=TaskProgress) if row else None
             assert row is not None and seen is not None
             assert (seen.index, seen.total, seen.attempt) == (0, SIZE, 1)
@@ -408,7 +408,7 @@ class TestRows:
             assert row.job_id == job.job_id
             assert row.due_at is not None
             assert abs(row.due_at - clock.now() - settings.stuck_after) < 60
-            assert [due.id for due in await system.records.due_rows(PROGRESS, row.due_at, 10)] == [row.id]
+            assert [due.id for due in await system.records.documents.due_rows(PROGRESS, row.due_at, 10)] == [row.id]
             await check_file(system, await attempting)
         await made.close()
 
@@ -434,7 +434,7 @@ class TestRows:
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
-            row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+            row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
             assert row is not None
             assert row.due_at is None
             await check_file(system, await attempt(executor, site.url(), job))
@@ -459,7 +459,7 @@ class TestRows:
         job = job_with(attempts=2)
         assert code(await attempt(executor, site.url(), job, 2)) == "read_failed"
         assert await kept_keys(system, job) == []
-        assert await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0)) is None
+        assert await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0)) is None
 
 
 async def test_a_job_of_downloads_from_submit_to_archive(server: Api, tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ async def test_a_job_of_downloads_from_submit_to_archive(server: Api, tmp_path: 
     whole = await server.get(large["body_url"])
     assert (whole.status, len(whole.body)) == (200, SIZE)
     assert whole.headers["accept-ranges"] == "bytes"
-    found = await system.records.job(ACME, job["id"])
+    found = await system.records.jobs.job(ACME, job["id"])
     assert found is not None
     await export_to_file(system.tasks, system.blobs, found, tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:

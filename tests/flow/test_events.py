@@ -138,7 +138,7 @@ async def submitted(api: Api, number: int = 10, **spec: Any) -> str:
 
 
 async def stored(system: System, job_id: str) -> Job:
-    job = await system.records.job(ACME, JobId(job_id))
+    job = await system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
     return job
 
@@ -221,7 +221,9 @@ class TestStream:
         async with following(server, job.job_id) as follower:
             ids.append((await follower.take(is_event("job.accepted"))).id)
         for number in range(250):
-            await system.records.create_rows([], make_notice(system.clock, job, "run.progress", number=number))
+            await system.records.documents.create_rows(
+                [], make_notice(system.clock, job, "run.progress", number=number)
+            )
         async with following(server, job.job_id, ids[-1]) as follower:
             last = await follower.take(lambda frame: frame.id is not None and frame.data["data"].get("number") == 120)
             assert [frame.data["data"]["number"] for frame in follower.seen if frame.id] == list(range(121))
@@ -345,11 +347,11 @@ class TestMilestones:
     async def started(self, system: System, total: int = 100) -> Job:
         job = make_job(system.clock, total=total)
         await system.tasks.put(job.key, seeds(total))
-        await system.records.create_job(job, make_notice(system.clock, job), None)
+        await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         return job
 
     async def told(self, system: System, job: Job) -> list[tuple[str, dict[str, Any]]]:
-        page = await system.records.notices(job.tenant, job.job_id, None, 1000)
+        page = await system.records.outbox.events(job.tenant, job.job_id, None, 1000)
         return [(event.event, event.data) for event in page.items][1:]
 
     def herald(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
@@ -380,7 +382,7 @@ class TestMilestones:
     async def test_there_are_none_before_the_total_is_final(self, system: System) -> None:
         job = make_job(system.clock, total=0, latched=False, state=RunState.INGESTING)
         await system.tasks.put(job.key, seeds(10))
-        await system.records.create_job(job, make_notice(system.clock, job), None)
+        await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         await system.tasks.finish(job.key, [end(index) for index in range(10)])
         await self.herald(system).run_once()
         assert await self.told(system, job) == []
@@ -410,13 +412,13 @@ class TestMilestones:
         async with working(system, Fickle()):
             job_id = await submitted(server, 50)
             await ended(server, job_id)
-            await until(lambda: system.records.untold(10), lambda left: left == [])
+            await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
         found = await self.told(system, await stored(system, job_id))
         batches = [data["failed"] for event, data in found if event == "tasks.failed"]
         assert sum(batches) == 10
         # Told again, as after a crash before the mark, it finds nothing more to say.
         notifier = OutboxDispatcher(settings, system.records, system.tasks, system.clock)
-        page = await system.records.notices(ACME, JobId(job_id), None, 100)
+        page = await system.records.outbox.events(ACME, JobId(job_id), None, 100)
         last = next(event for event in page.items if event.event == "run.completed")
         job = await stored(system, job_id)
         notice = make_notice(system.clock, job, "run.completed", **last.data)
@@ -426,7 +428,7 @@ class TestMilestones:
     async def test_that_a_list_is_ingested_is_told_once_and_before_anything_follows(self, system: System) -> None:
         job = make_job(system.clock, total=0, latched=False, state=RunState.INGESTING)
         await system.tasks.put(job.key, seeds(3))
-        await system.records.create_job(job, make_notice(system.clock, job), None)
+        await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         await system.tasks.finish(job.key, [end(index) for index in range(3)])
         lifecycles = [Lifecycle(system.records, system.tasks, system.clock) for _ in range(4)]
         milestones = ProgressEvents(system.records, system.clock)

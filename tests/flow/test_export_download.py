@@ -135,7 +135,7 @@ async def attempt(executor: ExportDownloadExecutor, job: Job, given: Any = None,
 
 
 async def row_of(system: System, job: Job) -> tuple[TaskProgress, float | None]:
-    row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+    row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
     assert row is not None
     return msgspec.json.decode(row.body, type=TaskProgress), row.due_at
 

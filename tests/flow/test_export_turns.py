@@ -161,7 +161,7 @@ class SlowBlobs(LocalBlobs):
 async def large_body(system: System, pieces: int) -> tuple[Job, bytes]:
     """A job of one task with one large body."""
     job, body = new_job(system, 1), random.Random(1).randbytes(1 << 18) * pieces
-    await system.records.create_job(
+    await system.records.jobs.create_job(
         job, OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {}), None
     )
     await system.tasks.put(job.key, [TaskSeed(0, InputJson(f'"{url_of(0)}"'))])

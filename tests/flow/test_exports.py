@@ -296,7 +296,7 @@ async def second_run(system: System, job: Any, indexes: Sequence[int]) -> RunKey
     )
     again = msgspec.structs.replace(job, run=run, state=RunState.RUNNING)
     notice = OutboxEvent(system.clock.new_id("evt"), ACME, job.job_id, run.run_id, "run.added", 1.0, {})
-    assert await system.records.add_run(again, notice, None) is True
+    assert await system.records.jobs.add_run(again, notice, None) is True
     await system.tasks.put(again.key, [TaskSeed(index, f'{{"url":"{url_of(index)}"}}') for index in indexes])
     ends = []
     for index in indexes:
@@ -306,7 +306,7 @@ async def second_run(system: System, job: Any, indexes: Sequence[int]) -> RunKey
         end = end_of(index, BodyRef(key, len(body), sha256(body).hexdigest()), 2.0)
         ends.append(msgspec.structs.replace(end, status=TaskStatus.SUCCEEDED, http_status=200, error_code=None))
     await system.tasks.finish(again.key, ends)
-    await system.records.move_run(job.job_id, run.run_id, [RunState.RUNNING], RunState.COMPLETED, None, None)
+    await system.records.jobs.move_run(job.job_id, run.run_id, [RunState.RUNNING], RunState.COMPLETED, None, None)
     return again.key
 
 
@@ -315,7 +315,7 @@ async def test_each_task_as_it_came_out_last(system: System) -> None:
     failed = [index for index in range(1000) if outcome_of(index) is TaskStatus.FAILED]
     again = failed[: len(failed) // 2]
     key = await second_run(system, job, again)
-    now = await system.records.job(ACME, job.job_id)
+    now = await system.records.jobs.job(ACME, job.job_id)
     assert now is not None
 
     _, [data] = await made(system, now, format="jsonl", bodies="text", select={"run": "latest-per-task"})
@@ -352,7 +352,7 @@ async def test_large_bodies(system: System, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(assembly, "LARGE", 50_000)
     job = new_job(system, 4)
     notice = OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
-    await system.records.create_job(job, notice, None)
+    await system.records.jobs.create_job(job, notice, None)
     bodies = [b"small", random.Random(1).randbytes(500_000), b"text " * 30_000, b"small too"]
     await system.tasks.put(job.key, [TaskSeed(index, f'"{url_of(index)}"') for index in range(4)])
     ends = []
@@ -393,7 +393,7 @@ async def test_a_damaged_body_fails_the_export(
     assert export.error.code == "engine_failed"
     assert "damaged" in export.error.message
     assert await role.tick() > 0
-    events = (await system.records.notices(ACME, job.job_id, None, 10)).items
+    events = (await system.records.outbox.events(ACME, job.job_id, None, 10)).items
     assert [event.event for event in events] == ["job.accepted", "export.failed"]
     assert events[-1].data["export_id"] == export_id
 
@@ -416,7 +416,7 @@ async def test_a_store_that_comes_back_is_asked_again(system: System, clock: Jum
 async def test_ready_is_told_once_with_it(system: System) -> None:
     job = await stored_job(system, 100)
     export_id, [data] = await made(system, job)
-    events = (await system.records.notices(ACME, job.job_id, None, 10)).items
+    events = (await system.records.outbox.events(ACME, job.job_id, None, 10)).items
     assert [event.event for event in events] == ["job.accepted", "export.ready"]
     assert events[-1].data == {
         "export_id": export_id,
@@ -467,8 +467,8 @@ def retention(system: System) -> Retention:
 
 async def leftovers(system: System) -> tuple[list[str], int, int]:
     """Objects of exports, rows of them, leases."""
-    database: Any = system.records._database  # type: ignore[attr-defined]
-    [(rows,)] = await database.rows("SELECT count(*) FROM rows WHERE kind = 'export'", {})
+    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
+    [(rows,)] = await database.rows("SELECT count(*) FROM documents WHERE kind = 'export'", {})
     [(leases,)] = await database.rows("SELECT count(*) FROM leases", {})
     return [info.key async for info in system.blobs.listing("exports")], rows, leases
 
@@ -487,7 +487,7 @@ async def test_an_export_expires_before_its_job(system: System, clock: JumpingCl
     removed = [await retention(system).run_once() for _ in range(2)]
     assert [each.exports for each in removed] == [0, 1]
     assert await leftovers(system) == ([], 0, 0)
-    assert await system.records.job(ACME, job.job_id) is not None
+    assert await system.records.jobs.job(ACME, job.job_id) is not None
 
 
 async def test_a_deleted_export_is_gone_at_once(system: System, clock: JumpingClock) -> None:
@@ -548,7 +548,7 @@ async def test_the_job_deleted_while_it_is_made(
 ) -> None:
     job = await stored_job(system, 3000)
     export_id = await asked(system, job, compression="none")
-    await stop_in_the_middle(system, monkeypatch, export_id, lambda: system.records.hide_job(ACME, job.job_id))
+    await stop_in_the_middle(system, monkeypatch, export_id, lambda: system.records.jobs.hide_job(ACME, job.job_id))
     with pytest.raises(NotFound):
         await found(system, export_id)
     assert await new_exporter(system).tick() > 0, "no busy loop over a row that nobody reads"
@@ -614,7 +614,7 @@ async def test_whoever_goes_on_makes_the_same_bytes(
     monkeypatch.setattr(assembly, "_SHOWN_SECONDS", 0.0)
     expected = contents(spec, (await made(system, job, **spec))[1])
     export_id = await asked(system, job, **spec)
-    replace = system.records.replace_row
+    replace = system.records.documents.replace_row
     attempts = 0
 
     class Died(BaseException):
@@ -633,7 +633,7 @@ async def test_whoever_goes_on_makes_the_same_bytes(
             return written
 
         with monkeypatch.context() as patch:
-            patch.setattr(system.records, "replace_row", dying)
+            patch.setattr(system.records.documents, "replace_row", dying)
             try:
                 await new_exporter(system, f"exporter {attempts}").tick()
             except Died:
@@ -688,7 +688,7 @@ async def test_a_zombie_writes_nothing_that_counts(system: System, monkeypatch: 
     assert await found(system, export_id) == ready
     assert await parts_of(system, export_id) == [before]
     check_zip(unzipped(before), range(3000))
-    events = (await system.records.notices(ACME, job.job_id, None, 10)).items
+    events = (await system.records.outbox.events(ACME, job.job_id, None, 10)).items
     assert [event.event for event in events] == ["job.accepted", "export.ready"]
 
 
@@ -770,7 +770,7 @@ async def test_parquet_that_is_not_installed(system: System, monkeypatch: pytest
 async def test_while_the_job_goes_on_only_if_it_is_asked_for(system: System) -> None:
     job = new_job(system, 5, state=RunState.RUNNING)
     notice = OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
-    await system.records.create_job(job, notice, None)
+    await system.records.jobs.create_job(job, notice, None)
     await system.tasks.put(job.key, [TaskSeed(index, f'"{url_of(index)}"') for index in range(5)])
     from conveyor.errors import Conflict
 

@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import operator
 from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import sha256
 from typing import Any
@@ -132,7 +133,10 @@ async def control_is_empty(belt: Belt) -> None:
 
 def patched(ingester: Ingester, engine: str, **methods: Any) -> Ingester:
     """An ingester whose engine has some methods of its own."""
-    object.__setattr__(ingester._ingest, engine, _With(getattr(ingester._ingest, engine), **methods))
+    name, _, part = engine.partition(".")
+    real = getattr(ingester._ingest, name)
+    own = dataclasses.replace(real, **{part: _With(getattr(real, part), **methods)}) if part else _With(real, **methods)
+    object.__setattr__(ingester._ingest, name, own)
     return ingester
 
 
@@ -232,7 +236,7 @@ class TestLists:
         found = await ingested(belt, job)
         await check_list(belt, job, lines(count))
         assert found.state is RunState.RUNNING
-        assert (len(await belt.system.records.ranges(job.run.run_id)) > 1) == (count > 20)
+        assert (len(await belt.system.records.ingests.ranges(job.run.run_id)) > 1) == (count > 20)
         await control_is_empty(belt)
 
     @pytest.mark.parametrize("data", [b"", b"\n\n", b"# c\n"])
@@ -305,14 +309,14 @@ class TestLists:
 
         belt.executor.act = look
         hold = asyncio.Event()
-        real = belt.system.records.checkpoint
+        real = belt.system.records.ingests.checkpoint
 
         async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
             if one.number == 5:
                 await hold.wait()
             return await real(run_id, one, fence)
 
-        belt.start(patched(belt.ingester("slow"), "records", checkpoint=slow_checkpoint))
+        belt.start(patched(belt.ingester("slow"), "records.ingests", checkpoint=slow_checkpoint))
         belt.start(belt.worker())
         await belt.until(lambda: len(seen) >= 40)
         assert set(seen) == {RunState.INGESTING}
@@ -325,7 +329,7 @@ class TestLists:
         """All tasks that are there have ended, one range is not done: the run does not complete."""
         job = await belt.stage(lines(300))
         hold = asyncio.Event()
-        real = belt.system.records.checkpoint
+        real = belt.system.records.ingests.checkpoint
 
         async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
             if one.number == 2 and one.done:
@@ -333,12 +337,12 @@ class TestLists:
             return await real(run_id, one, fence)
 
         for name in ("one", "two"):
-            belt.start(patched(belt.ingester(name), "records", checkpoint=slow_checkpoint))
+            belt.start(patched(belt.ingester(name), "records.ingests", checkpoint=slow_checkpoint))
         for role in (belt.worker(), belt.sweeper):
             belt.start(role)
 
         async def all_but_one() -> bool:
-            done = await belt.system.records.ingested(job.run.run_id)
+            done = await belt.system.records.ingests.ingested(job.run.run_id)
             return done.ranges > 0 and done.ranges_done == done.ranges - 1 and (await belt.counts(job)).ended == 300
 
         await belt.until(all_but_one)
@@ -352,7 +356,7 @@ class TestLists:
     async def test_two_share_a_list(self, belt: Belt) -> None:
         job = await belt.stage(lines(400))
         took: dict[str, set[int]] = {"one": set(), "two": set()}
-        real = belt.system.records.checkpoint
+        real = belt.system.records.ingests.checkpoint
         for name, numbers in took.items():
 
             async def noted(run_id: Any, one: Range, fence: int, numbers: set[int] = numbers) -> bool:
@@ -361,7 +365,7 @@ class TestLists:
                 await belt.clock.sleep(0.5)
                 return await real(run_id, one, fence)
 
-            belt.start(patched(belt.ingester(name), "records", checkpoint=noted))
+            belt.start(patched(belt.ingester(name), "records.ingests", checkpoint=noted))
         await ingested(belt, job)
         await check_list(belt, job, lines(400))
         assert took["one"]
@@ -411,7 +415,7 @@ class TestMishaps:
         with pytest.raises(Crash):
             await drive(whole.ingester("first"))
         faults.arm(None)
-        (one,) = await whole.system.records.ranges(job.run.run_id)
+        (one,) = await whole.system.records.ingests.ranges(job.run.run_id)
         assert (one.index, one.tasks) == (21, 21)
         assert one.offset == sum(len(line.encode()) + 1 for line in lines(21))
         put: list[int] = []
@@ -439,11 +443,13 @@ class TestMishaps:
         await ingested(whole, job)
         await check_list(whole, job, ['"one"', '"two"', '"three"'])
 
-    @pytest.mark.parametrize("engine", ["tasks.put", "queue.send", "records.checkpoint", "records.split"])
+    @pytest.mark.parametrize(
+        "engine", ["tasks.put", "queue.send", "records.ingests.checkpoint", "records.ingests.split"]
+    )
     async def test_an_engine_that_fails_a_few_times(self, belt: Belt, engine: str) -> None:
         job = await belt.stage(lines(100))
-        name, method = engine.split(".")
-        real = getattr(getattr(belt.system, name), method)
+        name, _, method = engine.rpartition(".")
+        real = operator.attrgetter(engine)(belt.system)
         left = 3
 
         async def failing(*args: Any) -> Any:
@@ -486,7 +492,7 @@ class TestMishaps:
         asleep = asyncio.Event()
         calls = 0
         checkpoints: list[bool] = []
-        put, checkpoint = whole.system.tasks.put, whole.system.records.checkpoint
+        put, checkpoint = whole.system.tasks.put, whole.system.records.ingests.checkpoint
 
         async def sleepy(run: Any, seeds: Any) -> None:
             nonlocal calls
@@ -499,7 +505,7 @@ class TestMishaps:
             checkpoints.append(await checkpoint(*args))
             return checkpoints[-1]
 
-        sleeper = patched(patched(whole.ingester("sleeper"), "tasks", put=sleepy), "records", checkpoint=noted)
+        sleeper = patched(patched(whole.ingester("sleeper"), "tasks", put=sleepy), "records.ingests", checkpoint=noted)
         ticking = asyncio.create_task(drive(sleeper, 2))
         await whole.until(lambda: calls == 3)
         whole.start(whole.ingester("other"))
@@ -623,7 +629,7 @@ class TestBadLists:
         assert job.source is not None
         first = belt.ingester("first")
         await first.tick()
-        before = await belt.system.records.ingested(job.run.run_id)
+        before = await belt.system.records.ingests.ingested(job.run.run_id)
         assert (before.ranges > 0, before.tasks) == (True, 0)
         await belt.blobs.put(job.source.key, pack(given[:-4] + b'00"\n'))
         await self._fails(belt, job, "not the one that was accepted", within=900)
@@ -640,7 +646,7 @@ class TestBadLists:
         first = belt.ingester("first")
         for _ in range(3):
             await first.tick()
-        before = await belt.system.records.ingested(job.run.run_id)
+        before = await belt.system.records.ingests.ingested(job.run.run_id)
         assert 0 < before.tasks < 100
         await belt.blobs.delete([job.source.key])
         failed = await self._fails(belt, job, "")
@@ -679,7 +685,7 @@ class TestOpenJobs:
         await belt.ended(job)
         tasks = await belt.check(job)
         assert sorted(json.loads(bytes(task.input)) for task in tasks.values()) == sorted(values)
-        ranges = await belt.system.records.ranges(job.run.run_id)
+        ranges = await belt.system.records.ingests.ranges(job.run.run_id)
         assert [(one.number, one.first_index, one.done) for one in ranges] == [(n, 10 * n, True) for n in range(6)]
 
     async def test_lost_messages_of_batches(self, belt: Belt) -> None:

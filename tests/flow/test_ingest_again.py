@@ -1,6 +1,7 @@
 """What is done again in an ingest changes nothing, and what was accepted is never left out."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable
 from typing import Any
@@ -23,21 +24,21 @@ LINES = 8000
 
 
 class Failing:
-    """Records whose n-th checkpoint fails before it is written, for some n."""
+    """IngestRecords whose n-th checkpoint fails before it is written, for some n."""
 
-    def __init__(self, records: Any, *fails: int) -> None:
-        self._records = records
+    def __init__(self, ingests: Any, *fails: int) -> None:
+        self._ingests = ingests
         self._fails = fails
         self.checkpoints = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._records, name)
+        return getattr(self._ingests, name)
 
     async def checkpoint(self, *given: Any) -> bool:
         self.checkpoints += 1
         if self.checkpoints in self._fails:
             raise EngineFailed
-        written: bool = await self._records.checkpoint(*given)
+        written: bool = await self._ingests.checkpoint(*given)
         return written
 
 
@@ -58,8 +59,9 @@ async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> 
         data = "".join(f"{bad if number % 10 == 0 else good}\n" for number in range(LINES)).encode()
         job = await belt.stage_bytes(data)
         ingester = belt.ingester()
-        failing = Failing(belt.system.records, 2, 4)
-        object.__setattr__(ingester._ingest, "records", failing)
+        records = belt.system.records
+        failing = Failing(records.ingests, 2, 4)
+        object.__setattr__(ingester._ingest, "records", dataclasses.replace(records, ingests=failing))
         belt.start(ingester)
 
         async def latched() -> bool:
@@ -76,17 +78,17 @@ async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> 
 
 
 class Stale:
-    """Records whose active jobs are as they were when somebody last looked: others have acted since."""
+    """JobRecords whose active jobs are as they were when somebody last looked: others have acted since."""
 
-    def __init__(self, records: Any, jobs: list[Job]) -> None:
-        self._records = records
+    def __init__(self, jobs: Any, active: list[Job]) -> None:
         self._jobs = jobs
+        self._active = active
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._records, name)
+        return getattr(self._jobs, name)
 
     async def active_jobs(self) -> list[Job]:
-        return self._jobs
+        return self._active
 
 
 async def add(belt: Belt, job: Job, *values: Any, last: bool = False) -> None:
@@ -103,9 +105,11 @@ async def test_a_batch_that_is_accepted_meanwhile_keeps_the_job_open() -> None:
     async with open_belt() as belt:
         job = await belt.submit([], mode=Mode.OPEN, idle_timeout=60.0)
         belt.clock.advance(61)
-        seen = await belt.system.records.active_jobs()
+        seen = await belt.system.records.jobs.active_jobs()
         await add(belt, job, 1, 2, 3)
-        swept = await sweeper_with(belt, Stale(belt.system.records, seen)).run_once()
+        swept = await sweeper_with(
+            belt, dataclasses.replace(belt.system.records, jobs=Stale(belt.system.records.jobs, seen))
+        ).run_once()
         assert swept.closed == 0
         found = await belt.job(job.job_id)
         assert (found.run.sealed, found.reason) == (False, None)
@@ -207,18 +211,18 @@ async def test_a_batch_costs_the_same_whatever_was_added_before() -> None:
             where = (job.job_id, job.run.run_id)
             costs = []
             for count in (10, 1000):
-                have = (await records.ingested(job.run.run_id)).ranges
+                have = (await records.ingests.ingested(job.run.run_id)).ranges
                 await asyncio.gather(
-                    *(records.append_range(*where, source, 1, None, False) for _ in range(count - have))
+                    *(records.ingests.append_range(*where, source, 1, None, False) for _ in range(count - have))
                 )
-                one = await records.range(job.run.run_id, count - 5)
+                one = await records.ingests.range(job.run.run_id, count - 5)
                 assert one is not None
                 done = msgspec.structs.replace(one, tasks=1, offset=100, done=True)
                 costs.append(
                     [
-                        await steps.of(records.checkpoint(job.run.run_id, done, 1)),
-                        await steps.of(records.ingested(job.run.run_id)),
-                        await steps.of(records.append_range(*where, source, 1, None, False)),
+                        await steps.of(records.ingests.checkpoint(job.run.run_id, done, 1)),
+                        await steps.of(records.ingests.ingested(job.run.run_id)),
+                        await steps.of(records.ingests.append_range(*where, source, 1, None, False)),
                     ]
                 )
             few, many = costs

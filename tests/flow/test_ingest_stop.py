@@ -38,13 +38,13 @@ async def submitted(embedded: Embedded, place: Path, on_invalid: str) -> Job:
 
 
 async def some_tasks(system: System, job: Job) -> bool:
-    return (await system.records.ingested(job.run.run_id)).tasks > 0
+    return (await system.records.ingests.ingested(job.run.run_id)).tasks > 0
 
 
 async def run_until_latched(service: Service, system: System, job: Job) -> Job:
     task = asyncio.create_task(service.run())
     while True:
-        found = await system.records.job(TENANT, job.job_id)
+        found = await system.records.jobs.job(TENANT, job.job_id)
         assert found is not None
         if found.run.last_batch:
             break
@@ -65,7 +65,7 @@ async def test_it_stops_between_two_batches_and_another_goes_on_there(system: Sy
     first.stop()
     await task
 
-    then = await system.records.ingested(job.run.run_id)
+    then = await system.records.ingests.ingested(job.run.run_id)
     assert 0 < then.tasks < LINES
     assert not then.done
     depth = await system.queue.depth(CONTROL)
@@ -73,7 +73,7 @@ async def test_it_stops_between_two_batches_and_another_goes_on_there(system: Sy
 
     ended = await run_until_latched(Service(ingester(system, embedded, "second"), system.clock), system, job)
     assert ended.run.total == LINES
-    assert (await system.records.ingested(job.run.run_id)).tasks == LINES
+    assert (await system.records.ingests.ingested(job.run.run_id)).tasks == LINES
 
 
 async def test_it_stops_while_it_looks_a_list_over(system: System, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_it_stops_while_it_looks_a_list_over(system: System, tmp_path: Pat
     first = ingester(system, embedded, "first")
     first.stopping = True
     await first.tick()
-    assert await system.records.ranges(job.run.run_id) == []
+    assert await system.records.ingests.ranges(job.run.run_id) == []
     depth = await system.queue.depth(CONTROL)
     assert (depth.ready, depth.held, depth.delayed) == (1, 0, 0)
 

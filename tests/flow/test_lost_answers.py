@@ -36,7 +36,7 @@ async def test_the_end_of_a_task_is_noted_once_though_its_write_is_made_again() 
 
 
 async def beat_of(system: System) -> Document | None:
-    return await system.records.row(BEAT, BEAT_TENANT, "worker_1")
+    return await system.records.documents.document(BEAT, BEAT_TENANT, "worker_1")
 
 
 def heartbeat(system: System, clock: ManualClock) -> Heartbeat:
@@ -45,7 +45,7 @@ def heartbeat(system: System, clock: ManualClock) -> Heartbeat:
 
 async def test_a_worker_goes_on_to_say_that_it_is_alive_after_an_answer_was_lost() -> None:
     async with open_belt() as belt:
-        lost = injector(When.AFTER, "records", "replace_row")
+        lost = injector(When.AFTER, "documents", "replace_row")
         heart = heartbeat(lost.over(belt.system), belt.clock)
         await heart.beat(TASKS)
         with pytest.raises(EngineFailed):
@@ -64,7 +64,7 @@ async def test_a_worker_goes_on_to_say_that_it_is_alive_after_an_answer_was_lost
 async def test_a_worker_without_long_tasks_removes_its_row_however_often_it_takes() -> None:
     for when in When:
         async with open_belt() as belt:
-            lost = injector(when, "records", "remove_row")
+            lost = injector(when, "documents", "remove_row")
             heart = heartbeat(lost.over(belt.system), belt.clock)
             await heart.beat(TASKS)
             with pytest.raises(EngineFailed):

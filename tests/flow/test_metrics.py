@@ -132,7 +132,7 @@ async def test_what_a_job_did_is_counted(server: Api, system: System) -> None:
     assert risen(before, "conveyor_http_requests_total", "POST", "/v1/jobs", "2xx") == 1
     assert risen(before, "conveyor_http_requests_total", "GET", "/v1/jobs/{job_id}/results", "2xx") == 1
     assert risen(before, "conveyor_engine_call_seconds", "tasks", "sqlite", "finish") >= 1
-    assert risen(before, "conveyor_engine_call_seconds", "whole", "sqlite", "accept_whole") == 1
+    assert risen(before, "conveyor_engine_call_seconds", "atomic_accept", "sqlite", "accept_atomically") == 1
     for role in ("worker", "ingester", "sweeper", "sampler", "monitor", "deliverer"):
         assert risen(before, "conveyor_role_tick_seconds", role) >= 1, role
 
@@ -221,7 +221,7 @@ class TestSampler:
             async def active_jobs() -> list[Job]:
                 return many
 
-            monkeypatch.setattr(belt.system.records, "active_jobs", active_jobs)
+            monkeypatch.setattr(belt.system.records.jobs, "active_jobs", active_jobs)
             before = values()
             await sampler.tick()
             assert risen(before, "conveyor_engine_call_seconds", "queue", "sqlite", "depth") == 201

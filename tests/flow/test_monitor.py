@@ -83,7 +83,7 @@ async def download(belt: Belt, count: int = 1, **spec: Any) -> Job:
 
 
 async def progress_of(belt: Belt, job: Job, index: int = 0) -> tuple[Document, TaskProgress]:
-    row = await belt.system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, index))
+    row = await belt.system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, index))
     assert row is not None
     return row, msgspec.json.decode(row.body, type=TaskProgress)
 
@@ -181,7 +181,7 @@ class TestStuck:
             return Document(PROGRESS, ACME, name, body, due_at=now, expires_at=expires_at, job_id=job.job_id)
 
         gone = msgspec.structs.replace(fresh, run_id="run_gone")
-        await records.create_rows(
+        await records.documents.create_rows(
             [
                 row("ended", msgspec.json.encode(fresh)),
                 row("not json", b"{"),
@@ -199,7 +199,7 @@ class TestStuck:
         job = await download(belt)
         await belt.system.tasks.put(job.key, [])
         for start in range(0, 250, 25):
-            await records.create_rows(
+            await records.documents.create_rows(
                 [
                     Document(PROGRESS, ACME, f"old {number}", b"{", due_at=now - 1000 + number)
                     for number in range(start, start + 25)
@@ -209,7 +209,7 @@ class TestStuck:
         late = Document(
             PROGRESS, ACME, progress_id(job.run.run_id, 0), msgspec.json.encode(fresh), due_at=now, job_id=job.job_id
         )
-        await records.create_rows([late])
+        await records.documents.create_rows([late])
         seen = await monitor_of(belt.system).run_once()
         assert (seen.looked, seen.settled, seen.requeued) == (251, 250, 1)
 
@@ -257,7 +257,7 @@ class TestOrphans:
         belt.clock.advance(2)
         seen = await monitor.run_once()
         assert (seen.workers, seen.orphans, seen.requeued) == (1, 3, 0)
-        assert (await belt.system.records.rows(BEAT, BEAT_TENANT, None, 10)).items == []
+        assert (await belt.system.records.documents.documents(BEAT, BEAT_TENANT, None, 10)).items == []
         executor.go.set()
         second = Long(belt)
         second.go.set()
@@ -287,7 +287,7 @@ class TestOrphans:
         assert len(second.starts) == 1
 
     async def test_a_worker_says_nothing_without_long_tasks_and_goes_without_a_trace(self, belt: Belt) -> None:
-        rows = belt.system.records.rows
+        rows = belt.system.records.documents.documents
         job = await belt.submit(5)
         executor = Long(belt)
         long = await download(belt, 2)
@@ -314,7 +314,7 @@ class TestOrphans:
 class TestDeadlines:
     async def test_the_row_goes_with_the_job_and_without_a_deadline_there_is_none(self, belt: Belt) -> None:
         plain, timed = await belt.submit(1), await belt.submit(1, deadline=50)
-        rows = (await belt.system.records.rows(DEADLINE, ACME, None, 10)).items
+        rows = (await belt.system.records.documents.documents(DEADLINE, ACME, None, 10)).items
         assert [(row.id, row.job_id, row.due_at) for row in rows] == [
             (timed.run.run_id, timed.job_id, timed.created_at + 50)
         ]
@@ -334,7 +334,7 @@ class TestDeadlines:
         await change_options(belt.system, job, {"deadline": None})
         belt.clock.advance(500)
         assert await monitor.run_once() == Monitored()
-        assert (await belt.system.records.rows(DEADLINE, ACME, None, 10)).items == []
+        assert (await belt.system.records.documents.documents(DEADLINE, ACME, None, 10)).items == []
 
     async def test_a_rerun_has_its_own(self, belt: Belt) -> None:
         belt.executor.act = _fails
@@ -344,7 +344,7 @@ class TestDeadlines:
         belt.clock.advance(1000)
         await Rerun(belt.system).rerun(await belt.job(job.job_id), RerunSpec())
         found = await belt.job(job.job_id)
-        row = await belt.system.records.row(DEADLINE, ACME, found.run.run_id)
+        row = await belt.system.records.documents.document(DEADLINE, ACME, found.run.run_id)
         assert row is not None
         assert row.due_at == found.run.created_at + 50
 
@@ -392,7 +392,7 @@ async def test_a_resumed_ingest_has_its_deadline_again() -> None:
         failed = await given_up_ingest(belt, deadline=50)
         belt.clock.advance(60)
         await monitor.run_once()
-        assert await belt.system.records.row(DEADLINE, ACME, failed.run.run_id) is None
+        assert await belt.system.records.documents.document(DEADLINE, ACME, failed.run.run_id) is None
         await Rerun(belt.system).rerun(failed, RerunSpec())
         assert (await monitor.run_once()).expired == 0, "it has its whole time again"
         belt.clock.advance(49)

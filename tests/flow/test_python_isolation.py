@@ -289,7 +289,7 @@ class TestContext:
         job = job_for("tells")
         (outcome,) = await made.attempt(job, refs({"steps": 3, "seconds": 0.6}))
         assert outcome.status is TaskStatus.SUCCEEDED
-        row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+        row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
         assert row is not None
         progress = msgspec.json.decode(row.body, type=TaskProgress)
         assert (progress.done, progress.total, progress.note) == (3, 3, "step 3")
@@ -299,11 +299,11 @@ class TestContext:
     async def test_a_call_that_says_nothing_has_no_row(self, executor: PythonExecutor, system: System) -> None:
         job = job_for("tells")
         await executor.attempt(job, refs({"steps": 0}))
-        row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+        row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
         assert row is not None, "a heartbeat is a word too"
         job = job_for("double")
         await executor.attempt(job, refs(1))
-        assert await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0)) is None
+        assert await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0)) is None
 
     @pytest.mark.parametrize("handler", ["until-cancelled", "until-cancelled-async"])
     async def test_a_call_hears_that_it_is_not_wanted(
@@ -327,8 +327,8 @@ class TestContext:
 
         async def take_over() -> Document | None:
             """As the attempt does that the monitor starts when this one seems stuck. This one may write in between."""
-            row = await system.records.row(PROGRESS, job.tenant, name)
-            return None if row is None else await system.records.replace_row(row)
+            row = await system.records.documents.document(PROGRESS, job.tenant, name)
+            return None if row is None else await system.records.documents.replace_row(row)
 
         assert await until(take_over, lambda taken: taken is not None)
         with pytest.raises(Superseded):
@@ -343,7 +343,7 @@ class TestContext:
         async with embedded.running():
             await seen(lambda: noted(tmp_path, "began"))
             job = await embedded.job(ACME, JobId(accepted.subject))
-            assert await system.records.move_run(
+            assert await system.records.jobs.move_run(
                 job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.CANCELLED, None, None
             )
             await seen(lambda: noted(tmp_path, "cancelled"))

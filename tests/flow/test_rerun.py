@@ -81,7 +81,7 @@ async def results(api: Api, job_id: str, query: str = "", limit: int = 1000) -> 
 
 
 async def job_of(api: Api, job_id: str) -> Job:
-    job = await api.system.records.job(ACME, JobId(job_id))
+    job = await api.system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
     return job
 
@@ -444,7 +444,7 @@ class TestIdempotency:
             refused = {"run_not_ended", "idempotency_key_in_flight"}
             assert len(set(told) - refused) == 1
             await ended(server, job_id)
-        assert [run.number for run in await server.system.records.runs(job.job_id)] == [1, 2]
+        assert [run.number for run in await server.system.records.jobs.runs(job.job_id)] == [1, 2]
 
     async def test_a_refused_one_leaves_its_key_free(self, server: Api) -> None:
         headers = {"idempotency-key": "once"}

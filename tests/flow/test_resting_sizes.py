@@ -81,7 +81,7 @@ async def run_jobs(world: World, first: int, count: int) -> None:
     await world.settled()
     await world.until(lambda: all_ready(world, jobs), "all exports are ready")
     for job_id in jobs.values():
-        await world.system.records.hide_job(ACME, job_id)
+        await world.system.records.jobs.hide_job(ACME, job_id)
     await world.removed()
 
 

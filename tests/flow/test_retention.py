@@ -65,15 +65,15 @@ async def test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it() -> Non
         jobs = [JobId((await Submit(belt.system).submit(ACME, spec)).subject) for _ in range(2)]
         schedule = await scheduled(belt, upload_id)
         for job_id in jobs:
-            await belt.system.records.hide_job(ACME, job_id)
+            await belt.system.records.jobs.hide_job(ACME, job_id)
             await remove_all(belt)
             await remove_all(belt)
             assert await stored(belt, upload_id)
-            assert await belt.system.records.upload(upload_id) is not None
+            assert await belt.system.records.access.upload(upload_id) is not None
         await Schedules(belt.system).remove(ACME, schedule)
         await remove_all(belt)
         assert not await stored(belt, upload_id)
-        assert await belt.system.records.upload(upload_id) is None
+        assert await belt.system.records.access.upload(upload_id) is None
 
 
 class Died(BaseException):
@@ -103,7 +103,7 @@ async def test_a_death_between_an_uploads_object_and_its_row_leaves_neither() ->
                 await retention(belt).run_once()
             await remove_all(belt)
             assert not await stored(belt, upload_id), moment
-            assert await belt.system.records.expired_uploads(belt.clock.now(), 10) == []
+            assert await belt.system.records.access.expired_uploads(belt.clock.now(), 10) == []
 
 
 async def test_expired_rows_are_removed_as_fast_as_they_come() -> None:
@@ -112,10 +112,10 @@ async def test_expired_rows_are_removed_as_fast_as_they_come() -> None:
         claims = [
             IdempotencyClaim(ACME, "POST /v1/jobs", f"key {number}", "", "", now, now + 60) for number in range(EXPIRED)
         ]
-        await asyncio.gather(*map(records.claim, claims))
+        await asyncio.gather(*map(records.access.claim, claims))
         rows = [Document("delivery", ACME, f"{number}", b"", expires_at=now + 60) for number in range(EXPIRED)]
-        await asyncio.gather(*(records.create_rows(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
+        await asyncio.gather(*(records.documents.create_rows(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
         belt.clock.advance(60)
         belt.start(retention(belt))
         await belt.quiet()
-        assert await records.purge_expired(1) == 0, "without that a second has passed"
+        assert await records.access.purge_expired(1) == 0, "without that a second has passed"

@@ -95,7 +95,7 @@ async def made(api: Api, **spec: Any) -> dict[str, Any]:
 
 
 async def jobs_of(system: System) -> list[Job]:
-    return sorted((await system.records.jobs(ACME, None, 1000)).items, key=lambda job: job.job_id)
+    return sorted((await system.records.jobs.jobs(ACME, None, 1000)).items, key=lambda job: job.job_id)
 
 
 async def shown(api: Api, schedule_id: str) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class TestFiring:
             (f"2027-01-15T{hour:02}:00:00.000Z", job.job_id) for hour, job in zip(range(9, 12), jobs, strict=True)
         ]
         assert found["next_fires"][0] == "2027-01-15T12:00:00.000Z"
-        notices = (await system.records.notices(ACME, jobs[0].job_id, None, 10)).items
+        notices = (await system.records.outbox.events(ACME, jobs[0].job_id, None, 10)).items
         assert [event.event for event in notices] == ["job.accepted"]
 
     async def test_a_paused_one_does_not_and_what_lies_between_was_not_missed(
@@ -370,9 +370,9 @@ class TestFiring:
         clock.advance(HOUR)
         await run(scheduler)
         (job,) = await jobs_of(system)
-        assert [row.id for row in (await system.records.rows("notify", ACME, None, 10, job.job_id)).items] == [
-            f"{job.job_id}.0"
-        ]
+        assert [
+            row.id for row in (await system.records.documents.documents("notify", ACME, None, 10, job.job_id)).items
+        ] == [f"{job.job_id}.0"]
 
     async def test_what_can_not_be_made_is_written_down_and_it_goes_on(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
@@ -498,10 +498,10 @@ class TestSources:
         for _ in range(10):
             clock.advance(5 * DAY)
             await run(scheduler)
-        assert await system.records.upload(upload_id) is not None
+        assert await system.records.access.upload(upload_id) is not None
         # Once it is gone, so is the list.
         await server.request("DELETE", f"/v1/schedules/{schedule['id']}")
-        assert await system.records.upload(upload_id) is None
+        assert await system.records.access.upload(upload_id) is None
 
     async def test_an_upload_outlives_a_job_that_was_deleted(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
@@ -575,13 +575,13 @@ class TestSources:
         """DynamoDB has such rows: they are never written anew all at once."""
         upload_id = await server.upload(f"{URL}\n".encode())
         schedule = await made(server, cron="0 0 1 1 *", job={"source": {"upload_id": upload_id}})
-        row = await system.records.row(SCHEDULE, ACME, schedule["id"])
+        row = await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
         assert row is not None
-        await system.records.replace_row(msgspec.structs.replace(row, upload_id=None))
-        await system.records.keep_upload(upload_id, clock.now() + KEEP_UPLOAD_SECONDS)
+        await system.records.documents.replace_row(msgspec.structs.replace(row, upload_id=None))
+        await system.records.access.keep_upload(upload_id, clock.now() + KEEP_UPLOAD_SECONDS)
         clock.advance(KEEP_UPLOAD_SECONDS / 2)
         await run(scheduler)
-        found = await system.records.row(SCHEDULE, ACME, schedule["id"])
+        found = await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
         assert found is not None
         assert found.upload_id == upload_id
 
@@ -612,7 +612,7 @@ class TestSources:
             scheduler = scheduler_of(system)
             await run(scheduler)
             await scheduler.close()
-            row = await system.records.row(SCHEDULE, ACME, accepted.subject)
+            row = await system.records.documents.document(SCHEDULE, ACME, accepted.subject)
             assert row is not None
             (fire,) = schedule_of(row).fires
             assert error in (fire.error or "")
@@ -657,7 +657,7 @@ class TestSources:
             clock.advance(LEASE_SECONDS / 3)
             for _ in range(5):
                 await asyncio.sleep(0.005)
-                await system.records.row(SCHEDULE, ACME, schedule["id"])
+                await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
             await other.tick()
             assert not other._running
         assert site.visits["/slow"] == 1
@@ -700,7 +700,7 @@ class TestExactlyOnce:
         await system.blobs.put(upload_key, f"{URL}\n".encode())
         now = clock.now()
         digest = "0" * 64
-        await system.records.create_upload(
+        await system.records.access.create_upload(
             UploadRecord(ACME, f"upload_{'0' * 26}", upload_key, len(URL) + 1, digest, now, now + 100 * DAY, now), None
         )
         templates = [b'{"tasks": ["%s"]}' % URL.encode()] * 2
@@ -745,7 +745,10 @@ class TestExactlyOnce:
                     await asyncio.gather(*(self._live(each, victims) for each in pair), return_exceptions=True)
                     for each in pair:
                         await each.close()
-                    rows = [await system.records.row(SCHEDULE, ACME, schedule_id) for schedule_id in schedules]
+                    rows = [
+                        await system.records.documents.document(SCHEDULE, ACME, schedule_id)
+                        for schedule_id in schedules
+                    ]
                     behind = [
                         row for row in rows if row is not None and (schedule_of(row).next_fire or 0) <= clock.now()
                     ]
@@ -765,14 +768,14 @@ class TestExactlyOnce:
         assert set(made_jobs) == set(expected)
         assert set(made_jobs.values()) == {1}
         for schedule_id in schedules:
-            row = await system.records.row(SCHEDULE, ACME, schedule_id)
+            row = await system.records.documents.document(SCHEDULE, ACME, schedule_id)
             assert row is not None
             schedule = schedule_of(row)
             assert schedule.fired == FIRES // len(schedules)
             assert schedule.firing is None
             assert all(fire.error is None and fire.coalesced == 0 for fire in schedule.fires)
         for job in jobs:
-            events = [event.event for event in (await system.records.notices(ACME, job.job_id, None, 10)).items]
+            events = [event.event for event in (await system.records.outbox.events(ACME, job.job_id, None, 10)).items]
             assert events == ["job.accepted"]
         print(f"{FIRES} fires, {sum(deaths.values())} deaths at {len(deaths)} points")
 

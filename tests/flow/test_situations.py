@@ -162,7 +162,7 @@ class TestJobDeadline:
 
 
 async def _swept(belt: Belt) -> bool:
-    return not await belt.system.records.ended_unswept(1)
+    return not await belt.system.records.jobs.ended_unswept(1)
 
 
 class TestWatchdog:

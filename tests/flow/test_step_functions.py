@@ -21,7 +21,7 @@ from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
-from conveyor.engines.records import Document
+from conveyor.engines.records import Document, Records
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
@@ -96,7 +96,7 @@ class TestFlow:
             found = await until(roles.only, lambda callback: callback.answered_at is not None)
         assert output["counts"] == {"succeeded": 3, "failed": 0, "cancelled": 0}
         assert (output["total"], output["name"], output["event"]) == (3, "ours", "run.completed")
-        events = (await system.records.notices(ACME, found.job_id, None, 100)).items
+        events = (await system.records.outbox.events(ACME, found.job_id, None, 100)).items
         assert output["event_id"] == events[-1].id
         assert (found.status, found.token) == (CallbackStatus.SENT, "")
         (answer,) = between.taken("SendTaskSuccess")
@@ -139,7 +139,7 @@ class TestFlow:
         assert first.answer.error == "WORKER_STUCK"
         assert output["job_id"] == second.job_id
         assert sorted(between.answers().values()) == [1, 1]
-        assert len((await system.records.jobs(ACME, None, 10)).items) == 2
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 2
 
     async def test_when_retries_are_used_up_somebody_has_to_look(
         self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
@@ -172,7 +172,7 @@ class TestFlow:
         async with working(system):
             output = await waiter.output(execution)
             await until(lambda: waiter.waiting("intake"), lambda left: left == 0)
-        (job,) = (await system.records.jobs(ACME, None, 10)).items
+        (job,) = (await system.records.jobs.jobs(ACME, None, 10)).items
         assert output["job_id"] == job.job_id
 
     async def test_a_message_that_could_not_be_sent_is_sent_again(self, system: System, waiter: Machine) -> None:
@@ -200,7 +200,7 @@ class TestFlow:
         (part,) = output["export"]["parts"]
         assert part["url"] == output["export_url"] == f"/v1/exports/{output['export']['id']}/parts/1"
         assert output["event"] == "run.completed"
-        events = (await system.records.notices(ACME, JobId(output["job_id"]), None, 100)).items
+        events = (await system.records.outbox.events(ACME, JobId(output["job_id"]), None, 100)).items
         assert output["event_id"] == next(event.id for event in events if event.event == "run.completed")
 
     async def test_an_export_is_asked_for_once(self, system: System, roles: Roles, waiter: Machine) -> None:
@@ -213,9 +213,9 @@ class TestFlow:
         await roles.take_in()
         job_id = (await roles.only()).job_id
         await roles.finish(job_id)
-        (notice,) = [notice for notice in await system.records.untold(10) if notice.event == "run.completed"]
+        (notice,) = [notice for notice in await system.records.outbox.untold(10) if notice.event == "run.completed"]
         await asyncio.gather(*(StepAnswers(system).take(notice) for _ in range(3)))
-        (export,) = (await system.records.rows(EXPORT, ACME, None, 10)).items
+        (export,) = (await system.records.documents.documents(EXPORT, ACME, None, 10)).items
         assert (await roles.only()).export_id == export.id
         # It waits for the export, which counts as progress while it is made; and goes without one that is gone.
         await roles.callbacks.run_once()
@@ -242,7 +242,7 @@ class TestIntake:
         (told,) = between.taken("SendTaskFailure")
         assert told.said["error"] == "INVALID_JOB"
         assert json.loads(told.said["cause"])["code"] == "unknown_field"
-        assert (await system.records.jobs(ACME, None, 10)).items == []
+        assert (await system.records.jobs.jobs(ACME, None, 10)).items == []
 
     @pytest.mark.parametrize("text", ["", "{", "[1]", '{"task_token": 7, "job": {}}', '{"jobs": {}}'])
     async def test_what_is_no_message_is_a_dead_letter(self, roles: Roles, waiter: Machine, text: str) -> None:
@@ -270,7 +270,7 @@ class TestIntake:
             assert (await roles.intake.run_once()).jobs == 0
         finally:
             server_time().reset()
-        assert len((await system.records.jobs(ACME, None, 10)).items) == 1
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
         assert between.taken("SendTaskFailure") == []
 
     async def test_a_token_is_one_jobs(self, system: System, roles: Roles, waiter: Machine, between: Between) -> None:
@@ -279,7 +279,7 @@ class TestIntake:
             message = json.dumps({"task_token": "t" * 40, "job": job})
             await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=message)
             await roles.intake.run_once()
-        assert len((await system.records.jobs(ACME, None, 10)).items) == 1
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
         assert len(await waiter.letters(f"{waiter.name}-intake-dead-letters")) == 1
         # The first job will answer it.
         assert [call.operation for call in between.calls] == []
@@ -311,7 +311,7 @@ class TestIntake:
             await system.queue.send(QueueName("jobs"), [Outgoing(b'{"job": {"colour": "red"}}')])
 
             async def completed() -> Counter[str | None]:
-                jobs = (await system.records.jobs(ACME, None, 10)).items
+                jobs = (await system.records.jobs.jobs(ACME, None, 10)).items
                 return Counter(job.name for job in jobs if job.state is RunState.COMPLETED)
 
             await until(completed, lambda found: len(found) == 3)
@@ -381,8 +381,8 @@ class TestNotify:
         await waiter.until_sent("intake")
         await roles.take_in()
         job_id = (await roles.only()).job_id
-        await system.records.hide_job(ACME, job_id)
-        await system.records.forget_job(job_id)
+        await system.records.jobs.hide_job(ACME, job_id)
+        await system.records.jobs.forget_job(job_id)
         await roles.callbacks.run_once()
         (told,) = between.taken("SendTaskFailure")
         assert told.said["error"] == "JOB_DELETED"
@@ -418,12 +418,14 @@ class TestFresh:
             clock.advance(1100)
             said = TaskProgress(job.run.run_id, 1, 1, "hold_x", clock.now(), done=number)
             name = progress_id(job.run.run_id, 1)
-            standing = await records.row(PROGRESS, ACME, name)
+            standing = await records.documents.document(PROGRESS, ACME, name)
             body = msgspec.json.encode(said)
             if standing is None:
-                await records.create_rows([Document(PROGRESS, ACME, name, body, job_id=job.job_id)])
+                await records.documents.create_rows([Document(PROGRESS, ACME, name, body, job_id=job.job_id)])
             else:
-                await records.replace_row(Document(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id))
+                await records.documents.replace_row(
+                    Document(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id)
+                )
             await roles.callbacks.run_once()
         assert between.taken("SendTaskFailure") == []
         clock.advance(1201)
@@ -433,11 +435,11 @@ class TestFresh:
     async def test_a_paused_job_is_not_stuck(self, roles: Roles, clock: JumpingClock, between: Between) -> None:
         job = await roles.job((await roles.only()).job_id)
         records = roles.system.records
-        await records.move_run(job.job_id, job.run.run_id, [RunState.RUNNING], RunState.PAUSED, None, None)
+        await records.jobs.move_run(job.job_id, job.run.run_id, [RunState.RUNNING], RunState.PAUSED, None, None)
         clock.advance(5000)
         await roles.callbacks.run_once()
         assert between.taken("SendTaskFailure") == []
-        await records.move_run(job.job_id, job.run.run_id, [RunState.PAUSED], RunState.RUNNING, None, None)
+        await records.jobs.move_run(job.job_id, job.run.run_id, [RunState.PAUSED], RunState.RUNNING, None, None)
         clock.advance(5000)
         await roles.callbacks.run_once()
         assert len(between.taken("SendTaskFailure")) == 1
@@ -516,7 +518,13 @@ class TestHeartbeats:
         calls: Counter[str] = Counter()
         watched = dataclasses.replace(
             system,
-            records=Counted(system.records, "records", calls),
+            records=Records(
+                jobs=Counted(system.records.jobs, "jobs", calls),
+                ingests=Counted(system.records.ingests, "ingests", calls),
+                access=Counted(system.records.access, "access", calls),
+                documents=Counted(system.records.documents, "documents", calls),
+                outbox=Counted(system.records.outbox, "outbox", calls),
+            ),
             tasks=Counted(system.tasks, "tasks", calls),
             queue=Counted(system.queue, "queue", calls),
             coordinator=Counted(system.coordinator, "coordinator", calls),
@@ -532,7 +540,7 @@ class TestHeartbeats:
             kept = await roles.callbacks.run_once()
             assert (kept.looked, kept.heartbeats) == (100, 100)
             # Two pages of due rows, workers once; for each row: claimed, looked at, written.
-            assert calls["records.due_rows"] == 2
+            assert calls["documents.due_rows"] == 2
             assert sum(calls.values()) <= 100 * 6 + 3
         assert calls["tasks.page"] == calls["tasks.at"] == calls["tasks.recount"] == 0
         for callback in await roles.all():

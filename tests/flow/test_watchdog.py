@@ -21,20 +21,20 @@ REF = TaskRef(0, InputJson('"http://site.test/"'))
 
 
 class SlowProgress:
-    """Stands before Records: progress is read slowly, and says that the monitor has requeued the task."""
+    """Stands before DocumentRecords: progress is read slowly, and says that the monitor has requeued the task."""
 
-    def __init__(self, records: Any, run_id: RunId) -> None:
-        self._records = records
+    def __init__(self, documents: Any, run_id: RunId) -> None:
+        self._documents = documents
         self._run_id = run_id
         self.asked = asyncio.Event()
         self.answered = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._records, name)
+        return getattr(self._documents, name)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         if kind != PROGRESS:
-            found: Document | None = await self._records.row(kind, tenant, id)
+            found: Document | None = await self._documents.document(kind, tenant, id)
             return found
         self.asked.set()
         await self.answered.wait()
@@ -52,13 +52,14 @@ async def test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_atte
 
         executor = Recording(belt.clock, act)
         job = await belt.submit(2, concurrency=1)
-        records: Any = SlowProgress(belt.system.records, job.run.run_id)
+        documents: Any = SlowProgress(belt.system.records.documents, job.run.run_id)
+        records = dataclasses.replace(belt.system.records, documents=documents)
         belt.start(belt.worker(executor, dataclasses.replace(belt.system, records=records)))
-        await belt.until(records.asked.is_set)
+        await belt.until(documents.asked.is_set)
         assert [start.index for start in executor.starts] == [0]
         ends[0].set()
         await belt.until(lambda: len(executor.starts) == 2)
-        records.answered.set()
+        documents.answered.set()
         await belt.passing(1.0)
         assert executor.running["all"] == 1
         ends[1].set()

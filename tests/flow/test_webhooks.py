@@ -73,7 +73,7 @@ async def made(api: Api, url: str, **spec: Any) -> dict[str, Any]:
 async def tell(system: System, event: str = "run.progress", **data: Any) -> OutboxEvent:
     """A notice of a job that is not there: it only has to be passed on."""
     notice = make_notice(system.clock, make_job(system.clock), event, **data)
-    await system.records.create_rows([], notice)
+    await system.records.documents.create_rows([], notice)
     return notice
 
 
@@ -405,7 +405,7 @@ class TestTrying:
             await tell(system)
             for tries in range(1, 10):
                 found = await tried(server, webhook["id"], tries)
-                row = await system.records.row(DELIVERY, ACME, found[0]["id"])
+                row = await system.records.documents.document(DELIVERY, ACME, found[0]["id"])
                 assert row is not None and row.due_at is not None
                 waits.append(row.due_at - delivery_of(row).log[-1].at)
                 clock.advance(row.due_at - clock.now() + 0.01)
@@ -429,7 +429,7 @@ class TestTrying:
             await tell(system)
             for tries, wait in ((1, 3600), (2, 24)):
                 found = await tried(server, webhook["id"], tries)
-                row = await system.records.row(DELIVERY, ACME, found[0]["id"])
+                row = await system.records.documents.document(DELIVERY, ACME, found[0]["id"])
                 assert row is not None and row.due_at is not None
                 assert wait - 30 <= row.due_at - clock.now() <= wait + 30
                 clock.advance(wait + 60)
@@ -480,7 +480,7 @@ class TestTrying:
             assert "410" in shown["reason"]
             # Nothing is made for it meanwhile, and nothing is sent again.
             await tell(system, number=2)
-            await until(lambda: system.records.untold(10), lambda left: left == [])
+            await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
             assert len(await deliveries(server, webhook["id"])) == 1
             refused = await server.post(f"/v1/webhooks/deliveries/{gone['id']}/redeliver")
             assert (refused.status, refused.json["code"]) == (409, "conflict")
@@ -501,7 +501,7 @@ class TestTrying:
             await until(look, lambda found: found and found[0]["status"] == "failed")
             async with working(system):
                 await ended(server, job_id)
-                await until(lambda: system.records.untold(10), lambda left: left == [])
+                await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
         assert receiver.events() == ["job.accepted"]
 
     async def test_what_is_disabled_or_removed_on_the_way_is_not_sent(
@@ -519,7 +519,7 @@ class TestTrying:
             (dropped,) = await settled(server, one["id"])
             assert (dropped["status"], dropped["log"][-1]["error"]) == ("failed", "endpoint_disabled")
             await until(
-                lambda: system.records.rows(DELIVERY, ACME, f"{two['id']}:", 10),
+                lambda: system.records.documents.documents(DELIVERY, ACME, f"{two['id']}:", 10),
                 lambda page: not [row for row in page.items if row.id.startswith(two["id"])],
             )
         assert len(receiver.told) == 2
@@ -618,7 +618,7 @@ class TestTrying:
             quick = await made(other, receiver.url())
             await tell(system)
             notice = make_notice(system.clock, make_job(system.clock, tenant=TenantId("other")), "run.progress")
-            await system.records.create_rows([], notice)
+            await system.records.documents.create_rows([], notice)
             async with telling(system):
                 await settled(other, quick["id"])
             assert slow.most_at_once == 2
@@ -634,13 +634,13 @@ class TestKeeping:
         await asyncio.gather(first.run_once(), second.run_once())
         found = await deliveries(server, webhook["id"])
         assert [each["event_id"] for each in found] == sorted(notice.notice_id for notice in notices)
-        assert await system.records.untold(10) == []
+        assert await system.records.outbox.untold(10) == []
         # As if the mark had been lost.
-        done = (await system.records.rows(DELIVERY, ACME, None, 100)).items
-        changed = [await system.records.replace_row(row) for row in done]
+        done = (await system.records.documents.documents(DELIVERY, ACME, None, 100)).items
+        changed = [await system.records.documents.replace_row(row) for row in done]
         assert None not in changed
         await first.run_once()
-        assert len((await system.records.rows(DELIVERY, ACME, None, 100)).items) == 30
+        assert len((await system.records.documents.documents(DELIVERY, ACME, None, 100)).items) == 30
 
     async def test_deliveries_go_with_their_job(self, server: Api, system: System, receiver: Receiver) -> None:
         await made(server, receiver.url())
@@ -651,13 +651,13 @@ class TestKeeping:
         async with telling(system):
             look = lambda: all_items(server, f"/v1/jobs/{job_id}/deliveries")  # noqa: E731
             await until(look, lambda found: len(found) == 2)
-        await system.records.hide_job(ACME, job_id)
+        await system.records.jobs.hide_job(ACME, job_id)
         clock = system.clock
         assert isinstance(clock, JumpingClock)
         clock.advance(1)
-        await system.records.forget_job(job_id)
+        await system.records.jobs.forget_job(job_id)
         for kind in (DELIVERY, "notify"):
-            assert (await system.records.rows(kind, ACME, None, 10)).items == []
+            assert (await system.records.documents.documents(kind, ACME, None, 10)).items == []
 
     async def test_they_expire(self, server: Api, system: System, clock: JumpingClock, receiver: Receiver) -> None:
         webhook = await made(server, receiver.url())
@@ -669,7 +669,7 @@ class TestKeeping:
         assert await deliveries(server, webhook["id"]) == []
         sent = len(receiver.told)
         async with telling(system):
-            await until(lambda: system.records.due_rows(DELIVERY, clock.now(), 10), lambda due: due == [])
+            await until(lambda: system.records.documents.due_rows(DELIVERY, clock.now(), 10), lambda due: due == [])
         assert len(receiver.told) == sent
 
     async def test_a_row_that_can_not_be_read_is_left_aside(
@@ -677,11 +677,13 @@ class TestKeeping:
     ) -> None:
         webhook = await made(server, receiver.url())
         broken = Document(DELIVERY, ACME, f"{webhook['id']}:evt_broken", b"{", due_at=0.0)
-        await system.records.create_rows([broken])
+        await system.records.documents.create_rows([broken])
         async with telling(system):
             await tell(system)
             await until(lambda: _sleep(receiver), lambda told: len(told) == 1)
-            await until(lambda: system.records.due_rows(DELIVERY, system.clock.now(), 10), lambda due: due == [])
+            await until(
+                lambda: system.records.documents.due_rows(DELIVERY, system.clock.now(), 10), lambda due: due == []
+            )
 
 
 @asynccontextmanager
@@ -757,7 +759,7 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
             notices = [make_notice(system.clock, job, "run.progress", number=number) for number in range(DELIVERIES)]
             for start in range(0, DELIVERIES, 500):
                 batch = notices[start : start + 500]
-                await asyncio.gather(*(system.records.create_rows([], notice) for notice in batch))
+                await asyncio.gather(*(system.records.documents.create_rows([], notice) for notice in batch))
             async with telling(system):
                 for _ in range(KILLS):
                     await asyncio.sleep(chance.uniform(0.2, 0.6) * max(1, DELIVERIES / 2000))
@@ -766,8 +768,8 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
                     outside.start()
 
                 async def left() -> int:
-                    return len(await system.records.due_rows(DELIVERY, system.clock.now() + 1000, 1)) + len(
-                        await system.records.untold(1)
+                    return len(await system.records.documents.due_rows(DELIVERY, system.clock.now() + 1000, 1)) + len(
+                        await system.records.outbox.untold(1)
                     )
 
                 while await left():  # noqa: ASYNC110  (seen from outside)
@@ -775,7 +777,7 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
             rows: list[Document] = []
             cursor: str | None = None
             while True:
-                page = await system.records.rows(DELIVERY, ACME, cursor, 1000)
+                page = await system.records.documents.documents(DELIVERY, ACME, cursor, 1000)
                 rows += page.items
                 cursor = page.next_cursor
                 if cursor is None:

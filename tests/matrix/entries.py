@@ -102,7 +102,7 @@ async def _made(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
     found: dict[int, Answer] = {}
     cursor = None
     while True:
-        page = await world.belt.system.records.jobs(ACME, cursor, _PAGE)
+        page = await world.belt.system.records.jobs.jobs(ACME, cursor, _PAGE)
         found |= {numbers[job.name]: str(job.job_id) for job in page.items if job.name in numbers}
         if (cursor := page.next_cursor) is None:
             return found

@@ -133,7 +133,7 @@ class World:
             assert self.clock.now() < end, f"jobs that do not end: {sorted(left)}"
             await self.step()
             for job_id in sorted(left):
-                job = await self.belt.system.records.job(ACME, JobId(job_id))
+                job = await self.belt.system.records.jobs.job(ACME, JobId(job_id))
                 if job is None or job.state in ENDED:
                     seen[job_id] = job
                     left.discard(job_id)

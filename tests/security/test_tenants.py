@@ -129,7 +129,7 @@ UNKNOWN = Owned("job_" + "0" * 26, "0" * 64, "upload_" + "0" * 26)
 
 async def make_job(api: Api, tenant: str) -> Owned:
     answer = await api.submit({"tasks": [URL, URL], "name": f"of {tenant}"})
-    job = await api.system.records.job(TenantId(tenant), JobId(answer.json["id"]))
+    job = await api.system.records.jobs.job(TenantId(tenant), JobId(answer.json["id"]))
     assert job is not None
     body = f"secret of {tenant}".encode()
     key = f"results/{job.job_id}"

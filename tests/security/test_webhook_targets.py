@@ -123,12 +123,12 @@ async def test_what_was_stored_all_the_same_is_refused_by_each_try(
         ]
         notice = make_notice(system.clock, job, "run.completed")
         rows += [delivery_row(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]
-        await system.records.create_rows(rows)
-    while await system.records.due_rows(DELIVERY, system.clock.now(), 1):
+        await system.records.documents.create_rows(rows)
+    while await system.records.documents.due_rows(DELIVERY, system.clock.now(), 1):
         await deliverer.tick()
         await asyncio.gather(*deliverer._running)
     await deliverer.close()
-    page = await system.records.rows(DELIVERY, ACME, None, 1000)
+    page = await system.records.documents.documents(DELIVERY, ACME, None, 1000)
     assert len(page.items) == 2 * len(urls)
     for row in page.items:
         (attempt,) = delivery_of(row).log

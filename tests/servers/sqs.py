@@ -27,7 +27,7 @@ async def open_engine(place: Path, clock: ManualClock, **options: Any) -> AsyncI
     with together(clock):
         async with (
             SqliteEngine.open(place, clock) as beside,
-            SqsEngine.open(url_of(place), clock, beside.records, **options) as engine,
+            SqsEngine.open(url_of(place), clock, beside.records.documents, **options) as engine,
         ):
             yield engine
 

@@ -146,7 +146,7 @@ class Ledger:
             request = self._key()
 
             async def add(spec: TasksSpec = spec, request: IdempotentRequest = request) -> object:
-                job = await self._system.records.job(ACME, job_id)
+                job = await self._system.records.jobs.job(ACME, job_id)
                 assert job is not None
                 return await self._add.add(job, spec, request)
 
@@ -163,12 +163,12 @@ class Ledger:
             await system.clock.sleep(_LOOK_SECONDS)
 
     async def _job(self, entry: Entry) -> Job:
-        job = await self._system.records.job(entry.tenant, entry.job_id)
+        job = await self._system.records.jobs.job(entry.tenant, entry.job_id)
         assert job is not None
         return job
 
     async def _left(self) -> bool:
-        unswept = await self._system.records.ended_unswept(1)
+        unswept = await self._system.records.jobs.ended_unswept(1)
         return bool(unswept) or (await self._system.queue.depth(CONTROL)).total > 0
 
     def _enter(self, job_id: str, total: int) -> None:
@@ -195,7 +195,7 @@ def _inputs(count: int) -> list[msgspec.Raw]:
 
 async def audit(system: System, entry: Entry) -> list[str]:
     """What is not as it has to be of a job that has ended: from its rows, not from what was counted along the way."""
-    job = await system.records.job(entry.tenant, entry.job_id)
+    job = await system.records.jobs.job(entry.tenant, entry.job_id)
     if job is None:
         return [f"{entry.job_id} is not there"]
     tasks, told = await _tasks(system, job), await _notices(system, job)
@@ -232,5 +232,5 @@ async def _tasks(system: System, job: Job) -> list[Task]:
 
 
 async def _notices(system: System, job: Job) -> Counter[str]:
-    page = await system.records.notices(job.tenant, job.job_id, None, _PAGE)
+    page = await system.records.outbox.events(job.tenant, job.job_id, None, _PAGE)
     return Counter(event.event for event in page.items)

@@ -32,7 +32,7 @@ async def from_before(system: System, place: Path) -> Job:
     job = make_job(system.clock, total=TASKS)
     job = msgspec.structs.replace(job, options=msgspec.structs.replace(job.options, handler="anything"))
     await system.tasks.put(job.key, seeds(TASKS))
-    await system.records.create_job(job, make_notice(system.clock, job), None)
+    await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
     async with DynamoEngine.open(dynamodb.url_for(place), system.clock) as engine:
         await change(engine, Key(f"Job#{job.job_id}", "acme#job"), "records", *ABSENT_FROM_A_JOB)
         for index in range(TASKS):
@@ -68,7 +68,7 @@ async def test_a_job_that_was_under_way(tmp_path: Path) -> None:
 
 
 async def found_again(system: System, job: Job) -> Job:
-    found = await system.records.job(ACME, job.job_id)
+    found = await system.records.jobs.job(ACME, job.job_id)
     assert found is not None
     return found
 

@@ -174,11 +174,11 @@ async def through(system: System, ledger: Ledger) -> list[str]:
                 await asyncio.gather(ledger.small(15), ledger.staged(40), ledger.opened([12, 18, 0]))
                 await ledger.until_ended()
         except TimeoutError:
-            return [f"they have not ended: {await system.records.active_jobs()}"]
+            return [f"they have not ended: {await system.records.jobs.active_jobs()}"]
     wrong = [line for entry in ledger.entries for line in await audit(system, entry)]
     wrong += [f"{each} ended {times} times" for each, times in tasks.moved.items() if times > 1]
     for entry in ledger.entries:
-        job = await system.records.job(entry.tenant, entry.job_id)
+        job = await system.records.jobs.job(entry.tenant, entry.job_id)
         assert job is not None
         for queue in run_queues(job.run.run_id):
             wrong += [f"{queue} has {left}" for left in await system.queue.receive(queue, 10, 1.0)]

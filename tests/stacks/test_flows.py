@@ -57,7 +57,7 @@ async def staged(api: Api, data: bytes) -> str:
 
 async def check_counted(system: System, job_id: str, total: int) -> None:
     """The kept counts are the rows', and nothing waits any more."""
-    job = await system.records.job(TenantId("acme"), JobId(job_id))
+    job = await system.records.jobs.job(TenantId("acme"), JobId(job_id))
     assert job is not None
     kept, truth = await system.tasks.counts(job.key), await system.tasks.recount(job.key)
     assert kept == truth
@@ -145,7 +145,7 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     """The list goes away, the ingest is given up; the list comes back, and it goes on."""
     data = b'{"n": 1}\n{"n": 2}\n'
     upload_id = await staged(api, data)
-    upload = await system.records.upload(upload_id)
+    upload = await system.records.access.upload(upload_id)
     assert upload is not None
     await system.blobs.delete([upload.key])
     spec = {"kind": "python", "handler": "tests.echo", "source": {"upload_id": upload_id, "format": "jsonl"}}
@@ -197,7 +197,7 @@ async def test_an_export(api: Api, site: Site) -> None:
 async def test_a_job_that_is_deleted_leaves_nothing(api: Api, system: System, site: Site) -> None:
     made = await api.submit({"tasks": [site.url(f"/ok?size={n}") for n in range(1, 21)]})
     job = await ended(api, made.json["id"])
-    found = await system.records.job(TenantId("acme"), JobId(job["id"]))
+    found = await system.records.jobs.job(TenantId("acme"), JobId(job["id"]))
     assert found is not None
     gone = await api.request("DELETE", f"/v1/jobs/{job['id']}")
     assert gone.status in {202, 204}

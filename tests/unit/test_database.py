@@ -18,17 +18,18 @@ from conveyor import faults
 from conveyor.callers import enter_role
 from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.queue import Outgoing, QueueName
+from conveyor.engines.records import Document
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqlite import database as module
 from conveyor.engines.sqlite.database import MIGRATIONS, SqliteDatabase, named_queries, open_database
 from conveyor.engines.tasks import MOST_SCANNED, TaskFilter
 from conveyor.errors import DataDirectoryInUse, EngineFailed
-from conveyor.model import Ingested, RunId
+from conveyor.model import Ingested, JobId, OutboxEvent, RunId
 from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.clocks import ManualClock
 from tests.conformance.test_tasks import a_scan_is_bounded, late_writer_of_a_deleted_run
-from tests.jobs import end, make_run, seeds, some_ranges
+from tests.jobs import ACME, end, make_run, seeds, some_ranges
 from tests.places import quick_place
 
 MIB = 1024 * 1024
@@ -330,14 +331,14 @@ async def test_a_role_reads_while_requests_hold_their_readers() -> None:
                 held.release()
                 return read.wait(PATIENCE)
 
-            database = engine.records._database
+            database = engine.records.jobs._database
             listings = [asyncio.create_task(database.read(long)) for _ in range(2)]
             for _ in listings:
                 await asyncio.to_thread(held.acquire)
 
             async def role() -> None:
                 enter_role()
-                await engine.records.active_jobs()
+                await engine.records.jobs.active_jobs()
                 read.set()
 
             await asyncio.create_task(role())
@@ -401,8 +402,50 @@ class TestSchema:
         async with open_database(place) as database:
             jobs = await database.rows("SELECT job_id, source_key FROM jobs ORDER BY job_id", {})
             assert jobs == [("one", "uploads/t/upload_1"), ("two", None)]
-            rows = await database.rows("SELECT id, upload_id FROM rows WHERE upload_id IS NOT NULL", {})
+            rows = await database.rows("SELECT id, upload_id FROM documents WHERE upload_id IS NOT NULL", {})
             assert rows == [("one", "upload_1")]
+
+    async def test_documents_and_events_of_the_schema_before_are_read(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "MIGRATIONS", MIGRATIONS[:4])
+        async with open_database(place) as database:
+            await database.change(
+                "INSERT INTO rows (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)"
+                " VALUES ('schedule', 'acme', 'one', x'00ff', 3, 5.0, NULL, 'job_1', 'upload_1')",
+                {},
+            )
+            insert = (
+                "INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data, told)"
+                " VALUES (:id, 'acme', 'job_1', 'run_1', 'job.accepted', 1.0, '{\"total\":7}', :told)"
+            )
+            await database.change(insert, {"id": "evt_1", "told": 1})
+            await database.change(insert, {"id": "evt_2", "told": 0})
+            await database.change(insert, {"id": "evt_3", "told": 0})
+            await database.change("DELETE FROM notices WHERE notice_id = 'evt_3'", {})
+        monkeypatch.undo()
+        document = Document(
+            "schedule", ACME, "one", b"\0\xff", 3, due_at=5.0, job_id=JobId("job_1"), upload_id="upload_1"
+        )
+        pending = OutboxEvent("evt_2", ACME, JobId("job_1"), RunId("run_1"), "job.accepted", 1.0, {"total": 7})
+        async with SqliteEngine.open(place, ManualClock()) as engine:
+            documents, outbox = engine.records.documents, engine.records.outbox
+            assert await documents.document("schedule", ACME, "one") == document
+            assert await documents.due_rows("schedule", 5.0, 10) == [document]
+            assert (await documents.documents("schedule", ACME, None, 10, JobId("job_1"))).items == [document]
+            assert await documents.replace_row(document) is not None
+            assert await outbox.untold(10) == [pending]
+            await outbox.mark_told([pending])
+            assert await outbox.untold(10) == []
+            event = msgspec.structs.replace(pending, notice_id="evt_4")
+            await documents.create_rows([], event)
+            assert [(each.seq, each.id) for each in (await outbox.events(ACME, JobId("job_1"), None, 10)).items] == [
+                (1, "evt_1"),
+                (2, "evt_2"),
+                (4, "evt_4"),
+            ], "the number of a removed event is not used again"
+            old = "SELECT name FROM sqlite_schema WHERE name LIKE 'rows%' OR name LIKE 'notices%'"
+            assert await engine._database.rows(old, {}) == []
 
     async def test_a_migration_that_fails_leaves_the_version_before(
         self, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -425,10 +468,10 @@ class TestSchema:
             async with open_database(place) as database:
                 await database.write(_old_run)
         async with SqliteEngine.open(place, ManualClock()) as engine:
-            ranges = await engine.records.ranges(RunId("run_old"))
+            ranges = await engine.records.ingests.ranges(RunId("run_old"))
             assert len(ranges) == len(some_ranges())
-            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
-            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+            assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     @pytest.mark.parametrize(
         "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]
@@ -539,7 +582,7 @@ class TestWal:
             for _ in range(6):
                 await engine.tasks.page(run, 0, None, 3, TaskFilter())
                 await engine.tasks.counts(run)
-                await engine.records.jobs(run.tenant, None, 1)
+                await engine.records.jobs.jobs(run.tenant, None, 1)
                 await database.row("SELECT idx FROM tasks", {})
             await _churn(database, 160)
             assert _wal(place) < 80 * MIB

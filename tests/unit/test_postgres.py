@@ -17,9 +17,10 @@ from conveyor.engines.postgres.database import connect
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import parse_url
 from conveyor.engines.queue import Outgoing, QueueName
+from conveyor.engines.records import Document
 from conveyor.engines.tasks import MOST_SCANNED, TaskEvent, TaskFilter, WalksByIndex
 from conveyor.errors import EngineFailed, InvalidSetting
-from conveyor.model import Compression, Counts, Ingested, RunId, RunKey, TaskId
+from conveyor.model import Compression, Counts, Ingested, JobId, OutboxEvent, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
 from tests.clocks import JumpingClock, ManualClock
 from tests.jobs import ACME, end, make_run, seeds, some_ranges
@@ -84,9 +85,9 @@ class TestQueries:
 
     async def test_what_has_a_nul_is_not_found(self, place: Path, clock: ManualClock) -> None:
         async with open_engine(place, clock) as engine:
-            assert await engine.records.upload("a\0b") is None
-            assert (await engine.records.jobs(ACME, "a\0b", 10)).items == []
-            assert await engine.records.row("kind", ACME, "\0") is None
+            assert await engine.records.access.upload("a\0b") is None
+            assert (await engine.records.jobs.jobs(ACME, "a\0b", 10)).items == []
+            assert await engine.records.documents.document("kind", ACME, "\0") is None
 
 
 class TestMigrations:
@@ -94,7 +95,7 @@ class TestMigrations:
         applied = await asyncio.gather(*(migrate(url_of(place)) for _ in range(5)))
         assert sorted(applied) == [[]] * 4 + [list(range(1, len(schema.MIGRATIONS) + 1))]
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            assert await engine.records.active_jobs() == []
+            assert await engine.records.jobs.active_jobs() == []
 
     async def test_no_schema_is_refused(self, place: Path, clock: ManualClock) -> None:
         with pytest.raises(EngineFailed, match="Run `conveyor migrate`"):
@@ -151,10 +152,10 @@ class TestMigrations:
         await connection.close()
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            ranges = await engine.records.ranges(RunId("run_old"))
+            ranges = await engine.records.ingests.ranges(RunId("run_old"))
             assert ranges == some_ranges()
-            assert await engine.records.ingested(RunId("run_old")) == sums_of(*ranges).ingested
-            assert await engine.records.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+            assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
+            assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
 
     async def test_one_that_fails_changes_nothing(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -191,20 +192,61 @@ class TestMigrations:
             await connection.close()
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
-            found = (await engine.records.rows("schedule", ACME, None, 10)).items
+            found = (await engine.records.documents.documents("schedule", ACME, None, 10)).items
             assert {row.id: row.upload_id for row in found} == {"one": upload_id, "two": None}
+
+    async def test_documents_and_events_of_the_schema_before_are_read(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+            await migrate(url_of(place))
+            connection = await connect(parse_url(url_of(place)))
+            await connection.execute(
+                "INSERT INTO rows (kind, tenant, id, body, version, due_at, job_id, upload_id)"
+                " VALUES ('schedule', 'acme', 'one', '\\x00ff', 3, 5.0, 'job_1', 'upload_1')"
+            )
+            for event_id, told in (("evt_1", True), ("evt_2", False)):
+                await connection.execute(
+                    "INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data, told)"
+                    " VALUES ($1, 'acme', 'job_1', 'run_1', 'job.accepted', 1.0, '{\"total\":7}', $2)",
+                    event_id,
+                    told,
+                )
+            await connection.close()
+        assert await migrate(url_of(place)) == [4]
+        document = Document(
+            "schedule", ACME, "one", b"\0\xff", 3, due_at=5.0, job_id=JobId("job_1"), upload_id="upload_1"
+        )
+        pending = OutboxEvent("evt_2", ACME, JobId("job_1"), RunId("run_1"), "job.accepted", 1.0, {"total": 7})
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            documents, outbox = engine.records.documents, engine.records.outbox
+            assert await documents.document("schedule", ACME, "one") == document
+            assert await documents.due_rows("schedule", 5.0, 10) == [document]
+            assert (await documents.documents("schedule", ACME, None, 10, JobId("job_1"))).items == [document]
+            assert await documents.replace_row(document) is not None
+            assert await outbox.untold(10) == [pending]
+            await outbox.mark_told([pending])
+            assert await outbox.untold(10) == []
+            await documents.create_rows([], msgspec.structs.replace(pending, notice_id="evt_3"))
+            events = (await outbox.events(ACME, JobId("job_1"), None, 10)).items
+            assert [(each.seq, each.id) for each in events] == [(1, "evt_1"), (2, "evt_2"), (3, "evt_3")]
+        connection = await connect(parse_url(url_of(place)))
+        old = "SELECT relname FROM pg_class WHERE relname ~ '^(rows|notices)' AND relnamespace = to_regnamespace($1)"
+        assert await connection.fetch(old, parse_url(url_of(place)).schema) == []
+        await connection.close()
 
 
 async def test_a_role_has_a_connection_while_requests_hold_theirs(place: Path, clock: ManualClock) -> None:
     await migrate(url_of(place))
     async with PostgresEngine.open(url_of(place) + "&connections=4", clock) as engine:
-        database = engine.records._database
+        database = engine.records.jobs._database
         async with database._connection(), database._connection(), database._connection():
-            request = asyncio.create_task(engine.records.active_jobs())
+            request = asyncio.create_task(engine.records.jobs.active_jobs())
 
             async def role() -> None:
                 enter_role()
-                assert await engine.records.active_jobs() == []
+                assert await engine.records.jobs.active_jobs() == []
 
             await asyncio.create_task(role())
             assert not request.done(), "one is left to roles"

@@ -129,7 +129,7 @@ async def test_odd_things_that_a_call_says_of_its_progress_are_kept(executor: Py
     async with asyncio.timeout(20):
         (outcome,) = await executor.attempt(job, refs("1"))
     assert outcome.body == b'"done"'
-    row = await system.records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
+    row = await system.records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, 0))
     assert row is not None
     progress = msgspec.json.decode(row.body, type=TaskProgress)
     assert (progress.done, progress.total) == (2**63 - 1, 2**63 - 1)

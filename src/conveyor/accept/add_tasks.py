@@ -49,7 +49,7 @@ class AddTasks:
         """No more tasks. Closing a closed job changes nothing."""
         _check_open(job)
         crashpoint("add.seal.before")
-        await self._system.records.seal(job.job_id, job.run.run_id, reason)
+        await self._system.records.ingests.seal(job.job_id, job.run.run_id, reason)
         crashpoint("add.seal.after")
         # Whoever gets this finds that no range is left, and latches.
         await self._request([msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))])
@@ -67,7 +67,7 @@ class AddTasks:
         crashpoint("add.stage.after")
         body = _view(ticket, len(seeds), spec)
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
-        added = await self._system.records.append_range(
+        added = await self._system.records.ingests.append_range(
             job.job_id, job.run.run_id, staged_source(key, data), len(seeds), row, spec.last_batch
         )
         crashpoint("add.append.after")

@@ -80,7 +80,7 @@ class Control:
         return await self._lifecycle.move(job, target, reason, counts, sources=sources) is not None
 
     async def _again(self, job: Job) -> Job:
-        found = await self._system.records.job(job.tenant, job.job_id)
+        found = await self._system.records.jobs.job(job.tenant, job.job_id)
         if found is None:
             raise NotFound
         return found

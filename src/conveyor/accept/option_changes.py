@@ -58,11 +58,11 @@ async def change_options(system: System, job: Job, given: Mapping[str, Any], all
         if options == job.options:
             return job
         crashpoint("options.change.before")
-        changed = await system.records.change_options(
+        changed = await system.records.jobs.change_options(
             job.job_id, job.version, options, _notice(system.clock, job, given)
         )
         crashpoint("options.change.after")
-        found = await system.records.job(job.tenant, job.job_id)
+        found = await system.records.jobs.job(job.tenant, job.job_id)
         if found is None:
             raise NotFound
         if changed:

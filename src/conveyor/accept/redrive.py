@@ -33,7 +33,7 @@ async def redrive(system: System, tenant: TenantId, message_ids: Collection[str]
 
 
 async def _wanted(system: System, letter: DeadLetterOwner) -> bool:
-    job = await system.records.job(letter.tenant, letter.job_id)
+    job = await system.records.jobs.job(letter.tenant, letter.job_id)
     if job is None or job.run.run_id != letter.run_id:
         return False
     if letter.chunk is None:

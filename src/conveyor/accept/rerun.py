@@ -79,7 +79,7 @@ class Rerun:
         # Before the run: a row without one goes when it is due, a run without its row would never be looked at.
         await follow_deadline(self._system.records, again)
         crashpoint("rerun.add.before")
-        added = await self._system.records.add_run(again, self._notice(again), row)
+        added = await self._system.records.jobs.add_run(again, self._notice(again), row)
         crashpoint("rerun.add.after")
         if isinstance(added, IdempotencyClaim):
             assert row is not None
@@ -99,12 +99,12 @@ class Rerun:
         if spec.options:
             job = await change_options(self._system, job, spec.options, RERUN)
         await resume_ingest(self._system, job)
-        found = await self._system.records.job(job.tenant, job.job_id)
+        found = await self._system.records.jobs.job(job.tenant, job.job_id)
         if found is None:
             raise NotFound
         body = answer(found, await self._system.tasks.counts(job.key))
         row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
-        standing = None if row is None else await self._system.records.create_rows([], None, row)
+        standing = None if row is None else await self._system.records.documents.create_rows([], None, row)
         if row is not None and standing is not None:
             return standing_answer(standing, row.fingerprint)
         return Accepted(ACCEPTED, body, job.run.run_id)
@@ -113,7 +113,7 @@ class Rerun:
         """Refuse a choice of which the kept counts say that it is empty."""
         if list(lineage.statuses) != [TaskStatus.FAILED]:
             return
-        for run in await self._system.records.runs(job.job_id):
+        for run in await self._system.records.jobs.runs(job.job_id):
             key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
             if (await self._system.tasks.counts(key)).failed == 0:
                 continue

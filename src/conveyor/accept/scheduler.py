@@ -100,7 +100,7 @@ class Scheduler:
     async def tick(self) -> float:
         """Begin what is due."""
         now = self._clock.now()
-        rows = await self._records.due_rows(SCHEDULE, now, _ROWS)
+        rows = await self._records.documents.due_rows(SCHEDULE, now, _ROWS)
         under_way = set(self._running.values())
         shares = Counter(tenant for tenant, _ in under_way)
         waiting: list[Document] = []
@@ -118,7 +118,7 @@ class Scheduler:
         if len(rows) == _ROWS and len(self._running) < _AT_ONCE:
             # Those of one tenant are all that can be seen: what is behind them comes to light.
             for row in waiting:
-                await self._records.replace_row(msgspec.structs.replace(row, due_at=now + _PUT_OFF))
+                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=now + _PUT_OFF))
         return _EVERY
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class Scheduler:
             schedule = msgspec.structs.replace(schedule, keep_at=await self._schedules.keep_upload(template))
         plan = self._plan(schedule)
         if plan.at is None:
-            await self._records.replace_row(with_schedule(row, self._past(schedule, self._clock.now())))
+            await self._records.documents.replace_row(with_schedule(row, self._past(schedule, self._clock.now())))
             return
         claimed = await self._claim(row, schedule, plan)
         if claimed is None:
@@ -190,7 +190,7 @@ class Scheduler:
             tries=schedule.tries + 1,
         )
         crashpoint("schedule.claim.before")
-        claimed = await self._records.replace_row(with_schedule(row, held, self._clock.now() + LEASE_SECONDS))
+        claimed = await self._records.documents.replace_row(with_schedule(row, held, self._clock.now() + LEASE_SECONDS))
         crashpoint("schedule.claim.after")
         return claimed
 
@@ -213,12 +213,12 @@ class Scheduler:
         holder = schedule_of(row).holder
         while True:
             await self._clock.sleep(LEASE_SECONDS / 3)
-            found = await self._records.row(SCHEDULE, row.tenant, row.id)
+            found = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
             if found is None or schedule_of(found).holder != holder:
                 return
             # If somebody has changed it meanwhile, the next time is early enough.
             until = self._clock.now() + LEASE_SECONDS
-            await self._records.replace_row(msgspec.structs.replace(found, due_at=until))
+            await self._records.documents.replace_row(msgspec.structs.replace(found, due_at=until))
 
     async def _fire(self, row: Document, plan: FirePlan) -> Fire:
         """Make the job, or find it made. What no further try would mend is what came of the fire."""
@@ -242,7 +242,7 @@ class Scheduler:
             if (failed.status >= _OURS or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
                 raise Later(failed.message) from None
             error = failed.message
-        if error is not None and await self._records.job(row.tenant, job_id) is not None:
+        if error is not None and await self._records.jobs.job(row.tenant, job_id) is not None:
             # It was made all the same, by a try that did not hear of it.
             error = None
         if error is not None:
@@ -251,7 +251,7 @@ class Scheduler:
         return Fire(plan.at, self._clock.now(), None if error else job_id, error, plan.coalesced)
 
     async def _make_job(self, row: Document, job_id: JobId, at: float) -> None:
-        if await self._records.job(row.tenant, job_id) is not None:
+        if await self._records.jobs.job(row.tenant, job_id) is not None:
             return
         schedule = schedule_of(row)
         template = template_of(bytes(schedule.job))
@@ -278,7 +278,7 @@ class Scheduler:
 
     async def _put_off(self, row: Document) -> None:
         pause = min(2.0 ** schedule_of(row).tries, _LONGEST_PAUSE)
-        await self._records.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
+        await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
 
     async def _advance(self, row: Document, fire: Fire) -> None:
         """Write the fire down, over whatever was changed meanwhile; nothing if another has done it."""
@@ -296,13 +296,13 @@ class Scheduler:
                 fired=schedule.fired + 1,
             )
             crashpoint("schedule.advance.before")
-            if await self._records.replace_row(with_schedule(found, done)) is not None:
+            if await self._records.documents.replace_row(with_schedule(found, done)) is not None:
                 crashpoint("schedule.advance.after")
                 log.info(
                     "schedule fired", tenant=row.tenant, schedule=row.id, job=fire.job_id, coalesced=fire.coalesced
                 )
                 return
-            found = await self._records.row(SCHEDULE, row.tenant, row.id)
+            found = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
 
     def _past(self, schedule: Schedule, at: float) -> Schedule:
         """The schedule, with its next fire after a time; it may have been moved there already."""

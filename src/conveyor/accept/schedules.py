@@ -204,7 +204,7 @@ class Schedules:
             body = msgspec.json.encode(schedule_json(made, now))
             row = ticket.answer(CREATED, body, self._requests.keep_until)
             crashpoint("schedule.create.before")
-            standing = await self._records.create_rows([made], None, row)
+            standing = await self._records.documents.create_rows([made], None, row)
             crashpoint("schedule.create.after")
             if standing is not None and row is not None:
                 return standing_answer(standing, row.fingerprint)
@@ -212,7 +212,11 @@ class Schedules:
 
     async def find(self, tenant: TenantId, schedule_id: str) -> Document:
         """The tenant's schedule. One that never was, one that was removed and another's are the same NotFound."""
-        row = await self._records.row(SCHEDULE, tenant, schedule_id) if _ID.fullmatch(schedule_id) else None
+        row = (
+            await self._records.documents.document(SCHEDULE, tenant, schedule_id)
+            if _ID.fullmatch(schedule_id)
+            else None
+        )
         if row is None:
             raise NotFound
         return row
@@ -221,7 +225,7 @@ class Schedules:
         """Schedules, oldest first."""
         if cursor is not None and not _ID.fullmatch(cursor):
             raise BadCursor
-        return await self._records.rows(SCHEDULE, tenant, cursor, limit)
+        return await self._records.documents.documents(SCHEDULE, tenant, cursor, limit)
 
     async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Document:
         """Change a schedule. One that goes on after a pause, or at other times, fires from now on: what lies between
@@ -245,7 +249,7 @@ class Schedules:
             # A fire that is under way is seen through, whatever becomes of the schedule.
             under_way = row.due_at if changed.firing is not None else None
             crashpoint("schedule.change.before")
-            written = await self._records.replace_row(with_schedule(row, changed, under_way))
+            written = await self._records.documents.replace_row(with_schedule(row, changed, under_way))
             crashpoint("schedule.change.after")
             if written is not None:
                 return written
@@ -256,7 +260,7 @@ class Schedules:
         for _ in range(_TRIES):
             row = await self.find(tenant, schedule_id)
             crashpoint("schedule.remove.before")
-            if await self._records.remove_row(row):
+            if await self._records.documents.remove_row(row):
                 crashpoint("schedule.remove.after")
                 return
         raise _contended()
@@ -267,7 +271,7 @@ class Schedules:
         if upload_id is None:
             return None
         now = self._clock.now()
-        await self._records.keep_upload(upload_id, now + KEEP_UPLOAD_SECONDS)
+        await self._records.access.keep_upload(upload_id, now + KEEP_UPLOAD_SECONDS)
         return now + KEEP_UPLOAD_SECONDS / 2
 
     async def _checked(self, tenant: TenantId, raw: bytes) -> Template:
@@ -303,13 +307,13 @@ class Schedules:
             await self._check_upload(tenant, source.upload_id or "")
 
     async def _check_upload(self, tenant: TenantId, upload_id: str) -> None:
-        upload = await self._records.upload(upload_id)
+        upload = await self._records.access.upload(upload_id)
         if upload is None or upload.tenant != tenant:
             raise NotFound("There is no such upload, or it has expired.")
 
     async def _check_number(self, tenant: TenantId) -> None:
         most = self._settings.max_schedules
-        if len((await self._records.rows(SCHEDULE, tenant, None, most + 1)).items) >= most:
+        if len((await self._records.documents.documents(SCHEDULE, tenant, None, most + 1)).items) >= most:
             raise LimitReached(f"There are {most} schedules already, the most that a tenant may have.", limit=most)
 
 

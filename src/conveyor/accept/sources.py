@@ -52,7 +52,7 @@ class Sources:
             pass
 
     async def _uploaded(self, tenant: TenantId, upload_id: str) -> AsyncIterator[bytes]:
-        upload = await self._system.records.upload(upload_id)
+        upload = await self._system.records.access.upload(upload_id)
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload of the schedule has expired.")
         if await self._system.blobs.size(upload.key) != upload.size:

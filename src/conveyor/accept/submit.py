@@ -132,13 +132,13 @@ class Submit:
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
-        upload = await self._system.records.upload(spec.source.upload_id)
+        upload = await self._system.records.access.upload(spec.source.upload_id)
         if upload is None or upload.tenant != tenant:
             raise NotFound("There is no such upload, or it has expired.")
         await self._check_stored(upload)
         # The list lives as long as the job that is made of it.
         until = self._system.clock.now() + spec.retention_days * _DAY
-        await self._system.records.keep_upload(upload.upload_id, until)
+        await self._system.records.access.keep_upload(upload.upload_id, until)
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
     async def _check_stored(self, upload: UploadRecord) -> None:
@@ -147,7 +147,7 @@ class Submit:
             return
         if await self._system.blobs.size(upload.key) != upload.size:
             raise UploadConflict("The upload was not stored yet: PUT the list to its URL first.")
-        await self._system.records.mark_stored(upload.upload_id)
+        await self._system.records.access.mark_stored(upload.upload_id)
 
     async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
         """An inline list that is too long to be written in the request; its tasks were checked already."""
@@ -172,10 +172,10 @@ class Submit:
     ) -> IdempotencyClaim | None:
         system, notice = self._system, self._notice(job)
         crashpoint("accept.ingested.before")
-        if system.whole is not None:
-            standing = await system.whole.accept_whole(job, notice, row, [], CONTROL, outgoing, rows)
+        if system.atomic_accept is not None:
+            standing = await system.atomic_accept.accept_atomically(job, notice, row, [], CONTROL, outgoing, rows)
         else:
-            standing = await system.records.create_job(job, notice, row, rows)
+            standing = await system.records.jobs.create_job(job, notice, row, rows)
             crashpoint("accept.ingested.between")
             if standing is None:
                 await send_all(system.queue, CONTROL, outgoing, system.clock)
@@ -187,7 +187,7 @@ class Submit:
         body = answer(job)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
         outgoing = messages(job.key, seeds, job.options.chunk_size)
-        write = self._in_one if self._system.whole else self._in_steps
+        write = self._in_one if self._system.atomic_accept else self._in_steps
         standing = await write(job, row, seeds, outgoing, _rows(self._system, job, spec))
         return self._told(job, CREATED, body, standing, row)
 
@@ -199,10 +199,12 @@ class Submit:
         outgoing: list[Outgoing],
         rows: list[Document],
     ) -> IdempotencyClaim | None:
-        assert self._system.whole is not None
+        assert self._system.atomic_accept is not None
         crashpoint("accept.before")
         queue = run_queue(job.run.run_id)
-        standing = await self._system.whole.accept_whole(job, self._notice(job), row, seeds, queue, outgoing, rows)
+        standing = await self._system.atomic_accept.accept_atomically(
+            job, self._notice(job), row, seeds, queue, outgoing, rows
+        )
         crashpoint("accept.after")
         return standing
 
@@ -216,7 +218,7 @@ class Submit:
     ) -> IdempotencyClaim | None:
         await self._put(job.key, seeds)
         crashpoint("accept.job.before")
-        standing = await self._system.records.create_job(job, self._notice(job), row, rows)
+        standing = await self._system.records.jobs.create_job(job, self._notice(job), row, rows)
         crashpoint("accept.job.after")
         if standing is not None:
             return standing

@@ -58,7 +58,7 @@ async def _check_webhook(system: System, tenant: TenantId, entry: WebhookNotify,
     check_events(entry.events, f"{field}.events")
     if entry.url is not None:
         check_target(entry.url, system.settings.allow_private_targets, f"{field}.url")
-    elif await system.records.row(WEBHOOK, tenant, entry.endpoint_id or "") is None:
+    elif await system.records.documents.document(WEBHOOK, tenant, entry.endpoint_id or "") is None:
         raise InvalidField(f"`{field}.endpoint_id`: there is no such endpoint.", field=f"{field}.endpoint_id")
 
 

@@ -49,7 +49,7 @@ def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
 def _parts(system: System, stop: asyncio.Event) -> Dependencies:
     return Dependencies(
         system=system,
-        keys=KeyCache(system.records, system.clock),
+        keys=KeyCache(system.records.access, system.clock),
         sessions=Sessions(system.records, system.clock, system.settings),
         submit=Submit(system),
         adding=AddTasks(system),

@@ -87,7 +87,7 @@ async def resume_job(
 async def delete_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> None:
     """It is gone at once for every reader, and what runs of it stops; its rows and bodies are removed soon after."""
     job = await find_job(system.records, tenant, job_id)
-    if not await system.records.hide_job(tenant, job.job_id):
+    if not await system.records.jobs.hide_job(tenant, job.job_id):
         raise NotFound
 
 

@@ -33,6 +33,6 @@ async def list_events(
 
 async def _events(system: System, job: Job, task_id: str | None, cursor: str | None, limit: int) -> Page[EventRecord]:
     if task_id is None:
-        return await system.records.notices(job.tenant, job.job_id, cursor, limit)
+        return await system.records.outbox.events(job.tenant, job.job_id, cursor, limit)
     run, task = await locate_task(system.records, system.tasks, job, task_id)
     return await task_events(system.tasks, run, task, cursor, limit)

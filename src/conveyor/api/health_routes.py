@@ -24,7 +24,7 @@ async def readyz(system: SystemPart) -> Response[bytes]:
     """It can, if the records answer."""
     try:
         async with asyncio.timeout(_PATIENCE):
-            await system.records.key(_NO_KEY)
+            await system.records.access.key(_NO_KEY)
     except Exception as error:
         raise Unavailable(f"The records do not answer: {error!r}") from error
     return answer({"status": "ok"})

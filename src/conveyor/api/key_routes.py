@@ -38,7 +38,7 @@ async def create_key(request: ApiRequest, system: SystemPart) -> Response[bytes]
     """For an administrator. The key itself is in this answer and nowhere else."""
     spec = await read_spec(request, system.settings.max_request_bytes, KeySpec)
     text, key = make_key(system.clock, spec.tenant, spec.name)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     return answer({"key": text, "key_id": key.key_id, "tenant": key.tenant}, 201)
 
 
@@ -50,7 +50,7 @@ async def list_keys(
     if cursor is not None and not _KEY_ID.fullmatch(cursor):
         raise BadCursor
     of = None if tenant is None else check_tenant(tenant)
-    keys = sorted(await system.records.keys(of), key=lambda key: key.key_id)
+    keys = sorted(await system.records.access.keys(of), key=lambda key: key.key_id)
     found = [key for key in keys if key.key_id > (cursor or "")]
     items = found[:limit]
     more = len(found) > limit
@@ -60,7 +60,7 @@ async def list_keys(
 @delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
     """For an administrator. Requests that carry it are refused within two seconds."""
-    known = _KEY_ID.fullmatch(key_id) and await system.records.revoke_key(key_id, system.clock.now())
+    known = _KEY_ID.fullmatch(key_id) and await system.records.access.revoke_key(key_id, system.clock.now())
     if not known:
         raise NotFound
 

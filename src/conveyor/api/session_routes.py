@@ -44,7 +44,7 @@ async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPar
     if spec.link is not None:
         token = await sessions.redeem(spec.link)
     else:
-        token = await sessions.begin((await authenticate(system.records, system.clock, spec.key or "")).key_id)
+        token = await sessions.begin((await authenticate(system.records.access, system.clock, spec.key or "")).key_id)
     return Response(None, status_code=204, cookies=[_cookie(request, token.text, system.settings.session_seconds)])
 
 

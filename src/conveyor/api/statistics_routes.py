@@ -31,7 +31,7 @@ async def show_statistics(
     counts are kept by the coordinator, for a day; what it lost, or nobody counted, is left out."""
     job = await find_job(system.records, tenant, job_id)
     key = (await chosen_runs(system.records, job, run))[-1]
-    found = await system.records.run(job.job_id, key.run_id)
+    found = await system.records.jobs.run(job.job_id, key.run_id)
     if found is None:
         raise NotFound
     return answer(await statistics_json(system.records, system.tasks, system.coordinator, system.clock, job, found))

@@ -30,7 +30,7 @@ class Parsed(NamedTuple):
 
 
 class KeySource(Protocol):
-    """Where keys are looked up: Records, or a KeyCache before it."""
+    """Where keys are looked up: AccessRecords, or a KeyCache before it."""
 
     async def key(self, key_id: str) -> ApiKey | None: ...
 

@@ -72,7 +72,7 @@ class Sessions:
     async def redeem(self, text: str) -> Token:
         """The session that a link starts, for the first who shows it. Raises LinkRefused."""
         row = await self._row(LINK, _digest(text))
-        if row is None or not await self._records.remove_row(row):
+        if row is None or not await self._records.documents.remove_row(row):
             raise LinkRefused
         crashpoint("session.redeem.between")
         return await self.begin(_sessions.decode(row.body).key_id)
@@ -81,7 +81,7 @@ class Sessions:
         """End a session; one that is not there is no error."""
         row = await self._row(SESSION, _digest(text))
         if row is not None:
-            await self._records.remove_row(row)
+            await self._records.documents.remove_row(row)
 
     async def authenticate(self, text: str) -> ApiKey:
         """The key that this session stands for, without an administrator's rights. Raises SessionEnded."""
@@ -93,16 +93,18 @@ class Sessions:
     async def key(self, digest: str) -> ApiKey | None:
         """The key of a session as it is now, by the hash of the session's token."""
         row = await self._row(SESSION, digest)
-        return None if row is None else await self._records.key(_sessions.decode(row.body).key_id)
+        return None if row is None else await self._records.access.key(_sessions.decode(row.body).key_id)
 
     async def _row(self, kind: str, digest: str) -> Document | None:
-        return await self._records.row(kind, OWNER, digest)
+        return await self._records.documents.document(kind, OWNER, digest)
 
     async def _keep(self, kind: str, key_id: str, seconds: float) -> Token:
         now = self._clock.now()
         token = Token(secrets.token_urlsafe(_BYTES), now + seconds)
         body = msgspec.json.encode(DashboardSession(key_id, now))
-        await self._records.create_rows([Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)])
+        await self._records.documents.create_rows(
+            [Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)]
+        )
         return token
 
 

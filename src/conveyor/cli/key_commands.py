@@ -99,18 +99,18 @@ async def _create(system: "System", tenant: str, name: str | None) -> dict[str, 
     from conveyor.auth.keys import make_key
 
     text, key = make_key(system.clock, tenant, name)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     return {"key": text, "key_id": key.key_id}
 
 
 async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
     from conveyor.model import TenantId
 
-    return [_shown(key) for key in await system.records.keys(TenantId(tenant) if tenant else None)]
+    return [_shown(key) for key in await system.records.access.keys(TenantId(tenant) if tenant else None)]
 
 
 async def _revoke(system: "System", key_id: str) -> None:
-    if not await system.records.revoke_key(key_id, system.clock.now()):
+    if not await system.records.access.revoke_key(key_id, system.clock.now()):
         raise NotFound(f"There is no key {key_id}.")
 
 

@@ -222,7 +222,7 @@ async def _for_these_lists(system: "System", plan: RunPlan, mark: place.RunMark)
             raise _of_others(plan, mark)
         return mark
     given = place.fingerprint(plan.lists)
-    job = await system.records.job(_TENANT, JobId(mark.job_id))
+    job = await system.records.jobs.job(_TENANT, JobId(mark.job_id))
     if job is None and mark.taken_over:
         # It has expired: no list can change that.
         return mark
@@ -259,7 +259,7 @@ async def _taken_over(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, 
     if mark.taken_over or mark.job_id is None:
         return mark
     system, ids = embedded.system, [*mark.before, mark.job_id]
-    *before, job = [await system.records.job(_TENANT, JobId(job_id)) for job_id in ids]
+    *before, job = [await system.records.jobs.job(_TENANT, JobId(job_id)) for job_id in ids]
     olds = [old for old in before if old is not None]
     if job is None and olds:
         job = await _submit(embedded, plan, show, olds[-1], JobId(mark.job_id))
@@ -308,9 +308,9 @@ async def _again(embedded: "Embedded", job: Job) -> Job:
 
 async def _expired(system: "System", mark: place.RunMark) -> Job | None:
     """The job of the mark, if nobody can go on with it any more. Raises NotFound if nothing is left of it."""
-    if mark.job_id is None or await system.records.job(_TENANT, JobId(mark.job_id)) is not None:
+    if mark.job_id is None or await system.records.jobs.job(_TENANT, JobId(mark.job_id)) is not None:
         return None
-    for job in await system.records.hidden_jobs(system.clock.now(), _HIDDEN):
+    for job in await system.records.jobs.hidden_jobs(system.clock.now(), _HIDDEN):
         if job.job_id == mark.job_id:
             return job
     raise NotFound(f"The job of this run has expired, and was purged. Remove {system.settings.data} to start over.")

@@ -79,13 +79,13 @@ async def _ensure_local_key(system: "System") -> str:
     kept = read_line(path)
     if kept is not None:
         try:
-            if (await authenticate(system.records, system.clock, kept)).admin:
+            if (await authenticate(system.records.access, system.clock, kept)).admin:
                 return kept
         except InvalidKey:
             pass
         path.unlink()
     text, key = make_key(system.clock, LOCAL_TENANT, "made by conveyor up", admin=True)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     # Closed to others before the key is in it.
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(text + "\n")

@@ -74,7 +74,9 @@ class Isolation:
             await work()
         if name in self._failing:
             with self.item(f"{name}: put off"):
-                await records.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + self.pause(name)))
+                await records.documents.replace_row(
+                    msgspec.structs.replace(row, due_at=self._clock.now() + self.pause(name))
+                )
 
     def _fail(self, name: str) -> None:
         metrics.ITEM_ERRORS.add(1, self._role)

@@ -63,7 +63,7 @@ class Exporter:
         self._digest: tuple[str, int, Digest] | None = None
 
     async def tick(self) -> float:
-        for row in await self._records.due_rows(EXPORT, self._clock.now(), _LOOK):
+        for row in await self._records.documents.due_rows(EXPORT, self._clock.now(), _LOOK):
             if row.job_id is None or not self._unfinished(row):
                 continue
             lease = await self._coordinator.lease(export_lease(row.job_id, row.id), self.name, LEASE_SECONDS)
@@ -83,8 +83,8 @@ class Exporter:
         """Whether there was something to do for it."""
         ended = False
         try:
-            row = await self._records.row(EXPORT, seen.tenant, seen.id)
-            job = await self._records.job(seen.tenant, seen.job_id) if seen.job_id is not None else None
+            row = await self._records.documents.document(EXPORT, seen.tenant, seen.id)
+            job = await self._records.jobs.job(seen.tenant, seen.job_id) if seen.job_id is not None else None
             if row is None or job is None or not self._unfinished(row):
                 return False
             ended = await self._work(job, row, lease)
@@ -154,14 +154,14 @@ class Exporter:
             lost=export.lost + 1 if export.held else 0,
         )
         crashpoint("exports.claim.before")
-        written = await self._records.replace_row(_with(row, claimed, row.due_at))
+        written = await self._records.documents.replace_row(_with(row, claimed, row.due_at))
         crashpoint("exports.claim.after")
         return None if written is None else (written, claimed)
 
     async def _pause(self, assembly: ExportWriter) -> None:
         """Let go of it: others come first now."""
         export = msgspec.structs.replace(export_of(assembly.row), held=False)
-        row = await self._records.replace_row(_with(assembly.row, export, self._clock.now()))
+        row = await self._records.documents.replace_row(_with(assembly.row, export, self._clock.now()))
         if row is not None and export.making.pieces:
             self._digest = (row.id, row.version, assembly.digest)
 
@@ -172,7 +172,7 @@ class Exporter:
             log.warning("export failed; it is tried again", job=job.job_id, export=row.id, error=repr(error))
             pause = _FIRST_PAUSE * 2 ** (tries - 1)
             again = msgspec.structs.replace(export, tries=tries, held=False)
-            await self._records.replace_row(_with(row, again, self._clock.now() + pause))
+            await self._records.documents.replace_row(_with(row, again, self._clock.now() + pause))
             return False
         code = error.code if isinstance(error, ConveyorError) else "internal_error"
         message = redacted(str(error)) if isinstance(error, ConveyorError) else type(error).__name__
@@ -187,7 +187,7 @@ class Exporter:
         log.error("export given up", job=job.job_id, export=row.id, error=repr(error))
         notice = export_notice(self._clock, job, row, given_up, "export.failed")
         crashpoint("exports.fail.before")
-        written = await self._records.replace_row(_with(row, given_up, row.expires_at), notice)
+        written = await self._records.documents.replace_row(_with(row, given_up, row.expires_at), notice)
         crashpoint("exports.fail.after")
         return written is not None
 

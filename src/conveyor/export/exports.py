@@ -171,8 +171,8 @@ class Exports:
         a job that is gone."""
         if not _EXPORT_ID.fullmatch(export_id):
             raise NotFound
-        row = await self._system.records.row(EXPORT, tenant, export_id)
-        if row is None or row.job_id is None or await self._system.records.job(tenant, row.job_id) is None:
+        row = await self._system.records.documents.document(EXPORT, tenant, export_id)
+        if row is None or row.job_id is None or await self._system.records.jobs.job(tenant, row.job_id) is None:
             raise NotFound
         return StoredExport(row, export_of(row))
 
@@ -180,7 +180,7 @@ class Exports:
         """The job's exports, oldest first."""
         if cursor is not None and not _EXPORT_ID.fullmatch(cursor):
             raise BadCursor
-        rows = await self._system.records.rows(EXPORT, job.tenant, cursor, limit, job.job_id)
+        rows = await self._system.records.documents.documents(EXPORT, job.tenant, cursor, limit, job.job_id)
         return Page([StoredExport(row, export_of(row)) for row in rows.items], rows.next_cursor)
 
     async def delete(self, tenant: TenantId, export_id: str) -> None:
@@ -190,13 +190,13 @@ class Exports:
             now = self._system.clock.now()
             gone = msgspec.structs.replace(row, expires_at=now, due_at=now)
             crashpoint("exports.delete.before")
-            if await self._system.records.replace_row(gone) is not None:
+            if await self._system.records.documents.replace_row(gone) is not None:
                 crashpoint("exports.delete.after")
                 return
 
     async def _created(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
         export = await self._checked(job, spec)
-        standing = await self._system.records.rows(EXPORT, job.tenant, None, _MOST_OF_A_JOB, job.job_id)
+        standing = await self._system.records.documents.documents(EXPORT, job.tenant, None, _MOST_OF_A_JOB, job.job_id)
         if len(standing.items) >= _MOST_OF_A_JOB:
             raise LimitReached(f"The job has {_MOST_OF_A_JOB} exports already. Delete one first.", limit=_MOST_OF_A_JOB)
         row = Document(
@@ -211,7 +211,7 @@ class Exports:
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
         answer = ticket.answer(ACCEPTED, body, self._requests.keep_until)
         crashpoint("exports.create.before")
-        lost = await self._system.records.create_rows([row], answer=answer)
+        lost = await self._system.records.documents.create_rows([row], answer=answer)
         crashpoint("exports.create.after")
         if lost is not None and answer is not None:
             return standing_answer(lost, answer.fingerprint)
@@ -239,7 +239,7 @@ class Exports:
         chosen = await chosen_runs(self._system.records, job, select.run)
         if chosen == [job.key]:
             return [job.run]
-        runs = {run.run_id: run for run in await self._system.records.runs(job.job_id)}
+        runs = {run.run_id: run for run in await self._system.records.jobs.runs(job.job_id)}
         return [runs[key.run_id] for key in reversed(chosen)]
 
 

@@ -346,10 +346,10 @@ class ExportWriter:
 
     async def _write(self, row: Document, notice: OutboxEvent | None = None) -> None:
         """The row is the fence: whoever wrote it last goes on, and no one else."""
-        if await self._records.job(self._job.tenant, self._job.job_id) is None:
+        if await self._records.jobs.job(self._job.tenant, self._job.job_id) is None:
             raise ExportSuperseded
         crashpoint("exports.checkpoint.before")
-        written = await self._records.replace_row(row, notice)
+        written = await self._records.documents.replace_row(row, notice)
         crashpoint("exports.checkpoint.after")
         if written is None:
             raise ExportSuperseded

@@ -86,10 +86,10 @@ class Ingester:
 
     async def _job(self, message: Message) -> Job | None:
         """The job with the run that the message is of, which may not be its latest any more."""
-        job = await self._ingest.records.job(message.tenant, message.job_id)
+        job = await self._ingest.records.jobs.job(message.tenant, message.job_id)
         if job is None or job.run.run_id == message.run_id:
             return job
-        run = await self._ingest.records.run(job.job_id, message.run_id)
+        run = await self._ingest.records.jobs.run(job.job_id, message.run_id)
         return None if run is None else msgspec.structs.replace(job, run=run, state=run.state, reason=None)
 
     async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
@@ -112,7 +112,7 @@ class Ingester:
         if isinstance(message, IngestJob):
             await self._ingest.split(job, keep_hold)
             return True
-        one = await self._ingest.records.range(job.run.run_id, message.number)
+        one = await self._ingest.records.ingests.range(job.run.run_id, message.number)
         if one is None or one.done:
             await self._ingest.finish(job)
             return True

@@ -62,14 +62,14 @@ class IngestPipeline:
                 await reject_invalid(self.blobs, ranges, job.kind, most, partial(self._keep_invalid, job), keep_hold)
             if not await self._write_plan(job, ranges):
                 return
-        elif not (await self.records.ingested(job.run.run_id)).done:
-            ranges = await self.records.ranges(job.run.run_id)
+        elif not (await self.records.ingests.ingested(job.run.run_id)).done:
+            ranges = await self.records.ingests.ranges(job.run.run_id)
         await self.request([(job, one) for one in ranges if not one.done])
         await self.finish(job)
 
     async def _write_plan(self, job: Job, ranges: list[Range]) -> bool:
         crashpoint("ingest.split.before")
-        written = await self.records.split(job.job_id, job.run.run_id, ranges)
+        written = await self.records.ingests.split(job.job_id, job.run.run_id, ranges)
         crashpoint("ingest.split.after")
         return written
 
@@ -101,13 +101,13 @@ class IngestPipeline:
             metrics.INGESTED.add(len(batch.seeds), "task")
             metrics.INGESTED.add(len(batch.invalid), "invalid")
             one = _advanced(one, batch)
-            if not await self.records.checkpoint(job.run.run_id, one, lease.fence):
+            if not await self.records.ingests.checkpoint(job.run.run_id, one, lease.fence):
                 return False
             crashpoint("ingest.checkpoint.after")
             if not await keep_hold():
                 return False
         done = msgspec.structs.replace(one, done=True)
-        if not await self.records.checkpoint(job.run.run_id, done, lease.fence):
+        if not await self.records.ingests.checkpoint(job.run.run_id, done, lease.fence):
             return False
         crashpoint("ingest.done.after")
         await self.finish(job)
@@ -121,10 +121,10 @@ class IngestPipeline:
 
     async def finish(self, job: Job) -> None:
         """Set the total and the latch if every range is done and none will come."""
-        run = await self.records.run(job.job_id, job.run.run_id)
+        run = await self.records.jobs.run(job.job_id, job.run.run_id)
         if run is None or not run.sealed or run.last_batch or run.state is not RunState.INGESTING:
             return
-        ingested = await self.records.ingested(run.run_id)
+        ingested = await self.records.ingests.ingested(run.run_id)
         if not ingested.done:
             return
         # A list without tasks is a mistake; a rerun without any has nothing to do.
@@ -141,7 +141,7 @@ class IngestPipeline:
         for queue in run_queues(job.run.run_id):
             await self.queue.drop(queue)
         counts = await self.tasks.counts(job.key)
-        await self.records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
+        await self.records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
     async def _keep_invalid(self, job: Job, one: Range, batch: ListBatch) -> None:
         """Under a name that follows from the place in the list, so that doing it again writes over it."""

@@ -53,7 +53,7 @@ _walks = msgspec.json.Decoder(Walk)
 async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, keep_hold: KeepHold) -> list[Range]:
     """The ranges of a rerun. Raises HoldLost."""
     lineage = _lineage(job)
-    runs = _sources(lineage, await records.runs(job.job_id))
+    runs = _sources(lineage, await records.jobs.runs(job.job_id))
     if TaskStatus.CANCELLED in lineage.statuses:
         for run in runs:
             await _cancel_rest(tasks, clock, job, run, keep_hold)
@@ -126,7 +126,7 @@ async def _without(tasks: Tasks, later: Sequence[RunKey], seeds: list[TaskSeed])
 async def _later(records: Records, job: Job, lineage: Lineage, walk: Walk) -> list[RunKey]:
     if not _chooses(lineage):
         return []
-    runs = _sources(lineage, await records.runs(job.job_id))
+    runs = _sources(lineage, await records.jobs.runs(job.job_id))
     number = next(run.number for run in runs if run.run_id == walk.run_id)
     return [_key(job, run.run_id) for run in reversed(runs) if run.number > number]
 

@@ -143,7 +143,7 @@ class Admission:
         return _decoded(await coordinator.cached(_KEY)) or load
 
     async def _look(self) -> dict[str, int]:
-        active = await self._system.records.active_jobs()
+        active = await self._system.records.jobs.active_jobs()
         amounts: dict[str, int] = {}
         for job in active:
             staged = job.source.size if job.source is not None and job.state is RunState.INGESTING else 0
@@ -174,7 +174,7 @@ class Admission:
 
 
 async def _ingested(records: Records, job: Job) -> int:
-    return (await records.ingested(job.run.run_id)).tasks
+    return (await records.ingests.ingested(job.run.run_id)).tasks
 
 
 def _name(who: str, part: str = "bytes") -> str:

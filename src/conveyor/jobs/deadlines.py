@@ -47,14 +47,14 @@ async def follow_deadline(records: Records, job: Job) -> None:
     found so when its row is due."""
     for row in deadline_rows(job):
         for _ in range(_TRIES):
-            standing = await records.row(DEADLINE, job.tenant, row.id)
+            standing = await records.documents.document(DEADLINE, job.tenant, row.id)
             if standing is None:
-                await records.create_rows([row])
+                await records.documents.create_rows([row])
                 return
             due_at = deadline_of(standing).since + (job.options.deadline or 0.0)
             if standing.due_at == due_at or deadline_of(standing).under_way:
                 return
-            if await records.replace_row(msgspec.structs.replace(standing, due_at=due_at)):
+            if await records.documents.replace_row(msgspec.structs.replace(standing, due_at=due_at)):
                 return
 
 
@@ -63,10 +63,10 @@ async def restart_deadline(records: Records, job: Job, now: float) -> None:
     removed its row."""
     for row in deadline_rows(job, now):
         for _ in range(_TRIES):
-            standing = await records.row(DEADLINE, job.tenant, row.id)
+            standing = await records.documents.document(DEADLINE, job.tenant, row.id)
             if standing is None:
-                await records.create_rows([row])
+                await records.documents.create_rows([row])
                 return
-            if await records.replace_row(msgspec.structs.replace(row, version=standing.version)):
+            if await records.documents.replace_row(msgspec.structs.replace(row, version=standing.version)):
                 return
         raise EngineFailed("The deadline of a run could not be written: others write it all the time.")

@@ -77,7 +77,7 @@ class Idempotency:
             expires_at=now + self._settings.idempotency_seconds,
         )
         crashpoint("request.claim.before")
-        claimed = await self._records.claim(row)
+        claimed = await self._records.access.claim(row)
         crashpoint("request.claim.after")
         if claimed.granted:
             return Claim(claimed.row.subject, claimed.row)
@@ -92,7 +92,7 @@ class Idempotency:
         except ConveyorError as error:
             refused = error.status < HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, Overloaded)
             if ticket.row is not None and refused:
-                await self._records.unclaim(ticket.row)
+                await self._records.access.unclaim(ticket.row)
             raise
 
 

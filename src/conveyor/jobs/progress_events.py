@@ -61,13 +61,13 @@ class ProgressEvents:
 
     async def of(self, run: RunKey) -> tuple[Document, ReportedProgress]:
         """The run's row, made if there is none."""
-        row = await self._records.row(MILESTONES, run.tenant, run.run_id)
+        row = await self._records.documents.document(MILESTONES, run.tenant, run.run_id)
         if row is None:
             fresh = Document(
                 MILESTONES, run.tenant, run.run_id, msgspec.json.encode(ReportedProgress()), job_id=run.job_id
             )
-            await self._records.create_rows([fresh])
-            row = await self._records.row(MILESTONES, run.tenant, run.run_id) or fresh
+            await self._records.documents.create_rows([fresh])
+            row = await self._records.documents.document(MILESTONES, run.tenant, run.run_id) or fresh
         return row, _reached.decode(row.body)
 
     async def tell(
@@ -78,6 +78,8 @@ class ProgressEvents:
             self._clock.new_id("evt"), run.tenant, run.job_id, run.run_id, event, self._clock.now(), data
         )
         crashpoint("milestone.tell.before")
-        told = await self._records.replace_row(msgspec.structs.replace(row, body=msgspec.json.encode(reached)), notice)
+        told = await self._records.documents.replace_row(
+            msgspec.structs.replace(row, body=msgspec.json.encode(reached)), notice
+        )
         crashpoint("milestone.tell.after")
         return told is not None

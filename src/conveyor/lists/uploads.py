@@ -105,7 +105,7 @@ class Uploads:
             raise UploadRefused("The list's sha256 is not the one that was announced.")
         await self._system.blobs.put_stream(upload.key, _announced(pieces, upload))
         crashpoint("upload.stored.before")
-        if not await self._system.records.mark_stored(upload_id):
+        if not await self._system.records.access.mark_stored(upload_id):
             await self._lost(upload)
         crashpoint("upload.stored.after")
 
@@ -140,18 +140,18 @@ class Uploads:
         body = msgspec.json.encode(view)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
         crashpoint("upload.promise.before")
-        standing = await self._system.records.create_upload(upload, row)
+        standing = await self._system.records.access.create_upload(upload, row)
         crashpoint("upload.promise.after")
         if standing is not None and row is not None:
             return standing_answer(standing, row.fingerprint)
         return Accepted(CREATED, body, upload.upload_id)
 
     async def _known(self, upload_id: str) -> UploadRecord | None:
-        return await self._system.records.upload(upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
+        return await self._system.records.access.upload(upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
 
     async def _lost(self, upload: UploadRecord) -> None:
         """Somebody else stored the same bytes first, or the promise ended while they came."""
-        if await self._system.records.upload(upload.upload_id) is None:
+        if await self._system.records.access.upload(upload.upload_id) is None:
             await self._system.blobs.delete([upload.key])
             raise SignatureRefused
         raise _stored_before()

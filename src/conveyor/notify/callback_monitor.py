@@ -109,7 +109,7 @@ class Callbacks:
         kept = CallbackPass()
         workers: dict[RunId, str] | None = None
         for _ in range(_PAGES):
-            rows = await self._records.due_rows(CALLBACK, self._clock.now(), _PAGE)
+            rows = await self._records.documents.due_rows(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
             looks = [
@@ -127,7 +127,7 @@ class Callbacks:
 
     async def _workers(self) -> dict[RunId, str]:
         """Who runs long tasks of which runs."""
-        page = await self._records.rows(BEAT, BEAT_TENANT, None, _ROWS)
+        page = await self._records.documents.documents(BEAT, BEAT_TENANT, None, _ROWS)
         found: dict[RunId, str] = {}
         for row in page.items:
             try:
@@ -142,10 +142,10 @@ class Callbacks:
                 callback = callback_of(row)
             except msgspec.MsgspecError as error:
                 log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
-                await self._records.replace_row(msgspec.structs.replace(row, due_at=None))
+                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
                 return
             if row.expires_at is not None and row.expires_at <= self._clock.now():
-                await self._records.remove_row(row)
+                await self._records.documents.remove_row(row)
                 return
             if callback.answer is not None:
                 await self._answer(row, callback, callback.answer, kept)
@@ -155,12 +155,12 @@ class Callbacks:
     async def _keep(self, row: Document, callback: Callback, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         """A heartbeat, if the run moves or waits as it is meant to; else the end of it."""
         crashpoint("callback.claim.before")
-        claimed = await self._records.replace_row(with_callback(row, callback, self._claim_until(callback)))
+        claimed = await self._records.documents.replace_row(with_callback(row, callback, self._claim_until(callback)))
         crashpoint("callback.claim.after")
         if claimed is None:
             return
         kept.looked += 1
-        job = await self._records.job(row.tenant, callback.job_id)
+        job = await self._records.jobs.job(row.tenant, callback.job_id)
         if job is None:
             gone = failure(self._clock.now(), JOB_DELETED, callback, "the job was deleted")
             await self._fail(claimed, callback, gone, kept)
@@ -206,7 +206,7 @@ class Callbacks:
         """End it, unless the outbox was first."""
         failed = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
-        written = await self._records.replace_row(with_callback(row, failed, self._clock.now()))
+        written = await self._records.documents.replace_row(with_callback(row, failed, self._clock.now()))
         crashpoint("callback.fail.after")
         if written is not None:
             await self._answer(written, failed, answer, kept)
@@ -215,7 +215,7 @@ class Callbacks:
         """Send it. That it was begun is written first: whoever finds it so knows that it may have been taken."""
         begun = msgspec.structs.replace(callback, doubtful=True)
         crashpoint("callback.claim.before")
-        claimed = await self._records.replace_row(with_callback(row, begun, self._claim_until(callback)))
+        claimed = await self._records.documents.replace_row(with_callback(row, begun, self._claim_until(callback)))
         crashpoint("callback.claim.after")
         if claimed is None:
             return
@@ -265,7 +265,7 @@ class Callbacks:
     async def _write(self, row: Document, callback: Callback, due_at: float | None) -> None:
         """If the row is another's by now, or has an answer, that stands."""
         crashpoint("callback.record.before")
-        await self._records.replace_row(with_callback(row, callback, due_at))
+        await self._records.documents.replace_row(with_callback(row, callback, due_at))
         crashpoint("callback.record.after")
 
     def _claim_until(self, callback: Callback) -> float:
@@ -285,7 +285,7 @@ class Callbacks:
         counts = await self._tasks.counts(job.key)
         seen = msgspec.structs.replace(before, ended=counts.ended)
         if not job.run.last_batch:
-            ingested = await self._records.ingested(callback.run_id)
+            ingested = await self._records.ingests.ingested(callback.run_id)
             seen = msgspec.structs.replace(seen, ingested=ingested.tasks + ingested.invalid, read=ingested.bytes_read)
         if seen != before:
             return seen
@@ -296,7 +296,7 @@ class Callbacks:
         first = progress_id(job.run.run_id, 0).removesuffix("0")
         cursor: str | None = first
         for _ in range(_ROW_PAGES):
-            page = await self._records.rows(PROGRESS, job.tenant, cursor, _ROWS, job.job_id)
+            page = await self._records.documents.documents(PROGRESS, job.tenant, cursor, _ROWS, job.job_id)
             for row in page.items:
                 if row.id.startswith(first) and (at := _moved_at(row)) > before:
                     return at
@@ -307,14 +307,14 @@ class Callbacks:
 
     async def _seen_export(self, row: Document, callback: Callback, kept: CallbackPass) -> CallbackMarks | None:
         """How far the export is that the answer waits for. None if it is gone: then the answer goes without it."""
-        export = await self._records.row(EXPORT, row.tenant, callback.export_id or "")
+        export = await self._records.documents.document(EXPORT, row.tenant, callback.export_id or "")
         if export is not None:
             return msgspec.structs.replace(callback.marks, export=export.version)
         event_id = msgspec.json.decode(callback.output or "{}").get("event_id")
         answer = CallbackAnswer(self._clock.now(), event_id, output=callback.output)
         done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
-        written = await self._records.replace_row(with_callback(row, done, self._clock.now()))
+        written = await self._records.documents.replace_row(with_callback(row, done, self._clock.now()))
         crashpoint("callback.fail.after")
         if written is not None:
             await self._answer(written, done, answer, kept)
@@ -328,7 +328,7 @@ class Callbacks:
         if job.run.run_id != callback.run_id or job.state in ENDED or job.state is RunState.PAUSED:
             return True
         if job.mode is Mode.OPEN and not job.run.sealed:
-            return (await self._records.ingested(callback.run_id)).tasks <= callback.marks.ended
+            return (await self._records.ingests.ingested(callback.run_id)).tasks <= callback.marks.ended
         if await waiting(self._coordinator, callback.run_id) is not None:
             return True
         return any([(await self._queue.depth(queue)).delayed > 0 for queue in run_queues(callback.run_id)])

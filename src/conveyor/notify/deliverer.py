@@ -91,7 +91,7 @@ class Deliverer:
 
     async def tick(self) -> float:
         """Start what is due, as far as there is room."""
-        window = await self._records.due_rows(DELIVERY, self._clock.now(), _WINDOW)
+        window = await self._records.documents.due_rows(DELIVERY, self._clock.now(), _WINDOW)
         under_way = set(self._running.values())
         shares = Counter(tenant for tenant, _ in under_way)
         waiting: dict[LaneKey, list[Document]] = {}
@@ -133,7 +133,7 @@ class Deliverer:
             return delivery_of(row).lane
         except msgspec.MsgspecError as error:
             log.error("delivery can not be read", tenant=row.tenant, delivery=row.id, error=str(error))
-            await self._records.replace_row(msgspec.structs.replace(row, due_at=None))
+            await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
             return None
 
     def _start(self, row: Document, key: LaneKey, lane: EndpointLane) -> None:
@@ -157,7 +157,7 @@ class Deliverer:
     async def _deliver(self, row: Document, lane: EndpointLane) -> None:
         """One try: claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
-            await self._records.remove_row(row)
+            await self._records.documents.remove_row(row)
             return
         claimed = await self._claim(row)
         if claimed is None:
@@ -165,7 +165,7 @@ class Deliverer:
         target = await self._target(claimed)
         if target is None:
             # Nobody is there any more who could be told.
-            await self._records.remove_row(claimed)
+            await self._records.documents.remove_row(claimed)
             return
         if isinstance(target, str):
             await self._give_up(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
@@ -184,7 +184,7 @@ class Deliverer:
         """Hold it for as long as a try can take; None if another was first."""
         until = self._clock.now() + self._settings.webhook_timeout + _LEASE_MARGIN
         crashpoint("delivery.claim.before")
-        claimed = await self._records.replace_row(msgspec.structs.replace(row, due_at=until))
+        claimed = await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
         crashpoint("delivery.claim.after")
         return claimed
 
@@ -192,10 +192,10 @@ class Deliverer:
         """Where it goes; None if that was removed, a word for why it takes nothing."""
         receiver = receiver_of(row)
         if receiver.startswith("job_"):
-            named = await self._records.row(NOTIFY, row.tenant, receiver)
+            named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
             url = None if named is None else notify_of(named).url
             return None if url is None else Target(url, [tenant_secret(self._key, row.tenant)])
-        found = await self._records.row(WEBHOOK, row.tenant, receiver)
+        found = await self._records.documents.document(WEBHOOK, row.tenant, receiver)
         if found is None:
             return None
         endpoint = endpoint_of(found)
@@ -246,17 +246,17 @@ class Deliverer:
         """If the row is another's by now, or was asked for again, what came of this try is not its last word."""
         crashpoint("delivery.record.before")
         body = msgspec.json.encode(delivery)
-        await self._records.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
+        await self._records.documents.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
         crashpoint("delivery.record.after")
 
     async def _disable(self, row: Document) -> None:
         receiver = receiver_of(row)
         log.info("endpoint answered that it is gone", tenant=row.tenant, receiver=receiver)
         if receiver.startswith("job_"):
-            named = await self._records.row(NOTIFY, row.tenant, receiver)
+            named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
             if named is not None:
                 # Its job has no other use for it.
-                await self._records.remove_row(named)
+                await self._records.documents.remove_row(named)
             return
         await change_endpoint(self._records, row.tenant, receiver, _gone)
 
@@ -269,7 +269,7 @@ class Deliverer:
             each = max(lane.seconds, 0.001) / most
             for row in rows[max(most, int(_IDLE * 4 / each)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + each, now + _LONGEST_DEFERRAL)
-                await self._records.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
+                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
 
 
 def _tell(row: Document, attempt: DeliveryAttempt) -> None:

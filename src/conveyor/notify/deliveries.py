@@ -109,7 +109,11 @@ class Deliveries:
 
     async def find(self, tenant: TenantId, delivery_id: str) -> Document:
         """The tenant's delivery, or NotFound."""
-        row = await self._records.row(DELIVERY, tenant, delivery_id) if is_delivery_id(delivery_id) else None
+        row = (
+            await self._records.documents.document(DELIVERY, tenant, delivery_id)
+            if is_delivery_id(delivery_id)
+            else None
+        )
         if row is None:
             raise NotFound
         return row
@@ -117,26 +121,28 @@ class Deliveries:
     async def of_endpoint(self, tenant: TenantId, webhook_id: str, cursor: str | None, limit: int) -> Page[Document]:
         """What an endpoint was sent, oldest first."""
         _check_cursor(cursor, webhook_id)
-        page = await self._records.rows(DELIVERY, tenant, cursor or f"{webhook_id}:", limit)
+        page = await self._records.documents.documents(DELIVERY, tenant, cursor or f"{webhook_id}:", limit)
         own = [row for row in page.items if receiver_of(row) == webhook_id]
         return Page(own, page.next_cursor if len(own) == len(page.items) else None)
 
     async def of_job(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[Document]:
         """What was sent of a job, to whomever, by receiver."""
         _check_cursor(cursor, None)
-        return await self._records.rows(DELIVERY, tenant, cursor, limit, job_id)
+        return await self._records.documents.documents(DELIVERY, tenant, cursor, limit, job_id)
 
     async def redeliver(self, tenant: TenantId, delivery_id: str) -> Document:
         """Have it sent again, now, under the same event id. Raises Conflict if its endpoint takes nothing."""
         for _ in range(_TRIES):
             row = await self.find(tenant, delivery_id)
-            endpoint = await self._records.row(WEBHOOK, tenant, receiver_of(row))
+            endpoint = await self._records.documents.document(WEBHOOK, tenant, receiver_of(row))
             if endpoint is not None and endpoint_of(endpoint).disabled:
                 raise Conflict("The endpoint is disabled; enable it first.")
             again = msgspec.structs.replace(delivery_of(row), standing=DeliveryStatus.PENDING, tries=0)
             body = msgspec.json.encode(again)
             crashpoint("delivery.again.before")
-            changed = await self._records.replace_row(msgspec.structs.replace(row, body=body, due_at=self._clock.now()))
+            changed = await self._records.documents.replace_row(
+                msgspec.structs.replace(row, body=body, due_at=self._clock.now())
+            )
             crashpoint("delivery.again.after")
             if changed is not None:
                 return changed

@@ -74,7 +74,7 @@ class OutboxDispatcher:
     async def run_once(self) -> DispatchCounts:
         passed = DispatchCounts()
         # Those that failed before are the oldest: as many more are asked for.
-        notices = await self._records.untold(_NOTICES + self._isolation.failing)
+        notices = await self._records.outbox.untold(_NOTICES + self._isolation.failing)
         self._isolation.forget_others({notice.notice_id for notice in notices})
         endpoints: dict[TenantId, list[Document]] = {}
         ready: list[tuple[OutboxEvent, list[Document]]] = []
@@ -84,7 +84,7 @@ class OutboxDispatcher:
                     ready.append((notice, await self._prepare(notice, endpoints, passed)))
         told = await self._written(ready)
         if told:
-            await self._records.mark_told(told)
+            await self._records.outbox.mark_told(told)
             crashpoint("notify.told.after")
         passed.notices = len(told)
         passed.deliveries = sum(len(rows) for _, rows in ready)
@@ -122,14 +122,14 @@ class OutboxDispatcher:
     async def _create(self, rows: Sequence[Document]) -> None:
         for start in range(0, len(rows), _ROWS):
             crashpoint("notify.deliveries.before")
-            await self._records.create_rows(rows[start : start + _ROWS])
+            await self._records.documents.create_rows(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
 
     async def _endpoints(self, tenant: TenantId) -> list[Document]:
         found: list[Document] = []
         cursor: str | None = None
         while True:
-            page = await self._records.rows(WEBHOOK, tenant, cursor, _PAGE)
+            page = await self._records.documents.documents(WEBHOOK, tenant, cursor, _PAGE)
             found += [row for row in page.items if not endpoint_of(row).disabled]
             cursor = page.next_cursor
             if cursor is None:
@@ -140,7 +140,7 @@ class OutboxDispatcher:
         there = {row.id for row in endpoints}
         # By receiver: an endpoint that a job names too gets the event once.
         lanes = {row.id: row.id for row in endpoints if wanted(endpoint_of(row).events, notice.event)}
-        page = await self._records.rows(NOTIFY, notice.tenant, None, MAX_NOTIFY, notice.job_id)
+        page = await self._records.documents.documents(NOTIFY, notice.tenant, None, MAX_NOTIFY, notice.job_id)
         for row in page.items:
             lanes |= _named(row, notice.event, there)
         now, keep = self._clock.now(), self._settings.webhook_log_seconds
@@ -149,7 +149,7 @@ class OutboxDispatcher:
     async def _tell_last_failures(self, notice: OutboxEvent) -> None:
         """A run that ends tells of failures that no batch has told of: they are all told then."""
         counts = msgspec.convert(notice.data.get("counts", {}), Counts)
-        job = await self._records.job(notice.tenant, notice.job_id) if counts.failed else None
+        job = await self._records.jobs.job(notice.tenant, notice.job_id) if counts.failed else None
         if job is not None:
             run = RunKey(job.tenant, job.job_id, notice.run_id, job.task_shard_count)
             await self._milestones.told_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))

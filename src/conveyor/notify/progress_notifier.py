@@ -67,7 +67,7 @@ class ProgressNotifier:
 
     async def run_once(self) -> NotifiedCounts:
         told = NotifiedCounts()
-        jobs = [job for job in await self._records.active_jobs() if job.state in WORKABLE]
+        jobs = [job for job in await self._records.jobs.active_jobs() if job.state in WORKABLE]
         active = {job.run.run_id for job in jobs}
         self._seen = {run_id: reached for run_id, reached in self._seen.items() if run_id in active}
         self._counted = {run_id: counts for run_id, counts in self._counted.items() if run_id in active}

@@ -43,7 +43,7 @@ _PARTS = 50
 
 async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Document]:
     """The callbacks of a job."""
-    page = await records.rows(CALLBACK, tenant, first_of(job_id), MAX_NOTIFY)
+    page = await records.documents.documents(CALLBACK, tenant, first_of(job_id), MAX_NOTIFY)
     return [row for row in page.items if is_of(row, job_id)]
 
 
@@ -76,12 +76,12 @@ class StepAnswers:
             if changed is None:
                 return False
             crashpoint("callback.answer.before")
-            written = await self._records.replace_row(changed)
+            written = await self._records.documents.replace_row(changed)
             crashpoint("callback.answer.after")
             if written is not None:
                 return callback_of(written).answer is not None
             # The monitor has written to it meanwhile.
-            standing = await self._records.row(CALLBACK, row.tenant, row.id)
+            standing = await self._records.documents.document(CALLBACK, row.tenant, row.id)
             if standing is None:
                 return False
             row = standing
@@ -98,7 +98,7 @@ class StepAnswers:
             return self._answered(row, callback, await self._with_export(row.tenant, callback, notice), notice)
         if callback.run_id != notice.run_id or callback.export_id is not None:
             return None
-        job = await self._records.job(row.tenant, callback.job_id)
+        job = await self._records.jobs.job(row.tenant, callback.job_id)
         summary = await self._summary(job, callback, notice)
         if notice.event in _ERRORS:
             cause = msgspec.json.encode(summary).decode()
@@ -109,7 +109,7 @@ class StepAnswers:
         return await self._exporting(row, callback, job, summary, notice)
 
     async def _summary(self, job: Job | None, callback: Callback, notice: OutboxEvent) -> dict[str, Any]:
-        run = await self._records.run(callback.job_id, callback.run_id)
+        run = await self._records.jobs.run(callback.job_id, callback.run_id)
         return {
             "job_id": callback.job_id,
             "run_id": callback.run_id,

@@ -107,7 +107,7 @@ class Webhooks:
             body = msgspec.json.encode(webhook_json(made))
             row = ticket.answer(CREATED, body, self._requests.keep_until)
             crashpoint("webhook.create.before")
-            standing = await self._records.create_rows([made], None, row)
+            standing = await self._records.documents.create_rows([made], None, row)
             crashpoint("webhook.create.after")
             if standing is not None and row is not None:
                 return self._with_secret(tenant, standing_answer(standing, row.fingerprint))
@@ -115,7 +115,7 @@ class Webhooks:
 
     async def find(self, tenant: TenantId, webhook_id: str) -> Document:
         """The tenant's endpoint. One that never was, one that was removed and another's are the same NotFound."""
-        row = await self._records.row(WEBHOOK, tenant, webhook_id) if _ID.fullmatch(webhook_id) else None
+        row = await self._records.documents.document(WEBHOOK, tenant, webhook_id) if _ID.fullmatch(webhook_id) else None
         if row is None:
             raise NotFound
         return row
@@ -124,7 +124,7 @@ class Webhooks:
         """Endpoints, oldest first."""
         if cursor is not None and not _ID.fullmatch(cursor):
             raise BadCursor
-        return await self._records.rows(WEBHOOK, tenant, cursor, limit)
+        return await self._records.documents.documents(WEBHOOK, tenant, cursor, limit)
 
     async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Document:
         """Change an endpoint. One that is enabled again forgets why it was not."""
@@ -154,7 +154,7 @@ class Webhooks:
         for _ in range(_TRIES):
             row = await self.find(tenant, webhook_id)
             crashpoint("webhook.remove.before")
-            if await self._records.remove_row(row):
+            if await self._records.documents.remove_row(row):
                 crashpoint("webhook.remove.after")
                 return
         raise _contended()
@@ -185,19 +185,19 @@ class Webhooks:
 
     async def _check_number(self, tenant: TenantId) -> None:
         most = self._settings.max_webhooks
-        if len((await self._records.rows(WEBHOOK, tenant, None, most + 1)).items) >= most:
+        if len((await self._records.documents.documents(WEBHOOK, tenant, None, most + 1)).items) >= most:
             raise LimitReached(f"There are {most} endpoints already, the most that a tenant may have.", limit=most)
 
 
 async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, change: Change) -> Document | None:
     """Change an endpoint on its version, again while others do; None if it is gone."""
     for _ in range(_TRIES):
-        row = await records.row(WEBHOOK, tenant, webhook_id)
+        row = await records.documents.document(WEBHOOK, tenant, webhook_id)
         if row is None:
             return None
         crashpoint("webhook.change.before")
         body = msgspec.json.encode(change(endpoint_of(row)))
-        changed = await records.replace_row(msgspec.structs.replace(row, body=body))
+        changed = await records.documents.replace_row(msgspec.structs.replace(row, body=body))
         crashpoint("webhook.change.after")
         if changed is not None:
             return changed

@@ -79,7 +79,7 @@ class Feeder:
 
     async def turn_of(self, job: Job, ref: TaskRef) -> int:
         """How often the monitor has sent the task again."""
-        row = await self._records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
+        row = await self._records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
         try:
             return 0 if row is None else _progress.decode(row.body).turn
         except msgspec.MsgspecError:

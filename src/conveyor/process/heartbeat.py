@@ -46,21 +46,21 @@ class Heartbeat:
     async def _replaced(self, row: Document, standing: Document | None) -> Document | None:
         if standing is None:
             return None
-        return await self._records.replace_row(msgspec.structs.replace(row, version=standing.version))
+        return await self._records.documents.replace_row(msgspec.structs.replace(row, version=standing.version))
 
     async def _created(self, row: Document) -> Document | None:
         """The first, or somebody took this worker for dead, or the answer to the last write was lost: then its row has
         another version than the one that is known here."""
-        await self._records.create_rows([row])
-        standing = await self._records.row(BEAT, BEAT_TENANT, self._name)
+        await self._records.documents.create_rows([row])
+        standing = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
         return standing if standing is None or standing.body == row.body else await self._replaced(row, standing)
 
     async def _remove(self) -> None:
         if self._row is None:
             return
-        if not await self._records.remove_row(self._row):
+        if not await self._records.documents.remove_row(self._row):
             # The answer to the last write, or to the last try to remove it, was lost.
-            standing = await self._records.row(BEAT, BEAT_TENANT, self._name)
+            standing = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
             if standing is not None:
-                await self._records.remove_row(standing)
+                await self._records.documents.remove_row(standing)
         self._row = None

@@ -105,7 +105,7 @@ class Track:
     async def remove(self) -> None:
         """The task has come to its end, and nobody goes on with it."""
         crashpoint("progress.remove.before")
-        if not await self._records.remove_row(self._row):
+        if not await self._records.documents.remove_row(self._row):
             raise Superseded
 
     async def _write(
@@ -131,7 +131,9 @@ class Track:
 
     async def _replace(self, at: TaskProgress, due_at: float | None) -> None:
         crashpoint("progress.write.before")
-        row = await self._records.replace_row(msgspec.structs.replace(self._row, body=_encode(at), due_at=due_at))
+        row = await self._records.documents.replace_row(
+            msgspec.structs.replace(self._row, body=_encode(at), due_at=due_at)
+        )
         crashpoint("progress.write.after")
         if row is None:
             raise Superseded
@@ -163,16 +165,16 @@ class ProgressBook:
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = now + stuck_after
         name = progress_id(fresh.run_id, fresh.index)
-        found = await self._records.row(PROGRESS, job.tenant, name)
+        found = await self._records.documents.document(PROGRESS, job.tenant, name)
         if found is None:
             row = Document(
                 PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
             )
             crashpoint("progress.begin.before")
-            await self._records.create_rows([row])
+            await self._records.documents.create_rows([row])
             crashpoint("progress.begin.after")
             # One that is there already is left as it is: see whose it is.
-            standing = await self._records.row(PROGRESS, job.tenant, name)
+            standing = await self._records.documents.document(PROGRESS, job.tenant, name)
             ours = standing is not None and standing.body == row.body
             return Track(self._records, self._clock, self._settings, row, fresh, stuck_after) if ours else None
         before = _decode(found.body)
@@ -190,7 +192,9 @@ class ProgressBook:
             since=min(before.since or fresh.since, fresh.since),
         )
         crashpoint("progress.begin.before")
-        taken = await self._records.replace_row(msgspec.structs.replace(found, body=_encode(at), due_at=due_at))
+        taken = await self._records.documents.replace_row(
+            msgspec.structs.replace(found, body=_encode(at), due_at=due_at)
+        )
         crashpoint("progress.begin.after")
         if taken is None:
             return None

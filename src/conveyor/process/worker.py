@@ -138,7 +138,7 @@ class Worker:
         return sum(again for again, _ in counts), sum(new for _, new in counts)
 
     async def _look_for_runs(self) -> None:
-        active = await self._records.active_jobs()
+        active = await self._records.jobs.active_jobs()
         jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
         for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
             await self._drop(self._lanes[run_id], 0.0)

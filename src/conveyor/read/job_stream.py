@@ -96,7 +96,7 @@ class JobStream:
             said = self._clock.monotonic()
             while not self._streams.stopping:
                 # Before the events: a run that is seen to have ended has its last one among them.
-                job = await self._records.job(self._job.tenant, self._job.job_id)
+                job = await self._records.jobs.job(self._job.tenant, self._job.job_id)
                 if job is None:
                     return
                 self._job = job
@@ -121,12 +121,12 @@ class JobStream:
                 yield frame(event.event, event_json(event), event.id)
 
     async def _news(self, limit: int) -> list[EventRecord]:
-        return (await self._records.notices(self._job.tenant, self._job.job_id, self._cursor, limit)).items
+        return (await self._records.outbox.events(self._job.tenant, self._job.job_id, self._cursor, limit)).items
 
     async def _find(self, event_id: str) -> EventRecord | None:
         cursor: str | None = None
         while True:
-            page = await self._records.notices(self._job.tenant, self._job.job_id, cursor, _PAGE)
+            page = await self._records.outbox.events(self._job.tenant, self._job.job_id, cursor, _PAGE)
             for event in page.items:
                 if event.id == event_id:
                     return event

@@ -47,7 +47,7 @@ class JobsStream:
                 await self._streams.rest(clock, max(LOOK_SECONDS, LOOK_SECONDS_A_JOB * self._active))
 
     async def _news(self) -> AsyncIterator[bytes]:
-        jobs = (await self._system.records.jobs(self._tenant, None, NEWEST)).items
+        jobs = (await self._system.records.jobs.jobs(self._tenant, None, NEWEST)).items
         there = {job.job_id for job in jobs}
         self._active = sum(job.state not in ENDED for job in jobs)
         # A job below those that are looked at was pushed down by newer ones, and is not gone.

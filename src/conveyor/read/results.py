@@ -72,7 +72,7 @@ async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, 
     """How far an attempt at the task is, as the API shows it; None if it has ended, or says nothing of the kind."""
     if task.status is not TaskStatus.PENDING:
         return None
-    row = await records.row(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
+    row = await records.documents.document(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
     if row is None:
         return None
     at = msgspec.json.decode(row.body, type=TaskProgress)

@@ -21,12 +21,12 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
     if which is None or which == LATEST:
         return [job.key]
     if which == LATEST_PER_TASK:
-        return [key_of(job, run) for run in await records.runs(job.job_id)]
+        return [key_of(job, run) for run in await records.jobs.runs(job.job_id)]
     if not _RUN_ID.fullmatch(which) and not _NUMBER.fullmatch(which):
         raise InvalidField(
             f"`run` must be the id or the number of a run, `{LATEST}` or `{LATEST_PER_TASK}`.", field="run"
         )
-    found = [run for run in await records.runs(job.job_id) if which in (run.run_id, str(run.number))]
+    found = [run for run in await records.jobs.runs(job.job_id) if which in (run.run_id, str(run.number))]
     if not found:
         raise NotFound("The job has no such run.")
     return [key_of(job, found[0])]
@@ -35,7 +35,7 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
 async def locate_task(records: Records, tasks: Tasks, job: Job, task_id: str) -> tuple[RunKey, Task]:
     """A task of any run of the job, and where it is. Raises NotFound."""
     if _TASK_ID.fullmatch(task_id):
-        older = await records.runs(job.job_id) if job.run.number > 1 else []
+        older = await records.jobs.runs(job.job_id) if job.run.number > 1 else []
         for key in [job.key, *(key_of(job, run) for run in reversed(older[:-1]))]:
             task = await tasks.task(key, TaskId(task_id))
             if task is not None:

@@ -121,7 +121,7 @@ def _status_json(job: Job, live: Live) -> dict[str, Any]:
 async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Counts]]:
     if job.run.number == 1:
         return []
-    before = [run for run in await records.runs(job.job_id) if run.number < job.run.number]
+    before = [run for run in await records.jobs.runs(job.job_id) if run.number < job.run.number]
     runs = [_without_secrets(run) for run in reversed(before[-MOST_RUNS:])]
     counts = await asyncio.gather(*(tasks.counts(_key(job, run)) for run in runs))
     return list(zip(runs, counts, strict=True))
@@ -131,7 +131,7 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
     """Count the rows of every run, and hold the kept counts to them; what differs is mended. While a run goes on, tasks
     end between the two looks: then only counts that are ahead of the rows are known to be wrong."""
     found: list[dict[str, Any]] = []
-    for run in await records.runs(job.job_id):
+    for run in await records.jobs.runs(job.job_id):
         kept = await tasks.counts(_key(job, run))
         counted = await tasks.recount(_key(job, run))
         exact = run.state in ENDED and counted.ended == run.total
@@ -285,12 +285,12 @@ async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Inges
     if job.source is None and job.mode is Mode.CLOSED and run.lineage is None:
         return None
     if not run.last_batch:
-        return await records.ingested(run.run_id)
+        return await records.ingests.ingested(run.run_id)
     # An open job may have been made of very many ranges.
     key = f"ingested:{run.run_id}"
     found = _decoded(_ingested, await coordinator.cached(key))
     if found is None:
-        found = await records.ingested(run.run_id)
+        found = await records.ingests.ingested(run.run_id)
         await coordinator.cache(key, msgspec.json.encode(found), _INGESTED_TTL)
     return found
 

@@ -67,21 +67,21 @@ class Deadlines:
 
     async def run_once(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
-            rows = await self._records.due_rows(DEADLINE, self._clock.now(), _PAGE)
+            rows = await self._records.documents.due_rows(DEADLINE, self._clock.now(), _PAGE)
             for row in rows:
                 await self._isolation.due_row(self._records, row, partial(self._look, row, seen))
             if len(rows) < _PAGE:
                 break
 
     async def _look(self, row: Document, seen: Monitored) -> None:
-        job = None if row.job_id is None else await self._records.job(row.tenant, row.job_id)
+        job = None if row.job_id is None else await self._records.jobs.job(row.tenant, row.job_id)
         deadline = _decoded(row)
         if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
-            await self._records.remove_row(row)
+            await self._records.documents.remove_row(row)
             return
         now, seconds = self._clock.now(), job.options.deadline
         if seconds is None:
-            await self._records.remove_row(row)
+            await self._records.documents.remove_row(row)
         elif job.state is RunState.PAUSED:
             # Nobody is late with what is not to run; its time counts on.
             await self._put_off(row, now + self._settings.monitor_seconds)
@@ -94,7 +94,7 @@ class Deadlines:
             await self._give_up(job, row, deadline, seconds, seen)
 
     async def _put_off(self, row: Document, until: float) -> None:
-        await self._records.replace_row(msgspec.structs.replace(row, due_at=until))
+        await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
 
     async def _queue_again(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         now, most = self._clock.now(), self._settings.deadline_tries
@@ -102,7 +102,7 @@ class Deadlines:
         begun = Deadline(deadline.run_id, now, tries, under_way=True)
         notice = None if deadline.under_way else self._notice(job, {"tries": tries, "of": most, "deadline": seconds})
         crashpoint("monitor.overdue.before")
-        held = await self._records.replace_row(_with(row, begun, now + _REDO), notice)
+        held = await self._records.documents.replace_row(_with(row, begun, now + _REDO), notice)
         crashpoint("monitor.overdue.after")
         if held is None:
             return
@@ -111,7 +111,7 @@ class Deadlines:
         sent = await self._requeue(job)
         crashpoint("monitor.requeue.after")
         done = msgspec.structs.replace(begun, under_way=False)
-        await self._records.replace_row(_with(held, done, now + seconds))
+        await self._records.documents.replace_row(_with(held, done, now + seconds))
         seen.overdue += 1
         log.warning("run is past its deadline", job=job.job_id, run=job.run.run_id, tries=tries, tasks=sent)
 
@@ -144,7 +144,7 @@ class Deadlines:
         reason = f"deadline: not done within {seconds:g} s{again}; {unfinished}"
         begun = msgspec.structs.replace(deadline, tries=most + 1, under_way=True)
         crashpoint("monitor.expire.before")
-        held = await self._records.replace_row(_with(row, begun, self._clock.now() + _REDO))
+        held = await self._records.documents.replace_row(_with(row, begun, self._clock.now() + _REDO))
         crashpoint("monitor.expire.after")
         if held is None:
             return
@@ -152,7 +152,7 @@ class Deadlines:
         await self._write_letter(job, reason)
         crashpoint("monitor.letter.after")
         await self._lifecycle.move(job, RunState.FAILED, reason, counts)
-        await self._records.remove_row(held)
+        await self._records.documents.remove_row(held)
         seen.expired += 1
         log.error("run given up", job=job.job_id, run=job.run.run_id, reason=reason)
 

@@ -87,7 +87,7 @@ class Retention:
 
     async def _remove_jobs(self, removed: Removed) -> None:
         before = self._clock.now() - SETTLE_SECONDS
-        hidden = await self._records.hidden_jobs(before, _JOBS + self._isolation.failing)
+        hidden = await self._records.jobs.hidden_jobs(before, _JOBS + self._isolation.failing)
         emptied = []
         for job in hidden:
             if not self._isolation.is_resting(job.job_id):
@@ -101,7 +101,7 @@ class Retention:
                 await self._forget(job, removed)
 
     async def _purge_expired(self, removed: Removed) -> None:
-        removed.expired += await self._records.purge_expired(_EXPIRED)
+        removed.expired += await self._records.access.purge_expired(_EXPIRED)
 
     async def _empty(self, job: Job, removed: Removed) -> bool:
         """Remove some of a job; True when nothing was left but its rows in the records."""
@@ -122,13 +122,13 @@ class Retention:
 
     async def _runs(self, job: Job) -> list[RunKey]:
         """Where the tasks of all runs of a job are."""
-        runs = await self._records.runs(job.job_id)
+        runs = await self._records.jobs.runs(job.job_id)
         return [RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count) for run in runs] or [job.key]
 
     async def _remove_exports(self, removed: Removed) -> None:
         """Exports that expired or were deleted: their files, some at a time, and then the row."""
         by = self._clock.now() - SETTLE_SECONDS
-        for row in await self._records.due_rows(EXPORT, by, _EXPORTS + self._isolation.failing):
+        for row in await self._records.documents.due_rows(EXPORT, by, _EXPORTS + self._isolation.failing):
             if row.job_id is None or row.expires_at is None or row.expires_at > by:
                 continue
             if not self._isolation.is_resting(row.id):
@@ -141,13 +141,13 @@ class Retention:
         removed.blobs += blobs
         if not blobs:
             await self._coordinator.forget(export_lease(job_id, row.id))
-            removed.exports += await self._records.remove_row(row)
+            removed.exports += await self._records.documents.remove_row(row)
 
     async def _remove_uploads(self, removed: Removed) -> None:
         """Uploads that expired and that nothing refers to. Whoever saw one before it expired has had the time to refer
         to it."""
         by = self._clock.now() - SETTLE_SECONDS
-        for upload in await self._records.expired_uploads(by, _UPLOADS + self._isolation.failing):
+        for upload in await self._records.access.expired_uploads(by, _UPLOADS + self._isolation.failing):
             if not self._isolation.is_resting(upload.upload_id):
                 with self._isolation.item(upload.upload_id):
                     await self._remove_upload(upload, removed)
@@ -156,7 +156,7 @@ class Retention:
         crashpoint("retention.upload.before")
         await self._blobs.delete([upload.key])
         crashpoint("retention.upload.between")
-        removed.uploads += await self._records.forget_upload(upload.upload_id)
+        removed.uploads += await self._records.access.forget_upload(upload.upload_id)
         crashpoint("retention.upload.after")
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
@@ -180,7 +180,7 @@ class Retention:
             await self._coordinator.forget(ingest_lease(run.run_id))
         await self._coordinator.forget(export_lease(job.job_id))
         crashpoint("retention.forget.before")
-        await self._records.forget_job(job.job_id)
+        await self._records.jobs.forget_job(job.job_id)
         removed.jobs += 1
 
 

@@ -45,7 +45,7 @@ class Sampler:
         self._marks: dict[RunId, tuple[_Mark, float]] = {}
 
     async def tick(self) -> float:
-        active = await self._system.records.active_jobs()
+        active = await self._system.records.jobs.active_jobs()
         states = Counter(job.state for job in active)
         for state in _ACTIVE:
             metrics.RUNS.set(states[state], state)
@@ -107,9 +107,9 @@ class Sampler:
     async def _lateness(self) -> None:
         records, now = self._system.records, self._system.clock.now()
         for kind, row_kind in _DUE.items():
-            rows = await records.due_rows(row_kind, now, 1)
+            rows = await records.documents.due_rows(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
-        notices = await records.untold(1)
+        notices = await records.outbox.untold(1)
         metrics.DUE_LAG_SECONDS.set(self._late(notices[0].at if notices else None), "notice")
 
     async def _coordinated(self) -> None:

@@ -89,7 +89,7 @@ class Stuck:
 
     async def _bury_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
-            beats = await self._records.due_rows(BEAT, self._clock.now(), _PAGE)
+            beats = await self._records.documents.due_rows(BEAT, self._clock.now(), _PAGE)
             for beat in beats:
                 await self._isolation.due_row(self._records, beat, partial(self._bury_worker, beat, seen))
             if len(beats) < _PAGE:
@@ -98,7 +98,7 @@ class Stuck:
     async def _look_at_tasks(self, seen: Monitored) -> None:
         limit = _PAGE
         for _ in range(_PAGES):
-            rows = await self._records.due_rows(PROGRESS, self._clock.now(), limit)
+            rows = await self._records.documents.due_rows(PROGRESS, self._clock.now(), limit)
             found = await self._read(rows, seen)
             # A row that is put off moves its version, which would shut an attempt out: those of a run that makes this
             # fail stay due, and more rows are asked for behind them.
@@ -121,12 +121,12 @@ class Stuck:
         if not await self._look(found, seen):
             raise EngineFailed(f"Tasks of the worker {row.id}, which is gone, could not be taken over.")
         crashpoint("monitor.worker.before")
-        if await self._records.remove_row(row):
+        if await self._records.documents.remove_row(row):
             seen.workers += 1
             log.warning("a worker is gone", worker=row.id, tasks=len(found))
 
     async def _orphan(self, task: LongTask, beat: Beat) -> OverdueProgress | None:
-        row = await self._records.row(PROGRESS, task.tenant, progress_id(task.run_id, task.index))
+        row = await self._records.documents.document(PROGRESS, task.tenant, progress_id(task.run_id, task.index))
         if row is None or row.due_at is None:
             return None
         progress = _decoded(row)
@@ -144,7 +144,7 @@ class Stuck:
                 continue
             if progress is None:
                 log.error("the row of a task can not be read", tenant=row.tenant, row=row.id)
-            seen.settled += await self._records.remove_row(row)
+            seen.settled += await self._records.documents.remove_row(row)
         return found
 
     async def _look(self, found: Sequence[OverdueProgress], seen: Monitored) -> bool:
@@ -160,7 +160,7 @@ class Stuck:
     async def _look_at_run(
         self, tenant: TenantId, job_id: JobId | None, run_id: str, group: Sequence[OverdueProgress], seen: Monitored
     ) -> None:
-        job = None if job_id is None else await self._records.job(tenant, job_id)
+        job = None if job_id is None else await self._records.jobs.job(tenant, job_id)
         if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
             paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
             for one in group:
@@ -192,14 +192,14 @@ class Stuck:
         waits = before.holder == ""
         if waits and (await self._queue.depth(recovery_queue(job.run.run_id))).total:
             # It was sent, and nobody has had time for it.
-            await self._records.replace_row(msgspec.structs.replace(one.row, due_at=due_at))
+            await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=due_at))
             return None
         lost = before.lost if waits else 1 if before.done > before.begun else before.lost + 1
         after = msgspec.structs.replace(
             before, holder="", lost=lost, begun=max(before.begun, before.done), turn=before.turn + 1, rate=0.0
         )
         crashpoint("monitor.take.before")
-        taken = await self._records.replace_row(
+        taken = await self._records.documents.replace_row(
             msgspec.structs.replace(one.row, body=msgspec.json.encode(after), due_at=due_at)
         )
         crashpoint("monitor.take.after")
@@ -226,8 +226,8 @@ class Stuck:
     async def _rest(self, one: OverdueProgress, *, paused: bool = False) -> bool:
         """Nobody is late with a task that has ended, or is not to run now; only the former is forgotten."""
         if not paused:
-            return await self._records.remove_row(one.row)
-        return await self._records.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None
+            return await self._records.documents.remove_row(one.row)
+        return await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None
 
 
 def _decoded(row: Document) -> TaskProgress | None:

@@ -78,7 +78,7 @@ class Sweeper:
         return swept
 
     async def _check_active(self, swept: Swept) -> None:
-        active = await self._records.active_jobs()
+        active = await self._records.jobs.active_jobs()
         known = {job.run.run_id for job in active}
         self._asked_at = {run_id: at for run_id, at in self._asked_at.items() if run_id in known}
         self._runs.forget_others(known)
@@ -94,7 +94,7 @@ class Sweeper:
             await self._check_ingest(job, swept)
 
     async def _clear_ended(self, swept: Swept) -> None:
-        ended = await self._records.ended_unswept(_RUNS + self._remains.failing)
+        ended = await self._records.jobs.ended_unswept(_RUNS + self._remains.failing)
         self._remains.forget_others({job.run.run_id for job in ended})
         for job in ended:
             if not self._remains.is_resting(job.run.run_id):
@@ -110,13 +110,13 @@ class Sweeper:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             crashpoint("sweeper.seal.before")
             # A batch may have been accepted since the job was read: then it is not idle.
-            sealed = await self._records.seal(job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at)
+            sealed = await self._records.ingests.seal(job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at)
             crashpoint("sweeper.seal.after")
             if sealed:
                 swept.closed += 1
                 await self._request_ingest(job)
             return
-        if quiet < _STALLED or (open_still and (await self._records.ingested(job.run.run_id)).done):
+        if quiet < _STALLED or (open_still and (await self._records.ingests.ingested(job.run.run_id)).done):
             return
         depth = await self._queue.depth(CONTROL)
         # While others keep the queue busy nobody can tell whether a message of this run is among them; one more does
@@ -197,8 +197,8 @@ class Sweeper:
             if not job.run.last_batch:
                 # It ended while its list was read: its total is what was written of it.
                 counts = await self._tasks.counts(job.key)
-                await self._records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
-            await self._records.mark_swept(job.job_id, job.run.run_id)
+                await self._records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
+            await self._records.jobs.mark_swept(job.job_id, job.run.run_id)
             swept.cleared += 1
         else:
             self.wake()

@@ -13,7 +13,15 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName, TellsAge, kind_of
-from conveyor.engines.records import AtomicAccept, Records
+from conveyor.engines.records import (
+    AccessRecords,
+    AtomicAccept,
+    DocumentRecords,
+    IngestRecords,
+    JobRecords,
+    OutboxRecords,
+    Records,
+)
 from conveyor.engines.tasks import Finished, Tasks, WalksByIndex
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
@@ -24,12 +32,16 @@ T = TypeVar("T")
 
 # Each seam, and the capabilities that an engine behind it may have.
 PROTOCOLS: Mapping[str, tuple[type, ...]] = {
-    "records": (Records,),
+    "jobs": (JobRecords,),
+    "ingests": (IngestRecords,),
+    "access": (AccessRecords,),
+    "documents": (DocumentRecords,),
+    "outbox": (OutboxRecords,),
     "tasks": (Tasks, WalksByIndex),
     "queue": (Queue, TellsAge),
     "coordinator": (Coordinator,),
     "blobs": (Blobs,),
-    "whole": (AtomicAccept,),
+    "atomic_accept": (AtomicAccept,),
 }
 
 _UNEXPECTED = "unexpected"
@@ -56,6 +68,17 @@ def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
                 labels = (seam, name, method)
                 setattr(wrapper, method, wrap(clock, call, labels, _SEEN.get((seam, method))))
     return cast(T, wrapper)
+
+
+def metered_records(records: Records, name: str, clock: Clock) -> Records:
+    """The five parts of Records, each measured as a seam of its own."""
+    return Records(
+        jobs=metered("jobs", records.jobs, name, clock),
+        ingests=metered("ingests", records.ingests, name, clock),
+        access=metered("access", records.access, name, clock),
+        documents=metered("documents", records.documents, name, clock),
+        outbox=metered("outbox", records.outbox, name, clock),
+    )
 
 
 Seen = Callable[..., None]
@@ -152,9 +175,9 @@ def _buried(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> 
 
 # What is counted of a call, from what it returned and what it was given.
 _SEEN: Mapping[tuple[str, str], Seen] = {
-    ("records", "create_job"): _created,
-    ("whole", "accept_whole"): _accepted,
-    ("records", "move_run"): _moved,
+    ("jobs", "create_job"): _created,
+    ("atomic_accept", "accept_atomically"): _accepted,
+    ("jobs", "move_run"): _moved,
     ("tasks", "put"): _put,
     ("tasks", "finish"): _finished,
     ("tasks", "cancel_pending"): _cancelled,

@@ -29,16 +29,16 @@ def keep_uploads_for_jobs_alone(patch: pytest.MonkeyPatch) -> None:
     """References of rows are not looked for."""
     for name, text in access.SQL.items():
         ignored = text.replace(
-            "EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)", "EXISTS (SELECT 1 WHERE 0)"
+            "EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id)", "EXISTS (SELECT 1 WHERE 0)"
         )
         patch.setitem(access.SQL, name, ignored)
 
 
 def remove_the_row_of_an_upload_first(patch: pytest.MonkeyPatch) -> None:
     async def remove(self: Retention, removed: Removed) -> None:
-        for upload in await self._records.expired_uploads(self._clock.now() - SETTLE_SECONDS, 1000):
+        for upload in await self._records.access.expired_uploads(self._clock.now() - SETTLE_SECONDS, 1000):
             crashpoint("retention.upload.before")
-            removed.uploads += await self._records.forget_upload(upload.upload_id)
+            removed.uploads += await self._records.access.forget_upload(upload.upload_id)
             crashpoint("retention.upload.between")
             await self._blobs.delete([upload.key])
             crashpoint("retention.upload.after")

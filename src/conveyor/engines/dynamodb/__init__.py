@@ -13,11 +13,16 @@ from aiodynamo.operations import ConditionCheck
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb import schema
+from conveyor.engines.dynamodb.access import DynamoAccess
 from conveyor.engines.dynamodb.address import DynamoAddress, parse_address
-from conveyor.engines.dynamodb.records import DynamoRecords
+from conveyor.engines.dynamodb.documents import DynamoDocuments
+from conveyor.engines.dynamodb.ingests import DynamoIngests
+from conveyor.engines.dynamodb.jobs import DynamoJobs
+from conveyor.engines.dynamodb.outbox import DynamoOutbox
 from conveyor.engines.dynamodb.table import Key, ReadItem, Table
 from conveyor.engines.dynamodb.tasks import DynamoTasks
 from conveyor.engines.dynamodb.wire import DynamoRefused, Patience, Wire, make_session
+from conveyor.engines.records import Records
 from conveyor.errors import EngineFailed
 from conveyor.model import InputJson, JobId, RunId, RunKey, TaskEnd, TaskSeed, TenantId
 from conveyor.states import TaskStatus
@@ -35,7 +40,13 @@ class DynamoEngine:
         self._clock = clock
         self._records_table = Table(wire, address.records, clock)
         self._tasks_table = Table(wire, address.tasks, clock)
-        self.records = DynamoRecords(self._records_table, clock)
+        self.records = Records(
+            jobs=DynamoJobs(self._records_table, clock),
+            ingests=DynamoIngests(self._records_table, clock),
+            access=DynamoAccess(self._records_table, clock),
+            documents=DynamoDocuments(self._records_table, clock),
+            outbox=DynamoOutbox(self._records_table, clock),
+        )
         self.tasks = DynamoTasks(self._tasks_table, clock)
 
     @classmethod

@@ -21,7 +21,7 @@ _LONGEST_CURSOR = 200
 
 
 class DynamoDocuments:
-    """RowRecords. Expired rows are left to TTL: nobody reads them."""
+    """DocumentRecords. Expired rows are left to TTL: nobody reads them."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -50,7 +50,7 @@ class DynamoDocuments:
 
         return await self._table.change(plan)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         item = await self._table.get(row_key(kind, tenant, id))
         return None if item is None or _expired(item, self._clock.now()) else row_of(item)
 
@@ -103,7 +103,7 @@ class DynamoDocuments:
         for upload_id in uploads:
             await release_upload(self._table, upload_id, self._clock.now())
 
-    async def rows(
+    async def documents(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
     ) -> Page[Document]:
         after = (cursor or "")[:_LONGEST_CURSOR]

@@ -1,8 +1,11 @@
 """Records as items: their keys, and how each is written and read.
 
-A field of ours is an attribute of the same name; what is nested is JSON text, but for a run, which is a map of its own
-inside the job. `v` is the version of the form; an item without it, without a shard count or without a revision is from
-before these and is read as version 1, unsharded, never changed.
+A field is an attribute of the same name. Nested values are JSON text, except a run, which is a map inside its job.
+`v` is the version of the form. An item without it, without a shard count or without a revision is older than these:
+it is read as version 1, unsharded, never changed.
+
+Items are never rewritten, so keys and attributes keep the words of the first version: a document is `Rows#…`, `row#…`,
+an outbox event is `…#notice#…` with a `notice_id`, and an event that is not dispatched yet is indexed as `Untold#…`.
 """
 
 from typing import Any, TypeVar

@@ -22,7 +22,7 @@ _WRITES_AT_ONCE = 20
 
 
 class DynamoOutbox:
-    """The part of JobRecords that reads what was told and what is still to be told."""
+    """OutboxRecords."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -30,7 +30,7 @@ class DynamoOutbox:
         # Where the notices are that were last handed out to be told; their ids do not say.
         self._places: OrderedDict[str, Key] = OrderedDict()
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
+    async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         first, last = notice_key(tenant, job_id, after(cursor) + 1), f"{tenant}#notice#~"
         where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, last)
         found = await self._table.query(where, most=limit + 1)

@@ -5,9 +5,9 @@ in one only while it has its attributes, and what is read across tenants is spre
 
 | index | key | holds |
 |---|---|---|
-| listed | lp, ls | jobs of a tenant, rows of a job, API keys |
-| due | dp, ds | active jobs, ended runs that were not swept, rows by due time, notices that were not told |
-| expiring | ep, es | jobs and uploads by the time they expire |
+| listed | lp, ls | jobs of a tenant, documents of a job, API keys |
+| due | dp, ds | active jobs, finished runs that are not swept, documents by due time, events that are not dispatched |
+| expiring | ep, es | jobs and uploads by expiry |
 """
 
 import asyncio

@@ -5,12 +5,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 from conveyor.clock import Clock
+from conveyor.engines.postgres.access import PostgresAccess
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession, open_database
 from conveyor.engines.postgres.doctor import Finding, run_checks
-from conveyor.engines.postgres.jobs import insert_job
-from conveyor.engines.postgres.outbox import insert_notice, is_own
+from conveyor.engines.postgres.documents import PostgresDocuments
+from conveyor.engines.postgres.ingests import PostgresIngests
+from conveyor.engines.postgres.jobs import PostgresJobs, insert_job
+from conveyor.engines.postgres.outbox import PostgresOutbox, insert_event, is_own
 from conveyor.engines.postgres.queue import PostgresQueue, insert_messages
-from conveyor.engines.postgres.records import PostgresRecords
 from conveyor.engines.postgres.schema import check_version, migrate
 from conveyor.engines.postgres.seeds import copy_tasks
 from conveyor.engines.postgres.tables import OWN_FROM
@@ -18,20 +20,26 @@ from conveyor.engines.postgres.tasks import PostgresTasks
 from conveyor.engines.postgres.url import PostgresPlace, parse_url
 from conveyor.engines.postgres.wakes import Wake, listening
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.model import Job, OutboxEvent, TaskSeed
 
 __all__ = ["PostgresEngine", "migrate"]
 
 
 class PostgresEngine:
-    """Three seams on one database, and so the capability to accept a job whole."""
+    """Three seams on one database, which accepts a job atomically."""
 
     def __init__(self, place: PostgresPlace, database: PostgresDatabase, clock: Clock, own_from: int) -> None:
         self._place = place
         self._database = database
         self._clock = clock
-        self.records = PostgresRecords(database, clock)
+        self.records = Records(
+            jobs=PostgresJobs(database, clock),
+            ingests=PostgresIngests(database, clock),
+            access=PostgresAccess(database, clock),
+            documents=PostgresDocuments(database, clock),
+            outbox=PostgresOutbox(database, clock),
+        )
         self.tasks = PostgresTasks(database, own_from)
         self.queue = PostgresQueue(database, clock, place.channel)
 
@@ -45,7 +53,7 @@ class PostgresEngine:
             await check_version(database)
             yield cls(place, database, clock, own_from)
 
-    async def accept_whole(
+    async def accept_atomically(
         self,
         job: Job,
         notice: OutboxEvent,
@@ -67,7 +75,7 @@ class PostgresEngine:
                 await copy_tasks(db, job.key, await self.tasks.number(db, job.key, seeds), seeds)
             if messages:
                 await insert_messages(db, now, queue, messages)
-            await insert_notice(db, notice)
+            await insert_event(db, notice)
             return None
 
         standing = await self._database.write(work)

@@ -31,13 +31,13 @@ class PostgresAccess:
         return await self._database.write(work)
 
     async def unclaim(self, row: IdempotencyClaim) -> None:
-        await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
+        await self._database.change(SQL["release_claim"], msgspec.structs.asdict(row))
 
     async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(upload)
 
         async def work(db: PostgresSession) -> IdempotencyClaim | None:
-            if db.again and await db.value(SQL["upload_there"], values):
+            if db.again and await db.value(SQL["stored_upload"], values):
                 return None
             standing = await answer_claim(db, answer)
             if standing is None:
@@ -71,16 +71,16 @@ class PostgresAccess:
         values = {"upload_id": upload_id, "now": self._clock.now()}
 
         async def work(db: PostgresSession) -> bool:
-            if await db.change(SQL["forget_upload"], values):
+            if await db.change(SQL["purge_upload"], values):
                 return True
-            return db.again and await db.value(SQL["upload_there"], values) is None
+            return db.again and await db.value(SQL["stored_upload"], values) is None
 
         return await self._database.write(work)
 
     async def purge_expired(self, limit: int) -> int:
         values = {"now": self._clock.now(), "limit": limit}
         # Each stands for itself: what a lost try removed is not counted, and there is nothing else to it.
-        return sum([await self._database.change(SQL[query], values) for query in ("forget_idempotency", "forget_rows")])
+        return sum([await self._database.change(SQL[query], values) for query in ("purge_claims", "purge_documents")])
 
     async def create_key(self, key: ApiKey) -> None:
         values = msgspec.structs.asdict(key)

@@ -18,7 +18,7 @@ UPDATE idempotency SET status = :status, body = :body, expires_at = :expires_at
 WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0
     AND subject = :subject AND fingerprint = :fingerprint;
 
--- name: unclaim
+-- name: release_claim
 DELETE FROM idempotency
 WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0 AND subject = :subject
     AND lease_until = :lease_until;
@@ -32,16 +32,16 @@ SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at F
 WHERE upload_id = :upload_id AND (
     expires_at > :now
     OR EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
-    OR EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id)
+    OR EXISTS (SELECT FROM documents WHERE upload_id = uploads.upload_id)
 );
 
 -- name: release_upload
 UPDATE uploads SET expires_at = least(expires_at, :now)
 WHERE upload_id = :upload_id
     AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id);
+    AND NOT EXISTS (SELECT FROM documents WHERE upload_id = uploads.upload_id);
 
--- name: upload_there
+-- name: stored_upload
 SELECT 1 FROM uploads WHERE upload_id = :upload_id;
 
 -- name: keep_upload
@@ -57,24 +57,24 @@ SELECT stored_at FROM uploads WHERE upload_id = :upload_id;
 SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
 WHERE expires_at <= :by
     AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id)
+    AND NOT EXISTS (SELECT FROM documents WHERE upload_id = uploads.upload_id)
 ORDER BY expires_at LIMIT :limit;
 
--- name: forget_upload
+-- name: purge_upload
 DELETE FROM uploads
 WHERE upload_id = :upload_id AND expires_at <= :now
     AND NOT EXISTS (SELECT FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT FROM rows WHERE upload_id = uploads.upload_id);
+    AND NOT EXISTS (SELECT FROM documents WHERE upload_id = uploads.upload_id);
 
--- name: forget_idempotency
+-- name: purge_claims
 DELETE FROM idempotency WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM idempotency WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ));
 
--- name: forget_rows
+-- name: purge_documents
 -- One that is still due is its owner's to see through.
-DELETE FROM rows WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM rows WHERE expires_at <= :now AND due_at IS NULL
+DELETE FROM documents WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM documents WHERE expires_at <= :now AND due_at IS NULL
     ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ));
 

@@ -8,19 +8,19 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
-from conveyor.engines.postgres.outbox import insert_notice, is_own
+from conveyor.engines.postgres.outbox import insert_event, is_own
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
-SQL = named_queries("rows.sql")
+SQL = named_queries("documents.sql")
 
 # What every engine can write in one step.
 _MOST_AT_ONCE = 25
 
 
 class PostgresDocuments:
-    """RowRecords."""
+    """DocumentRecords."""
 
     def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
@@ -39,16 +39,16 @@ class PostgresDocuments:
             standing = await answer_claim(db, answer)
             if standing is not None:
                 return None if db.again and standing == answer else standing
-            await insert_rows(db, rows, now)
+            await insert_documents(db, rows, now)
             if notice is not None:
-                await insert_notice(db, notice)
+                await insert_event(db, notice)
             return None
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
-        found = await self._database.row(SQL["row"], values)
+        found = await self._database.row(SQL["document"], values)
         return Document(*found) if found else None
 
     async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
@@ -56,13 +56,13 @@ class PostgresDocuments:
         replaced = msgspec.structs.replace(row, version=row.version + 1)
 
         async def work(db: PostgresSession) -> bool:
-            before = await db.row(SQL["replace_row"], values)
+            before = await db.row(SQL["replace_document"], values)
             if before is None:
                 return db.again and await _there(db, row) == replaced
             if before["left_upload"] != row.upload_id:
                 await release_upload(db, before["left_upload"], values["now"])
             if notice is not None:
-                await insert_notice(db, notice)
+                await insert_event(db, notice)
             return True
 
         return replaced if await self._database.write(work) else None
@@ -71,7 +71,7 @@ class PostgresDocuments:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
         async def work(db: PostgresSession) -> bool:
-            gone = await db.row(SQL["remove_row"], values)
+            gone = await db.row(SQL["remove_document"], values)
             if gone is None:
                 return db.again and await _there(db, row) is None
             await release_upload(db, gone["upload_id"], now)
@@ -79,7 +79,7 @@ class PostgresDocuments:
 
         return await self._database.write(work)
 
-    async def rows(
+    async def documents(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
     ) -> Page[Document]:
         values: dict[str, Any] = {
@@ -90,22 +90,22 @@ class PostgresDocuments:
             "now": self._clock.now(),
             "limit": limit + 1,
         }
-        found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
+        found = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
         items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
     async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
-        found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
+        found = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
         return [Document(*each) for each in found]
 
 
-async def insert_rows(db: PostgresSession, rows: Sequence[Document], now: float) -> None:
+async def insert_documents(db: PostgresSession, rows: Sequence[Document], now: float) -> None:
     """Part of a transaction; those that are there already stay as they are. In one order, whoever writes them: two that
     wrote the same rows in two orders would wait for each other."""
     for row in sorted(rows, key=lambda each: (each.kind, each.tenant, each.id)):
-        await db.change(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})
+        await db.change(SQL["insert_document"], {**msgspec.structs.asdict(row), "now": now})
 
 
 async def _there(db: PostgresSession, row: Document) -> Document | None:
-    found = await db.row(SQL["row_there"], msgspec.structs.asdict(row))
+    found = await db.row(SQL["stored_document"], msgspec.structs.asdict(row))
     return Document(*found) if found else None

@@ -8,8 +8,8 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
-from conveyor.engines.postgres.documents import insert_rows
-from conveyor.engines.postgres.outbox import insert_notice, is_own
+from conveyor.engines.postgres.documents import insert_documents
+from conveyor.engines.postgres.outbox import insert_event, is_own
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.records import Document, IdempotencyClaim, upload_of
 from conveyor.model import (
@@ -59,7 +59,7 @@ class PostgresJobs:
                 return None
             standing = await insert_job(db, job, answer, rows, now)
             if standing is None:
-                await insert_notice(db, notice)
+                await insert_event(db, notice)
             return standing
 
         return await self._database.write(work)
@@ -77,7 +77,7 @@ class PostgresJobs:
             if await db.change(SQL["show_new_run"], values) == 0:
                 raise _PostgresBusy
             await _insert_run(db, job)
-            await insert_notice(db, notice)
+            await insert_event(db, notice)
             return True
 
         try:
@@ -94,7 +94,7 @@ class PostgresJobs:
         async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["change_options"], values) == 0:
                 return await is_own(db, notice)
-            await insert_notice(db, notice)
+            await insert_event(db, notice)
             return True
 
         return await self._database.write(work)
@@ -156,17 +156,17 @@ class PostgresJobs:
         async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["move_run"], values) == 0:
                 if notice is None:
-                    return db.again and await db.value(SQL["moved_so"], values) is not None
+                    return db.again and await db.value(SQL["moved_to"], values) is not None
                 return await is_own(db, notice)
             await db.change(SQL["move_job"], values)
             if notice is not None:
-                await insert_notice(db, notice)
+                await insert_event(db, notice)
             return True
 
         return await self._database.write(work)
 
     async def ended_unswept(self, limit: int) -> list[Job]:
-        return [_job(row) for row in await self._database.rows(SQL["ended_unswept"], {"limit": limit})]
+        return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
@@ -176,15 +176,15 @@ class PostgresJobs:
 
         async def work(db: PostgresSession) -> bool:
             await db.rows(SQL["lock_runs"], values)
-            if await db.change(SQL["hide_job"], values) == 0:
-                return db.again and await db.value(SQL["hidden_so"], values) is not None
+            if await db.change(SQL["mark_deleted"], values) == 0:
+                return db.again and await db.value(SQL["deleted_at"], values) is not None
             await db.change(SQL["end_runs"], values)
             return True
 
         return await self._database.write(work)
 
     async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
-        rows = await self._database.rows(SQL["hidden_jobs"], {"before": before, "limit": limit})
+        rows = await self._database.rows(SQL["purgeable_jobs"], {"before": before, "limit": limit})
         return [_job(row) for row in rows]
 
     async def forget_job(self, job_id: JobId) -> None:
@@ -192,11 +192,11 @@ class PostgresJobs:
 
         async def work(db: PostgresSession) -> None:
             await db.rows(SQL["lock_runs"], values)
-            row = await db.row(SQL["forget_job"], values)
+            row = await db.row(SQL["purge_job"], values)
             if row is None:
                 return
             values.update(row)
-            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs"):
+            for query in ("purge_ranges", "purge_events", "purge_documents", "purge_runs"):
                 await db.change(SQL[query], values)
             await release_upload(db, upload_of(row["source_key"]), values["now"])
 
@@ -213,7 +213,7 @@ async def insert_job(
         return standing
     await db.change(SQL["insert_job"], _job_values(job))
     await _insert_run(db, job)
-    await insert_rows(db, rows, now)
+    await insert_documents(db, rows, now)
     return None
 
 

@@ -43,12 +43,12 @@ SELECT * FROM jobs_shown
 WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
 ORDER BY job_id;
 
--- name: ended_unswept
+-- name: unswept_jobs
 -- All runs, not only the latest: one that ended just before another was added left something behind too.
 SELECT * FROM runs_shown
 WHERE ended_at IS NOT NULL AND NOT swept ORDER BY ended_at LIMIT :limit;
 
--- name: hidden_jobs
+-- name: purgeable_jobs
 SELECT * FROM jobs_shown
 WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
 
@@ -84,7 +84,7 @@ WHERE job_id = :job_id AND run_id = :run_id
     AND (:target <> 'completed' OR last_batch)
     AND (:target <> 'ingesting' OR NOT last_batch);
 
--- name: moved_so
+-- name: moved_to
 SELECT 1 FROM runs WHERE job_id = :job_id AND run_id = :run_id AND state = :target AND ended_at = :ended_at;
 
 -- name: move_job
@@ -95,28 +95,28 @@ WHERE job_id = :job_id AND run_id = :run_id;
 -- name: lock_runs
 SELECT 1 FROM runs WHERE job_id = :job_id ORDER BY number FOR NO KEY UPDATE;
 
--- name: hide_job
+-- name: mark_deleted
 UPDATE jobs SET deleted = true, expires_at = :now,
     state = CASE WHEN state IN ('ingesting', 'running', 'paused') THEN 'cancelled' ELSE state END
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
 
--- name: hidden_so
+-- name: deleted_at
 SELECT 1 FROM jobs WHERE tenant = :tenant AND job_id = :job_id AND expires_at = :now AND deleted;
 
 -- name: end_runs
 UPDATE runs SET state = 'cancelled', ended_at = :now, swept = true WHERE job_id = :job_id AND ended_at IS NULL;
 
--- name: forget_job
+-- name: purge_job
 DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source_key;
 
--- name: forget_ranges
+-- name: purge_ranges
 DELETE FROM ranges WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job_id);
 
--- name: forget_notices
-DELETE FROM notices WHERE tenant = :tenant AND job_id = :job_id;
+-- name: purge_events
+DELETE FROM outbox WHERE tenant = :tenant AND job_id = :job_id;
 
--- name: forget_rows
-DELETE FROM rows WHERE job_id = :job_id;
+-- name: purge_documents
+DELETE FROM documents WHERE job_id = :job_id;
 
--- name: forget_runs
+-- name: purge_runs
 DELETE FROM runs WHERE job_id = :job_id;

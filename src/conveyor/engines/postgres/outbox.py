@@ -10,41 +10,49 @@ from conveyor.engines.postgres.events import after, events_page
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
-SQL = named_queries("notices.sql")
+SQL = named_queries("outbox.sql")
 
 
 class PostgresOutbox:
-    """The part of JobRecords that reads what was told and what is still to be told."""
+    """OutboxRecords."""
 
     def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
+    async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
-        return events_page(await self._database.rows(SQL["notices"], values), limit)
+        return events_page(await self._database.rows(SQL["events"], values), limit)
 
     async def untold(self, limit: int) -> list[OutboxEvent]:
-        rows = await self._database.rows(SQL["untold"], {"limit": limit})
+        rows = await self._database.rows(SQL["undispatched"], {"limit": limit})
         return [
-            OutboxEvent(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
-            for notice_id, tenant, job_id, run_id, event, at, data in rows
+            OutboxEvent(event_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
+            for event_id, tenant, job_id, run_id, event, at, data in rows
         ]
 
     async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         if notices:
             ids = sorted({notice.notice_id for notice in notices})
-            await self._database.change(SQL["mark_told"], {"notice_ids": ids})
+            await self._database.change(SQL["mark_dispatched"], {"event_ids": ids})
 
 
-async def insert_notice(db: PostgresSession, notice: OutboxEvent) -> None:
+async def insert_event(db: PostgresSession, notice: OutboxEvent) -> None:
     """The last part of a transaction."""
-    values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
-    await db.change(SQL["insert_notice"], values)
+    values = {
+        "event_id": notice.notice_id,
+        "tenant": notice.tenant,
+        "job_id": notice.job_id,
+        "run_id": notice.run_id,
+        "event": notice.event,
+        "at": notice.at,
+        "data": msgspec.json.encode(notice.data).decode(),
+    }
+    await db.change(SQL["insert_event"], values)
 
 
 async def is_own(db: PostgresSession, notice: OutboxEvent | None) -> bool:
     """Whether an earlier try, whose commit went unanswered, was committed: its notice is then there."""
     if not db.again or notice is None:
         return False
-    return await db.value(SQL["notice_there"], {"notice_id": notice.notice_id}) is not None
+    return await db.value(SQL["stored_event"], {"event_id": notice.notice_id}) is not None

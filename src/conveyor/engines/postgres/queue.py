@@ -124,7 +124,7 @@ class PostgresQueue:
 
     async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
         crashpoint("queue.bury.before")
-        await self._each("bury", queue, receipts, {"reason": reason, "now": self._clock.now()})
+        await self._each("dead_letter", queue, receipts, {"reason": reason, "now": self._clock.now()})
         crashpoint("queue.bury.after")
 
     async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:

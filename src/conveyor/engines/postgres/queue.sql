@@ -65,7 +65,7 @@ SET visible_at = :until, receives = m.receives - 1, starts = m.starts - m.starte
     delivery = NULL
 FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
 
--- name: bury
+-- name: dead_letter
 WITH mine AS MATERIALIZED (
     SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
     CROSS JOIN LATERAL (

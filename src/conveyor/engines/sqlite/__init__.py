@@ -9,23 +9,32 @@ import apsw
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.engines.records import Document, IdempotencyClaim, Records
+from conveyor.engines.sqlite.access import SqliteAccess
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import SqliteDatabase, open_database
-from conveyor.engines.sqlite.jobs import insert_job
+from conveyor.engines.sqlite.documents import SqliteDocuments
+from conveyor.engines.sqlite.ingests import SqliteIngests
+from conveyor.engines.sqlite.jobs import SqliteJobs, insert_job
+from conveyor.engines.sqlite.outbox import SqliteOutbox
 from conveyor.engines.sqlite.queue import SqliteQueue, insert_messages
-from conveyor.engines.sqlite.records import SqliteRecords
 from conveyor.engines.sqlite.tasks import SqliteTasks, insert_tasks, seed_rows
 from conveyor.model import Job, OutboxEvent, TaskSeed
 
 
 class SqliteEngine:
-    """All four seams on one database, and so the capability to accept a job whole."""
+    """All four seams on one database, which accepts a job atomically."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self.records = SqliteRecords(database, clock)
+        self.records = Records(
+            jobs=SqliteJobs(database, clock),
+            ingests=SqliteIngests(database, clock),
+            access=SqliteAccess(database, clock),
+            documents=SqliteDocuments(database, clock),
+            outbox=SqliteOutbox(database, clock),
+        )
         self.tasks = SqliteTasks(database)
         self.queue = SqliteQueue(database, clock)
         self.coordinator = SqliteCoordinator(database, clock)
@@ -40,7 +49,7 @@ class SqliteEngine:
             await engine.coordinator.release_all()
             yield engine
 
-    async def accept_whole(
+    async def accept_atomically(
         self,
         job: Job,
         notice: OutboxEvent,

@@ -31,7 +31,7 @@ class SqliteAccess:
         return await self._database.write(work)
 
     async def unclaim(self, row: IdempotencyClaim) -> None:
-        await self._database.change(SQL["unclaim"], msgspec.structs.asdict(row))
+        await self._database.change(SQL["release_claim"], msgspec.structs.asdict(row))
 
     async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(upload)
@@ -61,14 +61,14 @@ class SqliteAccess:
 
     async def forget_upload(self, upload_id: str) -> bool:
         values = {"upload_id": upload_id, "now": self._clock.now()}
-        return await self._database.change(SQL["forget_upload"], values) > 0
+        return await self._database.change(SQL["purge_upload"], values) > 0
 
     async def purge_expired(self, limit: int) -> int:
         values = {"now": self._clock.now(), "limit": limit}
 
         def work(db: apsw.Connection) -> int:
             gone = 0
-            for query in ("forget_idempotency", "forget_rows"):
+            for query in ("purge_claims", "purge_documents"):
                 db.execute(SQL[query], values)
                 gone += db.changes()
             return gone

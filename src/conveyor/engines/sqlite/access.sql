@@ -16,7 +16,7 @@ UPDATE idempotency SET status = :status, body = :body, expires_at = :expires_at
 WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0
     AND subject = :subject AND fingerprint = :fingerprint;
 
--- name: unclaim
+-- name: release_claim
 DELETE FROM idempotency
 WHERE tenant = :tenant AND route = :route AND key = :key AND status = 0 AND subject = :subject
     AND lease_until = :lease_until;
@@ -33,14 +33,14 @@ SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at F
 WHERE upload_id = :upload_id AND (
     expires_at > :now
     OR EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
-    OR EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)
+    OR EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id)
 );
 
 -- name: release_upload
 UPDATE uploads SET expires_at = min(expires_at, :now)
 WHERE upload_id = :upload_id
     AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id);
+    AND NOT EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id);
 
 -- name: mark_stored
 UPDATE uploads SET stored_at = :now WHERE upload_id = :upload_id AND stored_at IS NULL AND expires_at > :now;
@@ -49,30 +49,30 @@ UPDATE uploads SET stored_at = :now WHERE upload_id = :upload_id AND stored_at I
 SELECT tenant, upload_id, key, size, sha256, created_at, expires_at, stored_at FROM uploads
 WHERE expires_at <= :by
     AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id)
+    AND NOT EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id)
 ORDER BY expires_at LIMIT :limit;
 
--- name: forget_upload
+-- name: purge_upload
 DELETE FROM uploads
 WHERE upload_id = :upload_id AND expires_at <= :now
     AND NOT EXISTS (SELECT 1 FROM jobs WHERE source_key = uploads.key)
-    AND NOT EXISTS (SELECT 1 FROM rows WHERE upload_id = uploads.upload_id);
+    AND NOT EXISTS (SELECT 1 FROM documents WHERE upload_id = uploads.upload_id);
 
 -- name: any_expired
 SELECT 1 FROM (
     SELECT * FROM (SELECT 1 FROM idempotency WHERE expires_at <= :now LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT 1 FROM rows WHERE expires_at <= :now AND due_at IS NULL LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT 1 FROM documents WHERE expires_at <= :now AND due_at IS NULL LIMIT 1)
 );
 
--- name: forget_idempotency
+-- name: purge_claims
 DELETE FROM idempotency WHERE (tenant, route, key) IN (
     SELECT tenant, route, key FROM idempotency WHERE expires_at <= :now LIMIT :limit
 );
 
--- name: forget_rows
+-- name: purge_documents
 -- One that is still due is its owner's to see through.
-DELETE FROM rows WHERE (kind, tenant, id) IN (
-    SELECT kind, tenant, id FROM rows WHERE expires_at <= :now AND due_at IS NULL LIMIT :limit
+DELETE FROM documents WHERE (kind, tenant, id) IN (
+    SELECT kind, tenant, id FROM documents WHERE expires_at <= :now AND due_at IS NULL LIMIT :limit
 );
 
 -- name: insert_key

@@ -10,17 +10,17 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
-from conveyor.engines.sqlite.outbox import insert_notice
+from conveyor.engines.sqlite.outbox import insert_event
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
-SQL = named_queries("rows.sql")
+SQL = named_queries("documents.sql")
 
 # What every engine can write in one step.
 _MOST_AT_ONCE = 25
 
 
 class SqliteDocuments:
-    """RowRecords."""
+    """DocumentRecords."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
@@ -37,30 +37,30 @@ class SqliteDocuments:
             standing = answer_claim(db, answer)
             if standing is not None:
                 return standing
-            insert_rows(db, rows, now)
+            insert_documents(db, rows, now)
             if notice is not None:
-                insert_notice(db, notice)
+                insert_event(db, notice)
             return None
 
         return await self._database.write(work)
 
-    async def row(self, kind: str, tenant: TenantId, id: str) -> Document | None:
+    async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
-        found = self._database.glance(SQL["row"], values)
+        found = self._database.glance(SQL["document"], values)
         return Document(*found) if found else None
 
     async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
-            left = db.execute(SQL["upload_of_row"], values).fetchone()
-            db.execute(SQL["replace_row"], values)
+            left = db.execute(SQL["replaced_upload"], values).fetchone()
+            db.execute(SQL["replace_document"], values)
             if db.changes() == 0:
                 return False
             if left is not None:
                 release_upload(db, left[0], values["now"])
             if notice is not None:
-                insert_notice(db, notice)
+                insert_event(db, notice)
             return True
 
         replaced = await self._database.write(work)
@@ -70,7 +70,7 @@ class SqliteDocuments:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
         def work(db: apsw.Connection) -> bool:
-            gone = db.execute(SQL["remove_row"], values).fetchone()
+            gone = db.execute(SQL["remove_document"], values).fetchone()
             if gone is None:
                 return False
             release_upload(db, gone[0], now)
@@ -78,7 +78,7 @@ class SqliteDocuments:
 
         return await self._database.write(work)
 
-    async def rows(
+    async def documents(
         self, kind: str, tenant: TenantId, cursor: str | None, limit: int, job_id: JobId | None = None
     ) -> Page[Document]:
         values: dict[str, Any] = {
@@ -89,16 +89,16 @@ class SqliteDocuments:
             "now": self._clock.now(),
             "limit": limit + 1,
         }
-        found = await self._database.rows(SQL["rows" if job_id is None else "rows_of_job"], values)
+        found = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
         items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
     async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
-        found = await self._database.rows(SQL["due_rows"], {"kind": kind, "by": by, "limit": limit})
+        found = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
         return [Document(*each) for each in found]
 
 
-def insert_rows(db: apsw.Connection, rows: Sequence[Document], now: float) -> None:
+def insert_documents(db: apsw.Connection, rows: Sequence[Document], now: float) -> None:
     """Part of a transaction; those that are there already stay as they are."""
     for row in rows:
-        db.execute(SQL["insert_row"], {**msgspec.structs.asdict(row), "now": now})
+        db.execute(SQL["insert_document"], {**msgspec.structs.asdict(row), "now": now})

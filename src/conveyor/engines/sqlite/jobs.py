@@ -10,8 +10,8 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Document, IdempotencyClaim, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
-from conveyor.engines.sqlite.documents import insert_rows
-from conveyor.engines.sqlite.outbox import insert_notice
+from conveyor.engines.sqlite.documents import insert_documents
+from conveyor.engines.sqlite.outbox import insert_event
 from conveyor.model import (
     Job,
     JobId,
@@ -67,7 +67,7 @@ class SqliteJobs:
             if db.changes() == 0:
                 raise _SqliteBusy
             _insert_run(db, job)
-            insert_notice(db, notice)
+            insert_event(db, notice)
             return True
 
         try:
@@ -85,7 +85,7 @@ class SqliteJobs:
             db.execute(SQL["change_options"], values)
             if db.changes() == 0:
                 return False
-            insert_notice(db, notice)
+            insert_event(db, notice)
             return True
 
         return await self._database.write(work)
@@ -148,13 +148,13 @@ class SqliteJobs:
                 return False
             db.execute(SQL["move_job"], values)
             if notice is not None:
-                insert_notice(db, notice)
+                insert_event(db, notice)
             return True
 
         return await self._database.write(work)
 
     async def ended_unswept(self, limit: int) -> list[Job]:
-        return [_job(row) for row in await self._database.rows(SQL["ended_unswept"], {"limit": limit})]
+        return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
@@ -163,7 +163,7 @@ class SqliteJobs:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
-            db.execute(SQL["hide_job"], values)
+            db.execute(SQL["mark_deleted"], values)
             if db.changes() == 0:
                 return False
             db.execute(SQL["end_runs"], values)
@@ -172,18 +172,18 @@ class SqliteJobs:
         return await self._database.write(work)
 
     async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
-        rows = await self._database.rows(SQL["hidden_jobs"], {"before": before, "limit": limit})
+        rows = await self._database.rows(SQL["purgeable_jobs"], {"before": before, "limit": limit})
         return [_job(row) for row in rows]
 
     async def forget_job(self, job_id: JobId) -> None:
         values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> None:
-            row = db.execute(SQL["forget_job"], values).fetchone()
+            row = db.execute(SQL["purge_job"], values).fetchone()
             if row is None:
                 return
             values["tenant"], source_key = row
-            for query in ("forget_ranges", "forget_notices", "forget_rows", "forget_runs"):
+            for query in ("purge_ranges", "purge_events", "purge_documents", "purge_runs"):
                 db.execute(SQL[query], values)
             release_upload(db, upload_of(source_key), values["now"])
 
@@ -205,8 +205,8 @@ def insert_job(
         return standing
     db.execute(SQL["insert_job"], _job_values(job))
     _insert_run(db, job)
-    insert_notice(db, notice)
-    insert_rows(db, rows, now)
+    insert_event(db, notice)
+    insert_documents(db, rows, now)
     return None
 
 

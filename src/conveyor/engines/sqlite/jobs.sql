@@ -41,12 +41,12 @@ SELECT * FROM jobs_shown
 WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
 ORDER BY job_id;
 
--- name: ended_unswept
+-- name: unswept_jobs
 -- All runs, not only the latest: one that ended just before another was added left something behind too.
 SELECT * FROM runs_shown
 WHERE ended_at IS NOT NULL AND swept = 0 ORDER BY ended_at LIMIT :limit;
 
--- name: hidden_jobs
+-- name: purgeable_jobs
 SELECT * FROM jobs_shown
 WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
 
@@ -84,7 +84,7 @@ WHERE job_id = :job_id AND run_id = :run_id
 UPDATE jobs SET state = :target, reason = iif(:target = 'completed', coalesce(:reason, reason), :reason)
 WHERE job_id = :job_id AND run_id = :run_id;
 
--- name: hide_job
+-- name: mark_deleted
 UPDATE jobs SET deleted = 1, expires_at = :now,
     state = iif(state IN ('ingesting', 'running', 'paused'), 'cancelled', state)
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;
@@ -92,17 +92,17 @@ WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 
 -- name: end_runs
 UPDATE runs SET state = 'cancelled', ended_at = :now, swept = 1 WHERE job_id = :job_id AND ended_at IS NULL;
 
--- name: forget_ranges
+-- name: purge_ranges
 DELETE FROM ranges WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job_id);
 
--- name: forget_notices
-DELETE FROM notices WHERE tenant = :tenant AND job_id = :job_id;
+-- name: purge_events
+DELETE FROM outbox WHERE tenant = :tenant AND job_id = :job_id;
 
--- name: forget_rows
-DELETE FROM rows WHERE job_id = :job_id;
+-- name: purge_documents
+DELETE FROM documents WHERE job_id = :job_id;
 
--- name: forget_runs
+-- name: purge_runs
 DELETE FROM runs WHERE job_id = :job_id;
 
--- name: forget_job
+-- name: purge_job
 DELETE FROM jobs WHERE job_id = :job_id AND expires_at <= :now RETURNING tenant, source_key;

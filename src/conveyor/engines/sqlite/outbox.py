@@ -10,33 +10,41 @@ from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after, events_page
 from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
-SQL = named_queries("notices.sql")
+SQL = named_queries("outbox.sql")
 
 
 class SqliteOutbox:
-    """The part of JobRecords that reads what was told and what is still to be told."""
+    """OutboxRecords."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def notices(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
+    async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
-        return events_page(await self._database.rows(SQL["notices"], values), limit)
+        return events_page(await self._database.rows(SQL["events"], values), limit)
 
     async def untold(self, limit: int) -> list[OutboxEvent]:
-        rows = await self._database.rows(SQL["untold"], {"limit": limit})
+        rows = await self._database.rows(SQL["undispatched"], {"limit": limit})
         return [
-            OutboxEvent(notice_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
-            for notice_id, tenant, job_id, run_id, event, at, data in rows
+            OutboxEvent(event_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
+            for event_id, tenant, job_id, run_id, event, at, data in rows
         ]
 
     async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
         ids = msgspec.json.encode([notice.notice_id for notice in notices]).decode()
-        await self._database.change(SQL["mark_told"], {"notice_ids": ids})
+        await self._database.change(SQL["mark_dispatched"], {"event_ids": ids})
 
 
-def insert_notice(db: apsw.Connection, notice: OutboxEvent) -> None:
+def insert_event(db: apsw.Connection, notice: OutboxEvent) -> None:
     """Part of a transaction."""
-    values = {**msgspec.structs.asdict(notice), "data": msgspec.json.encode(notice.data).decode()}
-    db.execute(SQL["insert_notice"], values)
+    values = {
+        "event_id": notice.notice_id,
+        "tenant": notice.tenant,
+        "job_id": notice.job_id,
+        "run_id": notice.run_id,
+        "event": notice.event,
+        "at": notice.at,
+        "data": msgspec.json.encode(notice.data).decode(),
+    }
+    db.execute(SQL["insert_event"], values)

@@ -63,7 +63,7 @@ class SqliteQueue:
         values = {"reason": reason, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> None:
-            _apply(db, "bury", queue, receipts, values)
+            _apply(db, "dead_letter", queue, receipts, values)
             _apply(db, "ack", queue, receipts, {})
 
         crashpoint("queue.bury.before")

@@ -27,7 +27,7 @@ WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 -- name: release_all
 UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
 
--- name: bury
+-- name: dead_letter
 INSERT INTO dead_letters (queue, body, reason, at)
 SELECT queue, body, :reason, :now FROM messages
 WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;

@@ -79,7 +79,7 @@ class DeadLetterDocuments:
         if cursor is not None and not cursor.startswith(_CURSOR):
             raise BadCursor
         after = None if cursor is None else cursor.removeprefix(_CURSOR)
-        found = await self._rows.rows(KIND, self._tenant, after, limit)
+        found = await self._rows.documents(KIND, self._tenant, after, limit)
         following = None if found.next_cursor is None else f"{_CURSOR}{found.next_cursor}"
         return Page([_letter(row) for row in found.items], following)
 
@@ -110,7 +110,7 @@ class DeadLetterDocuments:
         return await self._rows.replace_row(msgspec.structs.replace(row, body=body))
 
     async def _found(self, ids: Collection[str]) -> list[Document]:
-        rows = [await self._rows.row(KIND, self._tenant, one) for one in sorted(set(ids)) if one]
+        rows = [await self._rows.document(KIND, self._tenant, one) for one in sorted(set(ids)) if one]
         return [row for row in rows if row is not None]
 
 

@@ -100,7 +100,7 @@ class Shared:
         name = plain(queue)
         row = Document(KIND, self._tenant, name, msgspec.json.encode(now), expires_at=now + KEEP_SECONDS)
         await self._rows.create_rows([row])
-        while (standing := await self._rows.row(KIND, self._tenant, name)) is not None:
+        while (standing := await self._rows.document(KIND, self._tenant, name)) is not None:
             if msgspec.json.decode(standing.body, type=float) >= now:
                 break
             await self._rows.replace_row(msgspec.structs.replace(row, version=standing.version))
@@ -125,7 +125,7 @@ class Shared:
         known = self._tombstones.get(envelope.queue)
         now = self._clock.monotonic()
         if known is None or known[0] + _TOMBSTONE_SECONDS <= now:
-            row = await self._rows.row(KIND, self._tenant, plain(envelope.queue))
+            row = await self._rows.document(KIND, self._tenant, plain(envelope.queue))
             at = 0.0 if row is None else msgspec.json.decode(row.body, type=float)
             # It may have been dropped here while that was read.
             at = max(at, self._tombstones.get(envelope.queue, (0.0, 0.0))[1])

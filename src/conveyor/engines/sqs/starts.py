@@ -32,7 +32,7 @@ class Starts:
     async def mark(self, sqs_id: str, count: int) -> None:
         """Doing it again changes nothing."""
         while True:
-            row = await self._rows.row(KIND, self._tenant, sqs_id)
+            row = await self._rows.document(KIND, self._tenant, sqs_id)
             if row is None:
                 until = self._clock.now() + KEEP_SECONDS
                 fresh = Document(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
@@ -49,7 +49,7 @@ class Starts:
     async def _lost(self, sqs_id: str, count: int) -> int:
         if count <= 1:
             return 0
-        row = await self._rows.row(KIND, self._tenant, sqs_id)
+        row = await self._rows.document(KIND, self._tenant, sqs_id)
         return 0 if row is None else sum(each < count for each in _marked(row))
 
 

@@ -1,42 +1,42 @@
--- name: insert_row
+-- name: insert_document
 -- One that has expired is as good as gone.
-INSERT INTO rows (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)
+INSERT INTO documents (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)
 VALUES (:kind, :tenant, :id, :body, :version, :due_at, :expires_at, :job_id, :upload_id)
 ON CONFLICT (kind, tenant, id) DO UPDATE SET
     body = excluded.body, version = excluded.version, due_at = excluded.due_at, expires_at = excluded.expires_at,
     job_id = excluded.job_id, upload_id = excluded.upload_id
 WHERE expires_at <= :now;
 
--- name: row
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
+-- name: document
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM documents
 WHERE kind = :kind AND tenant = :tenant AND id = :id AND (expires_at IS NULL OR expires_at > :now);
 
--- name: upload_of_row
-SELECT upload_id FROM rows
+-- name: replaced_upload
+SELECT upload_id FROM documents
 WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version
     AND upload_id IS NOT NULL AND upload_id IS NOT :upload_id;
 
--- name: replace_row
-UPDATE rows
+-- name: replace_document
+UPDATE documents
 SET body = :body, version = version + 1, due_at = :due_at, expires_at = :expires_at, job_id = :job_id,
     upload_id = :upload_id
 WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version
     AND (expires_at IS NULL OR expires_at > :now);
 
--- name: remove_row
-DELETE FROM rows WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version RETURNING upload_id;
+-- name: remove_document
+DELETE FROM documents WHERE kind = :kind AND tenant = :tenant AND id = :id AND version = :version RETURNING upload_id;
 
--- name: rows
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
+-- name: documents
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM documents
 WHERE kind = :kind AND tenant = :tenant AND id > :after AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY id LIMIT :limit;
 
--- name: rows_of_job
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
+-- name: documents_of_job
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM documents
 WHERE job_id = :job_id AND kind = :kind AND tenant = :tenant AND id > :after
     AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY id LIMIT :limit;
 
--- name: due_rows
-SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM rows
+-- name: due_documents
+SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FROM documents
 WHERE kind = :kind AND due_at <= :by ORDER BY due_at LIMIT :limit;

@@ -1,0 +1,81 @@
+"""The jobs part of Records: jobs and their runs."""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from conveyor.engines.access_records import IdempotencyClaim
+from conveyor.engines.document_records import Document
+from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId
+from conveyor.states import RunState
+
+
+class JobRecords(Protocol):
+    """Stores jobs and runs. Each change writes its outbox event in the same transaction."""
+
+    async def create_job(
+        self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
+    ) -> IdempotencyClaim | None:
+        """Write the job, its run, the outbox event, the job's documents and the answer to the claimed request in one
+        transaction. If the caller lost the claim, write nothing and return the stored claim."""
+
+    async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
+        """Make `job.run` the latest run of the job, with the state and options of `job`, and write the event and the
+        answer with it. The previous run must have finished and have the number before. Otherwise write nothing: return
+        False, or the stored claim if the caller lost it."""
+
+    async def runs(self, job_id: JobId) -> list[Run]:
+        """All runs of a job, oldest first."""
+
+    async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
+        """Replace the options of a job if it still has this version, and add one to the version."""
+
+    async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
+        """A job of this tenant that is neither expired nor deleted."""
+
+    async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
+        """The tenant's jobs, newest first."""
+
+    async def active_jobs(self) -> list[Job]:
+        """Jobs of all tenants whose latest run has not finished."""
+
+    async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
+        """A run, by id."""
+
+    async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
+        """Set the run's number of tasks and of invalid lines. The values are absolute, so a repeated call changes
+        nothing. A latched run keeps its values."""
+
+    async def latch(self, job_id: JobId, run_id: RunId) -> Run | None:
+        """Mark the tasks of the run as completely written; an ingesting run becomes running. Returns the run
+        afterwards."""
+
+    async def move_run(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        sources: Collection[RunState],
+        target: RunState,
+        reason: str | None,
+        notice: OutboxEvent | None,
+        keep: bool = False,
+    ) -> bool:
+        """Move the run, and the job with it, to `target` if it is in one of `sources`. True for the one caller that
+        moved it. Only a latched run moves to `completed`. The run keeps its reason unless a new one is passed. With
+        `keep`, the sweeper leaves the finished run alone, because its ingest may resume."""
+
+    async def ended_unswept(self, limit: int) -> list[Job]:
+        """Jobs whose latest run has finished and whose leftovers (pending tasks, the run's queue) are not swept
+        yet."""
+
+    async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
+        """Mark a finished run as swept."""
+
+    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+        """Mark a job as deleted: readers no longer see it, and its run is cancelled. False if the job is unknown."""
+
+    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+        """Jobs that were deleted or that expired before this time and are not purged yet."""
+
+    async def forget_job(self, job_id: JobId) -> None:
+        """Purge a deleted or expired job with its runs, ranges, events and documents. Its upload expires at once unless
+        another job or a document refers to it."""
