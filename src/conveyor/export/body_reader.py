@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from hashlib import sha256
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from conveyor.engines.blobs import Blobs
 from conveyor.model import BodyRef, Task
+from conveyor.read.prefetch import prefetch
 from conveyor.read.results import check_body, missing_body, stream_body
 from conveyor.read.walk import Position, TaskBatch
-
-T = TypeVar("T")
 
 # A longer body is never whole in memory.
 LARGE = 8 * 1024 * 1024
@@ -59,22 +58,9 @@ async def windows(
                 yield Window(tasks, bodies, Position(after, batch.position.offsets), read)
                 read = 0
 
-    async with aclosing(batches), aclosing(ahead(read())) as found:
+    async with aclosing(batches), aclosing(prefetch(read())) as found:
         async for window in found:
             yield window
-
-
-async def ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The same, one item further than it is asked for."""
-    async with aclosing(source):
-        coming = asyncio.ensure_future(anext(source, None))
-        try:
-            while (item := await coming) is not None:
-                coming = asyncio.ensure_future(anext(source, None))
-                yield item
-        finally:
-            coming.cancel()
-            await asyncio.wait({coming})
 
 
 def checked(ref: BodyRef, body: Body) -> Body:

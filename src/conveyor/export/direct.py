@@ -22,12 +22,13 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
-from conveyor.export.body_reader import LARGE, Window, ahead, windows
+from conveyor.export.body_reader import LARGE, Window, windows
 from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
 from conveyor.faults import crashpoint
 from conveyor.model import Job, RunKey, Task, TaskId
+from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged
 
@@ -65,7 +66,7 @@ async def export_zip(
         work = _DirectExport(ZipPart(modified, level, None), stack.enter_context(_Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, job.key, spool)
-        async with aclosing(windows(blobs, ahead(walk), with_bodies=True)) as found:
+        async with aclosing(windows(blobs, prefetch(walk), with_bodies=True)) as found:
             async for window in found:
                 async for piece in work.pack(blobs, window):
                     yield piece

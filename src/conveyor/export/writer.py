@@ -20,7 +20,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
 from conveyor.errors import BadInput
 from conveyor.export import zip_writer as archive
-from conveyor.export.body_reader import LARGE, Body, Window, ahead, windows
+from conveyor.export.body_reader import LARGE, Body, Window, windows
 from conveyor.export.exports import MAX_PARTS, ExportRecord, ExportState, PartInProgress, part_name
 from conveyor.export.formats import LinesPart, PackedTasks, Part, ZipPart
 from conveyor.export.lines import csv_header, csv_row, result_line, result_line_with_body
@@ -29,6 +29,7 @@ from conveyor.export.sorting import SortedStream, sort_some
 from conveyor.export.staged_file import Digest, StagedFile
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Compression, Job, OutboxEvent, Task, export_prefix
+from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import RunStream, TaskBatch, TaskStream, merged
 
@@ -132,7 +133,7 @@ class ExportWriter:
 
     async def _write_tasks(self) -> None:
         with_bodies = self.export.bodies is not ExportBodies.NONE
-        async with aclosing(windows(self._blobs, ahead(self._walk()), with_bodies)) as found:
+        async with aclosing(windows(self._blobs, prefetch(self._walk()), with_bodies)) as found:
             async for window in found:
                 await self._take(window)
                 self._position = window.position

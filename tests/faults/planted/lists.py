@@ -7,6 +7,7 @@ import pytest
 from conveyor.cli import run_command as run
 from conveyor.cli.snapshot import Snapshot
 from conveyor.egress.outbound import Outbound, Pairs
+from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
@@ -42,7 +43,8 @@ def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is one when its body was read."""
 
     async def post(self: Any, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
-        async with self._open("POST", parse_url(url), headers, body, timeout) as response:
+        request = OutgoingRequest("POST", parse_url(url), tuple(headers), body)
+        async with self._open(request, timeout) as response:
             await response.body_reader.read(1 << 16)
             return response.status, response.get_header("retry-after")
 
