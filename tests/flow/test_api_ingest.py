@@ -335,7 +335,7 @@ class TestLists:
             (zstd.compress(text(urls(500)))[:-9], "ends too early"),
             (b"\x28\xb5\x2f\xfd" + b"\xff" * 60, "not valid zstd"),
             (b"\x1f\x8b", "ends too early"),
-            (b"url,url\n1,2\n", "a name twice"),
+            (b"url,url\n1,2\n", "a duplicate name"),
             (b"url,secret\n1,2\n", "column `secret`"),
             (b"url,id", "a header and no rows"),
             (b'url,id\nhttp://example.com/,"open\n', "quoted"),
