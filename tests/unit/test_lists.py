@@ -190,10 +190,10 @@ class TestCsv:
         assert sorted(inputs) == [0]
         assert [line.line for line in invalid] == [3, 4, 5, 6]
 
-    def test_headers_that_can_not_be(self) -> None:
+    def test_invalid_headers(self) -> None:
         assert "no column `url`" in refused(ListFormat.CSV, f"link\n{A}\n")
         assert "`color`" in refused(ListFormat.CSV, f"url,color\n{A},red\n")
-        assert "twice" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
+        assert "duplicate" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
         assert "name" in refused(ListFormat.CSV, "a,\n1,2\n", JobKind.PYTHON)
         assert check_header(b"url,method,body,id,tag\r", JobKind.FETCH) == ["url", "method", "body", "id", "tag"]
 

@@ -116,7 +116,7 @@ class ZipPart:
         self._crc, self._size, self._packed = state.crc, state.size, state.packed
         self.tasks = state.tasks
         self.large = state.large
-        self._entry: ZipEntry | None = None if state.large is None else self._archive.go_on(state.large.entry)
+        self._entry: ZipEntry | None = None if state.large is None else self._archive.resume_entry(state.large.entry)
 
     @property
     def buffered(self) -> int:
