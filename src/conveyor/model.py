@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Generic, NewType, TypeVar
+from pathlib import PurePath
+from typing import Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import msgspec
 
@@ -65,6 +66,24 @@ class ListFormat(StrEnum):
     TEXT = "text"
     JSONL = "jsonl"
     CSV = "csv"
+
+
+# Endings of file names, for the SDK and the server alike.
+_LIST_SUFFIXES = {
+    ".jsonl": ListFormat.JSONL,
+    ".ndjson": ListFormat.JSONL,
+    ".csv": ListFormat.CSV,
+    ".txt": ListFormat.TEXT,
+}
+_COMPRESSED_SUFFIXES = frozenset({".gz", ".zst", ".zstd"})
+
+
+def format_from_name(path: str) -> ListFormat | None:
+    """The format that the name of a list file indicates, or None."""
+    suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSED_SUFFIXES:
+        suffixes.pop()
+    return _LIST_SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
 class Compression(StrEnum):
@@ -283,6 +302,23 @@ class Source(msgspec.Struct, frozen=True):
     compression: Compression | None = None
 
 
+class Walk(NamedTuple):
+    """Tasks of an earlier run that a rerun copies: those in one shard, or in all, with one status, or with any. It is
+    stored as a JSON array with its tag; a Source is stored as an object."""
+
+    run_id: RunId
+    # None: all shards.
+    shard: int | None
+    # None: any status.
+    status: TaskStatus | None
+    origin: Literal["walk"] = "walk"
+
+    @property
+    def size(self) -> int:
+        """In bytes, as that of a list: a walk reads none."""
+        return 0
+
+
 class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):
     """A message on the control queue: the run's list is to be looked over and split into ranges."""
 
@@ -302,12 +338,17 @@ class IngestRange(msgspec.Struct, frozen=True, tag="ingest_range", tag_field="op
     version: int = 1
 
 
+# The form of a walk in ranges that earlier versions stored: JSON in the key of a source without a hash. -1: all shards.
+_stored_walk = msgspec.json.Decoder(tuple[RunId, int, TaskStatus | None])
+
+
 class Range(msgspec.Struct, frozen=True):
-    """A part of a list that one ingest worker reads, and how far it is. Everything before `offset` is durable and
-    enqueued as the tasks below `index`."""
+    """A part of a list, or a walk over tasks of an earlier run, that one ingester turns into tasks, and its checkpoint.
+    Everything before `offset` is durable and enqueued as the tasks below `index`."""
 
     number: int
-    source: Source
+    # Its origin.
+    source: Source | Walk
     format: ListFormat
     compression: Compression
     # Where it begins and ends, in bytes of the list once decompressed; no end: read to the end.
@@ -322,6 +363,12 @@ class Range(msgspec.Struct, frozen=True):
     tasks: int = 0
     invalid: int = 0
     done: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, Source) and not self.source.sha256:
+            run_id, shard, status = _stored_walk.decode(self.source.key)
+            walk = Walk(run_id, None if shard < 0 else shard, status)
+            msgspec.structs.force_setattr(self, "source", walk)
 
 
 MAX_RETENTION_DAYS = 365

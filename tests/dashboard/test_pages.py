@@ -218,7 +218,7 @@ class TestJobs:
         job = here.napping("pausing")
         page = visit(f"#/jobs/{job}")
         button(page, "Pause").click()
-        expect(page.get_by_text("It is paused")).to_be_visible()
+        expect(page.get_by_text("The job is paused")).to_be_visible()
         said = page.locator(".toast").filter(has_text="The job is paused.")
         said.get_by_role("button", name="Dismiss").click()
         expect(said).to_have_count(0)

@@ -342,7 +342,7 @@ async def exported(client: Client, job_id: JobId, patience: float) -> None:
     (client.directory / "export").write_text(kept.subject)
 
 
-async def _no_assembly(_: object) -> None:
+async def _write_nothing(_: object) -> None:
     raise EngineFailed("A stored body is missing.")
 
 
@@ -490,7 +490,7 @@ def prepare() -> None:
     ingest_worker._BUSY_ELSEWHERE = 0.02
     retention.SETTLE_SECONDS = -1.0
     exporter._IDLE = 0.01
-    exporter._TRIES = 2
+    exporter._MAX_ATTEMPTS = 2
     exporter._FIRST_PAUSE = 0.01
     walk.ROWS = 30
     sorting.PAGE = 20
@@ -519,7 +519,7 @@ def run(
     if scenario == "doubled":
         SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
     if scenario == "export_failed":
-        ExportWriter.run = _no_assembly  # type: ignore[method-assign, assignment]
+        ExportWriter.run = _write_nothing  # type: ignore[method-assign, assignment]
     for name in planted:
         plants.PLANTS[name](directory)
     faults.arm(listening(directory, crash_at))

@@ -195,10 +195,10 @@ def completes_unlatched(_: Path) -> None:
 def _ingest_in_order(steps: str) -> None:
     """The pipeline with its steps in another order: p(ut), e(nqueue), c(heckpoint)."""
 
-    async def ingest_range(self: pipeline.IngestPipeline, job: Any, one: Any, lease: Any, keep_hold: Any) -> bool:
-        pieces = pipeline.range_pieces(self.blobs, one, self.settings.max_list_bytes)
-        async for batch in pipeline.read(pieces, pipeline.reading_of(one, job.kind)):
-            one = pipeline._advanced(one, batch)
+    async def ingest_range(self: pipeline.IngestPipeline, job: Any, range_: Any, lease: Any, renew: Any) -> bool:
+        pieces = pipeline.range_pieces(self.blobs, range_, self.settings.max_list_bytes)
+        async for batch in pipeline.read(pieces, pipeline.reading_of(range_, job.kind)):
+            range_ = pipeline._advanced(range_, batch)
             for step in steps:
                 if step == "p":
                     await self.tasks.put(job.key, batch.seeds)
@@ -208,11 +208,11 @@ def _ingest_in_order(steps: str) -> None:
                     await references.send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
                     crashpoint("ingest.enqueue.after")
                 else:
-                    await self.records.ingests.checkpoint(job.run.run_id, one, lease.fence)
+                    await self.records.checkpoint(job.run.run_id, range_, lease.fence)
                     crashpoint("ingest.checkpoint.after")
                 # Others have time to look in between.
                 await asyncio.sleep(0.03)
-        await self.records.ingests.checkpoint(job.run.run_id, msgspec.structs.replace(one, done=True), lease.fence)
+        await self.records.checkpoint(job.run.run_id, msgspec.structs.replace(range_, done=True), lease.fence)
         crashpoint("ingest.done.after")
         await self.finish(job)
         return True

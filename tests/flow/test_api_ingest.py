@@ -272,7 +272,7 @@ class TestInvalidLines:
         async with working(server.system):
             job_id = await submit_list(server, b"# nothing\n\nnonsense\n")
             done = await ended(server, job_id)
-        assert (done["state"], done["reason"]) == ("failed", "the list has no tasks (1 lines were not valid)")
+        assert (done["state"], done["reason"]) == ("failed", "the list has no tasks (1 invalid line)")
 
 
 async def letters(api: Api) -> list[dict[str, Any]]:
@@ -335,7 +335,7 @@ class TestLists:
             (zstd.compress(text(urls(500)))[:-9], "ends too early"),
             (b"\x28\xb5\x2f\xfd" + b"\xff" * 60, "not valid zstd"),
             (b"\x1f\x8b", "ends too early"),
-            (b"url,url\n1,2\n", "a name twice"),
+            (b"url,url\n1,2\n", "a duplicate name"),
             (b"url,secret\n1,2\n", "column `secret`"),
             (b"url,id", "a header and no rows"),
             (b'url,id\nhttp://example.com/,"open\n', "quoted"),
@@ -384,7 +384,7 @@ class TestLists:
         async with working(server.system):
             seen = await until(look, lambda job: job["state"] == "failed")
             assert "the store is down" in seen["reason"]
-            assert "tried 5 times" in seen["reason"]
+            assert "5 attempts" in seen["reason"]
             failing = False
             assert (await server.post(f"/v1/jobs/{job_id}/rerun")).status == 202
             assert (await ended(server, job_id))["run"]["counts"]["succeeded"] == 5

@@ -502,7 +502,7 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
 
     done = up("submit", "mixed.txt", "--wait", "--on-invalid", "reject")
     assert done.returncode == 2, done.stderr
-    assert "2 lines that are not valid" in done.stdout
+    assert "2 invalid lines" in done.stdout
     assert up.json("invalid", done.stdout.partition(":")[0]) == lines
 
 

@@ -193,7 +193,7 @@ async def test_a_sharded_run_is_walked_whole(system: System) -> None:
 
 async def test_many_pages_segments_and_spills(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "SPILL_BYTES", 50_000)
-    monkeypatch.setattr(export, "_HELD_BYTES", 50_000)
+    monkeypatch.setattr(export, "_BUFFER_BYTES", 50_000)
     monkeypatch.setattr(walk, "ROWS", 300)
     monkeypatch.setattr(reading, "_WINDOW_BYTES", 30_000)
     monkeypatch.setattr(reading, "_RANGE_BYTES", 20_000)
@@ -299,7 +299,7 @@ async def test_progress_is_told(system: System, tmp_path: Path) -> None:
 async def test_memory_does_not_grow_with_the_run(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller bounds make a small run a large one: 8,000 bodies are 80 windows and 60 spilled files."""
     monkeypatch.setattr(spool, "SPILL_BYTES", 64 * 1024)
-    monkeypatch.setattr(export, "_HELD_BYTES", 64 * 1024)
+    monkeypatch.setattr(export, "_BUFFER_BYTES", 64 * 1024)
     monkeypatch.setattr(export, "ROWS", 200)
     monkeypatch.setattr(walk, "ROWS", 200)
     monkeypatch.setattr(reading, "_WINDOW_BYTES", 256 * 1024)

@@ -23,9 +23,7 @@ from conveyor.engines.blobs import Presigned
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import InvalidField, LimitReached, NotFound
 from conveyor.export import body_reader as reading
-from conveyor.export import exporter, exports, sorting
-from conveyor.export import staged_file as drafts
-from conveyor.export import writer as assembly
+from conveyor.export import exporter, exports, sorting, staged_file, writer
 from conveyor.export.exports import Exports, ExportState
 from conveyor.export.request import ExportSpec
 from conveyor.lists.reader import zstd
@@ -349,7 +347,7 @@ async def test_each_task_as_it_came_out_last(system: System) -> None:
 async def test_large_bodies(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go into a zip in pieces, and are left out of lines."""
     monkeypatch.setattr(reading, "LARGE", 50_000)
-    monkeypatch.setattr(assembly, "LARGE", 50_000)
+    monkeypatch.setattr(writer, "LARGE", 50_000)
     job = new_job(system, 4)
     notice = OutboxEvent("evt_1", ACME, job.job_id, job.run.run_id, "job.accepted", 1.0, {})
     await system.records.jobs.create_job(job, notice, None)
@@ -564,7 +562,7 @@ async def test_turns_are_taken(system: System, monkeypatch: pytest.MonkeyPatch) 
     large, small = await stored_job(system, 4000), await stored_job(system, 10)
     first = await asked(system, large, compression="none")
     second = await asked(system, small)
-    monkeypatch.setattr(exporter, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(exporter, "_SLICE_SECONDS", 0.0)
     role = new_exporter(system)
     seen = []
     while await role.tick() == 0.0:
@@ -579,15 +577,15 @@ async def test_turns_are_taken(system: System, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_turn_over_does_not_hash_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await stored_job(system, 4000)
     await asked(system, job, compression="none")
-    monkeypatch.setattr(exporter, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(exporter, "_SLICE_SECONDS", 0.0)
     again: list[int] = []
-    opened = drafts.StagedFile.open
+    opened = staged_file.StagedFile.open
 
-    async def counted(self: drafts.StagedFile) -> None:
+    async def counted(self: staged_file.StagedFile) -> None:
         again.append(self.pieces if self._digest is None else 0)
         await opened(self)
 
-    monkeypatch.setattr(drafts.StagedFile, "open", counted)
+    monkeypatch.setattr(staged_file.StagedFile, "open", counted)
     role = new_exporter(system)
     while await role.tick() == 0.0:
         pass
@@ -611,7 +609,7 @@ async def test_whoever_goes_on_makes_the_same_bytes(
 ) -> None:
     """One exporter dies after each durable write in turn, another goes on; rows are not read again from the start."""
     job = await stored_job(system, 1500)
-    monkeypatch.setattr(assembly, "_SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "_CHECKPOINT_SECONDS", 0.0)
     expected = contents(spec, (await made(system, job, **spec))[1])
     export_id = await asked(system, job, **spec)
     replace = system.records.documents.replace_row
@@ -714,10 +712,10 @@ async def test_an_export_that_kills_its_process_is_given_up(system: System, monk
     class Died(BaseException):
         pass
 
-    async def die(self: assembly.ExportWriter) -> None:
+    async def die(self: writer.ExportWriter) -> None:
         raise Died
 
-    monkeypatch.setattr(assembly.ExportWriter, "run", die)
+    monkeypatch.setattr(writer.ExportWriter, "run", die)
     for _ in range(11):
         with pytest.raises(Died):
             await new_exporter(system).tick()
@@ -747,7 +745,7 @@ async def test_bounds(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
         await asked(system, job)
     with pytest.raises(LimitReached):
         await asked(system, job)
-    monkeypatch.setattr(assembly, "MAX_PARTS", 2)
+    monkeypatch.setattr(writer, "MAX_PARTS", 2)
     many = await stored_job(system, 3000)
     export_id = await asked(system, many, compression="none", part_bytes=100_000)
     role = new_exporter(system)

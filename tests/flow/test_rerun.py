@@ -139,7 +139,7 @@ async def test_what_the_earlier_run_came_to_stays_readable(server: Api) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 6, 1000])
-async def test_the_union_has_each_task_as_it_came_out_last(server: Api, limit: int) -> None:
+async def test_latest_per_task_has_the_latest_result_of_each(server: Api, limit: int) -> None:
     def fails(job: Job, index: int) -> str | None:
         stubborn = index % 10 == 0 and job.run.number < THIRD
         return "timeout" if stubborn or (index % 5 == 0 and job.run.number == FIRST) else None
@@ -148,21 +148,21 @@ async def test_the_union_has_each_task_as_it_came_out_last(server: Api, limit: i
         job_id = await submit(server, 60)
         await ended(server, job_id)
         await again(server, job_id)
-        union = await results(server, job_id, "?run=latest-per-task", limit)
-        assert {index for index, item in union.items() if item["status"] == "failed"} == set(range(0, 60, 10))
+        latest = await results(server, job_id, "?run=latest-per-task", limit)
+        assert {index for index, item in latest.items() if item["status"] == "failed"} == set(range(0, 60, 10))
         await again(server, job_id)
     runs = [run["id"] for run in reversed((await server.get(f"/v1/jobs/{job_id}")).json["runs"])]
-    union = await results(server, job_id, "?run=latest-per-task", limit)
-    assert sorted(union) == list(range(60))
-    assert {item["status"] for item in union.values()} == {"succeeded"}
-    for index, item in union.items():
+    latest = await results(server, job_id, "?run=latest-per-task", limit)
+    assert sorted(latest) == list(range(60))
+    assert {item["status"] for item in latest.values()} == {"succeeded"}
+    for index, item in latest.items():
         newest = 2 if index % 10 == 0 else 1 if index % 5 == 0 else 0
         assert item["task_id"] == task_id(runs[newest], index)
     order = [item["index"] for item in await all_items(server, f"/v1/jobs/{job_id}/results?run=1", limit)]
-    assert list(union) == order, "the order of the first run"
+    assert list(latest) == order, "the order of the first run"
 
 
-async def test_the_union_is_filtered_by_the_newest_outcome(server: Api) -> None:
+async def test_latest_per_task_is_filtered_by_the_latest_result(server: Api) -> None:
     async with working(server.system, Flaky(every(5))):
         job_id = await submit(server, 60)
         await ended(server, job_id)
@@ -260,8 +260,8 @@ async def test_what_was_cancelled_is_run_again_swept_or_not(server: Api, monkeyp
         assert (done["run"]["number"], done["run"]["total"]) == (2, 50)
         assert done["runs"][1]["counts"]["cancelled"] == 50
         assert (await again(server, job_id, {"status": ["cancelled"]}))["run"]["total"] == 0
-    union = await results(server, job_id, "?run=latest-per-task")
-    assert {item["status"] for item in union.values()} == {"succeeded"}
+    latest = await results(server, job_id, "?run=latest-per-task")
+    assert {item["status"] for item in latest.values()} == {"succeeded"}
 
 
 async def test_its_lineage_is_shown(server: Api) -> None:

@@ -15,8 +15,7 @@ from conveyor.engines.blobs import Presigned
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
-from conveyor.read import latest as union
-from conveyor.read import listing
+from conveyor.read import latest, listing
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.api import Answer, Api
@@ -172,7 +171,7 @@ class TestLines:
         self, server: Api, monkeypatch: pytest.MonkeyPatch, error: Exception, which: str
     ) -> None:
         monkeypatch.setattr(listing, "_ROWS", 10)
-        monkeypatch.setattr(union, "STRETCH", 10)
+        monkeypatch.setattr(latest, "BATCH", 10)
         job_id = await ran(server, 100)
         async with working(server.system):
             await server.post(f"/v1/jobs/{job_id}/rerun")

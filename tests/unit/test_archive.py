@@ -246,7 +246,7 @@ def test_the_directory_of_an_entry_of_five_gibibytes() -> None:
     begun = archive.add_stream("big")
     sent = 5 * GIB + 7
     archive = ZipWriter(modified=WHEN, state=ZipState(len(begun.header) + sent))
-    end = archive.go_on(EntryState("big", 0, 0, sent, 5 * GIB)).end()
+    end = archive.resume_entry(EntryState("big", 0, 0, sent, 5 * GIB)).end()
     crc, packed, size = struct.unpack("<LQQ", end[-20:])
     assert (crc, packed, size) == (0, 5 * GIB + 7 + len(end) - 24, 5 * GIB)
     assert archive.offset == len(begun.header) + packed + 24
@@ -314,7 +314,7 @@ def test_another_process_goes_on_anywhere(entries: list[tuple[bytes, bool]], lev
             if chance.random() < 0.3:
                 emitted.append(entry.flush())
                 archive = taken_up()
-                entry = archive.go_on(entry.state)
+                entry = archive.resume_entry(entry.state)
         emitted.append(entry.end())
     crc, size = zlib.crc32(b"line\n" * 9), 45
     lines = Deflate(2)

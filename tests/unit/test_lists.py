@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from conveyor.errors import ListUnreadable
 from conveyor.lists import reader as lists
 from conveyor.lists.inputs import MAX_INPUT_BYTES
-from conveyor.lists.list_files import list_format, named_format, pieces_of
+from conveyor.lists.list_files import list_format, pieces_of
 from conveyor.lists.reader import (
     InvalidListLine,
     ListBatch,
@@ -28,7 +28,7 @@ from conveyor.lists.reader import (
     detect_compression,
     detect_format,
 )
-from conveyor.model import Compression, JobKind, ListFormat
+from conveyor.model import Compression, JobKind, ListFormat, format_from_name
 
 A, B, C = "http://a.example/", "http://b.example/x?y=1", "https://c.example/ü"
 BOM = b"\xef\xbb\xbf"
@@ -190,10 +190,10 @@ class TestCsv:
         assert sorted(inputs) == [0]
         assert [line.line for line in invalid] == [3, 4, 5, 6]
 
-    def test_headers_that_can_not_be(self) -> None:
+    def test_invalid_headers(self) -> None:
         assert "no column `url`" in refused(ListFormat.CSV, f"link\n{A}\n")
         assert "`color`" in refused(ListFormat.CSV, f"url,color\n{A},red\n")
-        assert "twice" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
+        assert "duplicate" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
         assert "name" in refused(ListFormat.CSV, "a,\n1,2\n", JobKind.PYTHON)
         assert check_header(b"url,method,body,id,tag\r", JobKind.FETCH) == ["url", "method", "body", "id", "tag"]
 
@@ -467,7 +467,7 @@ class TestDetection:
         ],
     )
     def test_of_names(self, name: str, form: ListFormat | None) -> None:
-        assert named_format(name) is form
+        assert format_from_name(name) is form
         assert list_format([name]) is form
         assert list_format([name, name]) is ListFormat.JSONL
 
@@ -579,7 +579,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["missing.txt", "", "folder"])
     async def test_what_can_not_be_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "folder").mkdir()
-        with pytest.raises(ListUnreadable, match="can not be read"):
+        with pytest.raises(ListUnreadable, match="cannot be read"):
             await joined([tmp_path / name])
 
     async def test_pieces_are_bounded(self, tmp_path: Path) -> None:

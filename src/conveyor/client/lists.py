@@ -16,6 +16,7 @@ import msgspec
 from conveyor.client.io import Io
 from conveyor.client.upload_file import measure
 from conveyor.errors import BadInput, InvalidField, ListUnreadable, NoTasks
+from conveyor.model import format_from_name
 
 # Of the tasks themselves, or a file of them; a string is the path of one.
 Tasks: TypeAlias = Iterable[Any] | AsyncIterable[Any] | str | os.PathLike[str] | IO[bytes] | IO[str]
@@ -27,8 +28,6 @@ MOST_INLINE_BYTES = 1024 * 1024
 _PIECE = 256 * 1024
 # Others on the caller's loop get a turn between.
 _AT_ONCE = 500
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
-_COMPRESSED = {".gz", ".zst", ".zstd"}
 
 
 @dataclass(frozen=True)
@@ -182,15 +181,7 @@ def _measured(path: str | os.PathLike[str]) -> ListFile:
         raise ListUnreadable(f"{place} can not be read: {error.strerror or error}") from None
     if not size:
         raise NoTasks("The list is empty.")
-    return ListFile(place, size, digest, _form(place))
-
-
-def _form(path: Path) -> str | None:
-    """What a file's name says of its form."""
-    endings = [ending.lower() for ending in path.suffixes]
-    if endings and endings[-1] in _COMPRESSED:
-        endings.pop()
-    return _FORMATS.get(endings[-1]) if endings else None
+    return ListFile(place, size, digest, format_from_name(place.name))
 
 
 def _read(file: Any) -> bytes:

@@ -1,18 +1,18 @@
-"""Budget: the memory that large bodies may take together while they are read. A body that may be large waits for all
-that it may need before it is read on, so that those who wait hold nothing that another waits for."""
+"""Body budget: the memory that large bodies may take together while they are read. A body that may be large waits until
+its maximum is free before it is read further, so that readers cannot block each other."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-# Bodies of which this is the most are read as they come.
+# Bodies of at most this size need no budget.
 SMALL = 256 * 1024
 
 
 class BodyBudget:
-    """In the order of asking. `room` is awaited by who has read a large body and still holds its bytes: so none is
-    taken in while those before it can not be passed on."""
+    """First come, first served. A reader of a large body awaits `room` before it releases its share, so that no more
+    bodies are read than the next stage accepts."""
 
     def __init__(self, total: int, room: Callable[[], Awaitable[object]] | None = None) -> None:
         self._total = total
@@ -25,9 +25,9 @@ class BodyBudget:
         return self._taken
 
     @asynccontextmanager
-    async def taking(self, most: int) -> AsyncIterator[None]:
-        """Hold so many bytes; more than there are in all counts as all of them."""
-        amount = min(most, self._total)
+    async def taking(self, max_bytes: int) -> AsyncIterator[None]:
+        """Take this many bytes of the budget while the block runs, or all of it if it has fewer."""
+        amount = min(max_bytes, self._total)
         if amount > SMALL:
             await self._take(amount)
         try:
@@ -37,30 +37,30 @@ class BodyBudget:
         finally:
             if amount > SMALL:
                 self._taken -= amount
-                self._pass_on()
+                self._grant_waiting()
 
     async def _take(self, amount: int) -> None:
         if not self._waiting and self._taken + amount <= self._total:
             self._taken += amount
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((amount, turn))
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((amount, granted))
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if granted.done() and not granted.cancelled():
                 self._taken -= amount
-            self._pass_on()
+            self._grant_waiting()
             raise
 
-    def _pass_on(self) -> None:
+    def _grant_waiting(self) -> None:
         while self._waiting:
-            amount, turn = self._waiting[0]
-            if turn.done():
+            amount, granted = self._waiting[0]
+            if granted.done():
                 self._waiting.popleft()
             elif self._taken + amount <= self._total:
                 self._waiting.popleft()
                 self._taken += amount
-                turn.set_result(None)
+                granted.set_result(None)
             else:
                 return

@@ -1,7 +1,7 @@
-"""HTTP clients, built once and kept. A route asks for one by how it connects: freely, to a pinned address, or
+"""HTTP clients, built once and cached. A route gets one by how it connects: to any address, to a pinned address, or
 through a proxy.
 
-A client is thrown away by dropping it: requests under way finish, then its connections close.
+A client leaves the cache without being closed: its requests in flight finish, then its connections close.
 """
 
 import asyncio
@@ -17,26 +17,25 @@ from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
 from conveyor.egress.lru import Lru
 
-# The connect timeout belongs to the client, so it is rounded up to one of these: tasks can not make a client each.
+# The connect timeout belongs to the client, so it is rounded up to one of these: not every task gets a client.
 CONNECT_STEPS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-# A list of a million hosts would otherwise hold a socket to each of them for the default of 90 seconds.
+# The default of 90 seconds would keep a socket open to each host of a long list.
 IDLE_SECONDS = 15.0
 MAX_PINS = 512
 MAX_PROXIED = 64
-# Building takes 5 ms, whether for one pin or for a hundred: pins that come in meanwhile share the next client.
+# Building a client takes 5 ms, for one pin or a hundred: pins that arrive meanwhile share the next client.
 BUILD_PAUSE = 0.02
-# A streaming client has no timeout as a whole; whoever reads gives up sooner, and a request that nobody waits for any
-# more ends by this.
+# A streaming client has no total timeout. Readers have shorter timeouts; this one ends abandoned requests.
 STREAM_SILENCE = 300.0
 
 
 def connect_step(seconds: float) -> float:
-    """The connect timeout that a client has for this wish."""
+    """The connect timeout of the client for a requested one."""
     return CONNECT_STEPS[min(bisect_left(CONNECT_STEPS, seconds), len(CONNECT_STEPS) - 1)]
 
 
 class Pin(NamedTuple):
-    """A name, and the only address that it may lead to."""
+    """A name, and the only address that it may resolve to."""
 
     host: str
     address: str
@@ -44,7 +43,7 @@ class Pin(NamedTuple):
 
 
 class Proxy(NamedTuple):
-    """A proxy as it is set on a client. `address` pins its host."""
+    """The proxy of a client. `address` pins its host."""
 
     url: str
     headers: tuple[tuple[str, str], ...]
@@ -54,8 +53,8 @@ class Proxy(NamedTuple):
 
 
 class Clients:
-    """All clients of one executor. `root_certificate` is a PEM to trust beside the public authorities. With `streaming`
-    a body comes as it was sent: nothing is decoded, and it may take as long as it likes."""
+    """All clients of one executor. `root_certificate` is a PEM to trust besides the public authorities. With
+    `streaming`, bodies are not decompressed and have no total timeout."""
 
     def __init__(
         self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
@@ -71,22 +70,22 @@ class Clients:
         self._builder: asyncio.Task[None] | None = None
 
     def shared(self, connect: float) -> Client:
-        """The client that connects wherever the URL says."""
+        """The client that connects to whatever address the URL has."""
         client = self._shared.get(connect)
         if client is None:
             client = self._shared[connect] = self._base(connect).build()
         return client
 
     def proxied(self, proxy: Proxy) -> Client:
-        """A client that sends everything to a proxy."""
+        """A client that sends all requests through a proxy."""
         return self._proxied.get(proxy) or self._proxied.put(proxy, self._build_proxied(proxy))
 
     def known_pinned(self, pin: Pin) -> Client | None:
-        """The client for a pin, if there is one already."""
+        """The client for a pin, if it is built."""
         return self._pinned.get(pin)
 
     async def pinned(self, pin: Pin) -> Client:
-        """A client to which the name has only this address. TLS still checks the certificate against the name."""
+        """A client that resolves the name to this address only. TLS still checks the certificate against the name."""
         client = self._pinned.get(pin)
         if client is not None:
             return client
@@ -101,7 +100,7 @@ class Clients:
         if self._builder is not None:
             self._builder.cancel()
             await asyncio.gather(self._builder, return_exceptions=True)
-        self._give_up(Failure("read_failed", "the worker is stopping"))
+        self._fail_wanted(Failure("read_failed", "the worker is stopping"))
         clients = [*self._shared.values(), *self._proxied.values(), *self._pinned.values()]
         for client in {id(client): client for client in clients}.values():
             await client.close()
@@ -117,17 +116,17 @@ class Clients:
                 if self._wanted:
                     await self._clock.sleep(BUILD_PAUSE)
         except Exception as error:
-            self._give_up(error)
+            self._fail_wanted(error)
         finally:
             self._builder = None
 
-    def _give_up(self, why: Exception) -> None:
+    def _fail_wanted(self, error: Exception) -> None:
         for wanted in self._wanted.values():
-            _settle(wanted, why)
+            _settle(wanted, error)
         self._wanted.clear()
 
     def _next_batch(self) -> list[Pin]:
-        """As many as fit into one client: all with one connect timeout, and one address for each name."""
+        """As many pins as fit into one client: one connect timeout, and one address per name."""
         first = next(iter(self._wanted))
         by_host: dict[str, Pin] = {}
         for pin in self._wanted:
@@ -138,7 +137,7 @@ class Clients:
     def _build_pinned(self, pins: Iterable[Pin]) -> Client:
         builder: ClientBuilder | None = None
         for pin in pins:
-            # Port 0 stands for the port of the URL.
+            # Port 0 means the port of the URL.
             builder = (builder or self._base(pin.connect)).resolve(pin.host, pin.address, 0)
         assert builder is not None
         return builder.build()
@@ -163,12 +162,12 @@ class Clients:
         return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
 
 
-def _settle(wanted: asyncio.Future[Client], with_: Client | Exception) -> None:
+def _settle(wanted: asyncio.Future[Client], result: Client | Exception) -> None:
     if wanted.done():
         return
-    if isinstance(with_, Exception):
-        wanted.set_exception(with_)
-        # Looked at, so that nobody is told of it again if all who waited were cancelled.
+    if isinstance(result, Exception):
+        wanted.set_exception(result)
+        # Retrieved, so that asyncio does not log it if all waiting tasks were cancelled.
         wanted.exception()
     else:
-        wanted.set_result(with_)
+        wanted.set_result(result)

@@ -1,24 +1,24 @@
-"""Why a fetch failed, in stable codes. Gets what the client or the guard raised, hands on a TaskError whose message
-holds no URL: queries and userinfo have secrets in them.
+"""Why a request failed, in stable codes: the one table from the errors of the HTTP client and the guard to codes. The
+messages contain no URL, because queries and userinfo contain secrets.
 
 | Code | Meaning |
 |---|---|
-| timeout | the attempt as a whole took longer than `timeout` |
-| connect_timeout | no connection, or no end to the TLS handshake, within `connect_timeout` |
-| connect_failed | the connection was refused or reset, or there is no way to the address |
+| timeout | the whole attempt took longer than `timeout` |
+| connect_timeout | no connection, or no complete TLS handshake, within `connect_timeout` |
+| connect_failed | the connection was refused or reset, or the address is unreachable |
 | dns_failed | the name has no address |
-| tls_failed | the certificate is not valid for the name, or there is no common TLS |
+| tls_failed | the certificate is not valid for the name, or no common TLS version |
 | read_failed | the connection broke before the answer was complete |
 | decode_failed | the answer is not HTTP, or its compression is broken |
-| target_refused | the guard does not let us go there, on this hop |
-| bad_url | the URL can not be fetched |
-| bad_input | the task has a header, method, body or timeout that can not be |
-| bad_redirect | the Location of a redirect can not be followed |
+| target_refused | the guard refuses the target, on this hop |
+| bad_url | the URL is invalid |
+| bad_input | the task has an invalid header, method, body or timeout |
+| bad_redirect | the Location of a redirect is invalid |
 | too_many_redirects | more than `max_redirects` |
-| body_too_large | the body, decoded, is larger than `max_body_bytes` |
+| body_too_large | the decoded body is larger than `max_body_bytes` |
 | gateway_failed | the gateway could not be reached, or could not reach the target |
-| http_<status> | the target answered, with a status that is not a success |
-| internal | a fault of ours |
+| http_<status> | the target answered with a status that is not a success |
+| internal | an error inside Conveyor |
 """
 
 from pyreqwest.exceptions import (
@@ -37,8 +37,8 @@ from conveyor.errors import BadInput
 from conveyor.model import TaskError
 
 _CONNECTING = "client error (Connect)"
-# A body that ended too early, as it came or inside its compression.
-_CUT = frozenset({"error reading a body from connection", "unexpected end of file"})
+# A truncated body, on the wire or inside its compression.
+_TRUNCATED = frozenset({"error reading a body from connection", "unexpected end of file"})
 _TEXTS = {
     "timeout": "the attempt took longer than its timeout",
     "connect_timeout": "no connection within the connect timeout",
@@ -46,14 +46,14 @@ _TEXTS = {
     "dns_failed": "the name of the target has no address",
     "tls_failed": "TLS failed",
     "read_failed": "the connection broke before the answer was complete",
-    "decode_failed": "the answer can not be decoded",
+    "decode_failed": "the answer cannot be decoded",
     "gateway_failed": "the gateway could not be reached",
     "internal": "the fetch failed inside Conveyor",
 }
 
 
 class Failure(Exception):
-    """An attempt that the executor itself gave up."""
+    """An attempt that the executor itself ended, with a code."""
 
     def __init__(self, code: str, message: str, http_status: int | None = None) -> None:
         super().__init__(message)
@@ -62,15 +62,15 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception, blamed: frozenset[str]) -> TaskError:
-    """The code and the message for whatever ended an attempt. Codes in `blamed` are the gateway's fault."""
-    found = _failure(error)
-    if found.code not in blamed:
-        return found
-    return TaskError("gateway_failed", f"{_TEXTS['gateway_failed']}: {found.message}")
+    """The code and the message for an error. Codes in `blamed` become failures of the gateway."""
+    failure = _failure(error)
+    if failure.code not in blamed:
+        return failure
+    return TaskError("gateway_failed", f"{_TEXTS['gateway_failed']}: {failure.message}")
 
 
 def is_connecting(error: PyreqwestError) -> bool:
-    """Whether it failed before there was a connection."""
+    """Whether the request failed before it had a connection."""
     return _CONNECTING in _causes(error)
 
 
@@ -95,14 +95,14 @@ def _failure(error: Exception) -> TaskError:
 
 
 def _code(error: PyreqwestError, causes: list[str]) -> str:
-    """By the causes first: the class of the error depends on how much of the body was read when it came."""
+    """By the causes first: the class of the error depends on how much of the body was read before."""
     connecting = _CONNECTING in causes
-    # The client calls it a timeout of the connection even when it waited for the answer.
+    # The client uses the class for connect timeouts even if it waited for the answer.
     if isinstance(error, RequestTimeoutError) or "operation timed out" in causes:
         return "connect_timeout" if connecting else "timeout"
     if connecting:
         return _connect_code(causes)
-    if isinstance(error, ClientClosedError) or not _CUT.isdisjoint(causes):
+    if isinstance(error, ClientClosedError) or not _TRUNCATED.isdisjoint(causes):
         return "read_failed"
     if isinstance(error, DecodeError) or "request or response body error" in causes:
         return "decode_failed"

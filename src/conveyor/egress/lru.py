@@ -1,4 +1,4 @@
-"""A small memory that forgets what was not used for longest: what is kept per job or per host stays bounded."""
+"""An LRU cache, so that caches per job or per host stay bounded."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """The `size` values that were used last."""
+    """Keeps the `size` most recently used values."""
 
     def __init__(self, size: int) -> None:
         self._size = size

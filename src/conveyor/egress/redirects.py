@@ -1,5 +1,5 @@
-"""What to ask for next when a target answers with a redirect. Gets a request and a Location, hands on the request
-to make; it connects to nothing and checks no address: the route does, for each hop."""
+"""Redirects. Gets a request and a Location, and returns the next request. It does not check addresses: the route does,
+for each hop."""
 
 import msgspec
 from pyreqwest.http import Url
@@ -7,17 +7,17 @@ from pyreqwest.http import Url
 from conveyor.egress.target_guard import MAX_URL_LENGTH, url_problem
 
 FOLLOWED = frozenset({301, 302, 303, 307, 308})
-# Parts of the names of headers that another origin has no business to see.
+# Headers with one of these in their name are not sent to another origin.
 _SENSITIVE = ("auth", "cookie", "token", "secret", "key", "session", "signature", "password", "credential")
 _OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language", "content-location", "digest"})
 
 
 class BadRedirect(Exception):
-    """The target redirects to where nothing can be fetched."""
+    """The Location of a redirect is invalid."""
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
-    """One hop. `url` is the target; `at` is where the gateway wants to be asked instead, on its own origin."""
+    """One hop. `url` is the target; `at` is the URL to request instead, on the origin of the gateway."""
 
     method: str
     url: Url
@@ -45,7 +45,7 @@ def redirected(
 
 
 def is_sensitive(header: str) -> bool:
-    """Whether a header stays behind when a redirect leaves the origin it was meant for."""
+    """Whether a header must not follow a redirect to another origin."""
     name = header.lower()
     return any(part in name for part in _SENSITIVE)
 
@@ -59,5 +59,5 @@ def _join(base: Url, location: str) -> Url:
         raise BadRedirect(f"the Location of the redirect is not a URL: {error}") from None
     problem = url_problem(url) if len(location) <= MAX_URL_LENGTH else "it is too long"
     if problem is not None:
-        raise BadRedirect(f"the Location of the redirect can not be followed: {problem}")
+        raise BadRedirect(f"the Location of the redirect is invalid: {problem}")
     return url

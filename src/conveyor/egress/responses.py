@@ -1,4 +1,4 @@
-"""Reading an answer. Gets a response whose body is still on the wire, hands on its parts, none larger than allowed."""
+"""Responses. Reads the head and the body of a response, within limits, and the Retry-After header."""
 
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -15,7 +15,7 @@ PIECE = 256 * 1024
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """What comes before the body. `pairs` are all headers in order, `fields` the last of each name, in lower case."""
+    """Status and headers. `pairs` are all headers in order, `fields` the last of each name, in lower case."""
 
     status: int
     pairs: list[tuple[str, str]]
@@ -23,7 +23,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_head(response: Response) -> ResponseHead:
-    """A value that is not ASCII, which the client can not read, is empty."""
+    """The head of a response. A header that is not ASCII, which the client cannot read, is empty."""
     try:
         pairs = list(response.headers.items())
     except ValueError:
@@ -40,9 +40,9 @@ def _values(response: Response, name: str) -> list[str]:
 
 
 def declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
-    """Whether Content-Length promises a body within the limit. Raises Failure if it promises more.
+    """Whether Content-Length declares a body within the limit. Raises Failure if it declares more.
 
-    The client holds a body to its promise, and takes the header away from one that it decodes.
+    The client enforces the declared length, and removes the header from a body that it decodes.
     """
     declared = head.fields.get("content-length")
     if declared is None or method == "HEAD":
@@ -53,7 +53,7 @@ def declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
 
 
 async def read_declared(response: Response, head: ResponseHead, budget: BodyBudget) -> bytes:
-    """A body whose length is promised, and within the limit."""
+    """A body whose declared length is within the limit."""
     length = int(head.fields["content-length"])
     if length <= SMALL:
         return (await response.bytes()).to_bytes()
@@ -62,7 +62,7 @@ async def read_declared(response: Response, head: ResponseHead, budget: BodyBudg
 
 
 async def read_counted(response: Response, limit: int, budget: BodyBudget | None = None) -> bytes:
-    """The decoded body. Raises Failure as soon as it is larger than `limit`; the connection is then dropped."""
+    """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection."""
     pieces: list[Bytes] = []
     size = await _read_on(response, pieces, 0, min(limit, SMALL) if budget is not None else limit, limit)
     if budget is not None and size > SMALL:
@@ -72,9 +72,9 @@ async def read_counted(response: Response, limit: int, budget: BodyBudget | None
 
 
 async def _read_on(response: Response, pieces: list[Bytes], size: int, pause: int, limit: int) -> int:
-    """Read to the end, or until there is more than `pause`; returns how much there is."""
+    """Read to the end, or until more than `pause` bytes are read; returns how many."""
     reader = response.body_reader
-    # read() fills a piece; read_chunk() would hand out compressed bodies in 4 KiB bits.
+    # read() fills a piece; read_chunk() would return decompressed bodies in pieces of 4 KiB.
     while size <= pause and (piece := await reader.read(PIECE)) is not None:
         size += len(piece)
         if size > limit:
@@ -88,7 +88,7 @@ def _too_large(limit: int, status: int) -> Failure:
 
 
 def retry_after(text: str | None, now: float) -> float | None:
-    """Seconds that the target asks us to wait, by the value of Retry-After: a number of them, or a date."""
+    """The wait in seconds that a Retry-After header asks for, as a number or a date; None without a valid one."""
     if text is None:
         return None
     text = text.strip()
@@ -102,7 +102,7 @@ def retry_after(text: str | None, now: float) -> float | None:
 
 
 def phrase(status: int) -> str:
-    """A status as a person reads it."""
+    """A status with its phrase, such as 404 Not Found."""
     try:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:

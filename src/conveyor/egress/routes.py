@@ -1,5 +1,5 @@
-"""The way a request takes: direct, through a proxy, or through an API gateway. A route gets the next request of a
-task, has the guard check where it leads, and hands on the client and the URL to send it to."""
+"""Routes: direct, through a proxy, or through an API gateway. A route gets the next request, lets the guard check its
+target, and returns the client and the URL to send it to."""
 
 from typing import Protocol
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from conveyor.model import Gateway
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False):
-    """Where to send one request, and with which headers beside its own. `base` is what a Location is relative to."""
+    """Where to send one request, and which headers to add. A Location is relative to `base`."""
 
     client: Client
     url: Url
@@ -28,27 +28,27 @@ class Hop(msgspec.Struct, frozen=True, gc=False):
 class Route(Protocol):
     """How the requests of a job reach their targets."""
 
-    # Codes of failures (failures.py) that are those of the gateway, because it is what we connect to.
+    # Codes of failures (failures.py) that are the gateway's, because the request connects to it.
     blamed: frozenset[str]
-    # The gateway's own origin: redirects that stay on it are between the gateway and us.
+    # The gateway's own origin: a redirect within it is not a redirect of the target.
     origin: str | None
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
-        """The hop, if there is nothing to wait for; None means: ask `hop`. Most tasks of a job get theirs here."""
+        """The hop, if it needs no wait; else None, and the caller awaits `hop`. Most requests get their hop here."""
 
     async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
-        """The hop, after resolving and building what it takes. Raises TargetRefused, DnsFailed, or TimeoutError when
-        resolving takes too long."""
+        """The hop, after resolving the name and building the client. Raises TargetRefused, DnsFailed, or TimeoutError
+        if resolving takes too long."""
 
 
 class Free:
-    """Straight to the target, wherever it is: the operator allows private targets."""
+    """Directly to any target: the operator allows private ones."""
 
     blamed: frozenset[str] = frozenset()
     origin: str | None = None
 
-    def __init__(self, kept: Clients) -> None:
-        self._clients = kept
+    def __init__(self, cache: Clients) -> None:
+        self._clients = cache
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         url = request.url
@@ -59,13 +59,13 @@ class Free:
 
 
 class Direct:
-    """Straight to the target, at the address that the guard has checked."""
+    """Directly to the target, at the address that the guard has checked."""
 
     blamed: frozenset[str] = frozenset()
     origin: str | None = None
 
-    def __init__(self, kept: Clients, guard: TargetGuard) -> None:
-        self._clients = kept
+    def __init__(self, cache: Clients, guard: TargetGuard) -> None:
+        self._clients = cache
         self._guard = guard
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
@@ -94,7 +94,7 @@ class Direct:
         if ip_literal(host) is not None:
             return Hop(self._clients.shared(connect), url, url)
         if url.scheme == "http":
-            # Without TLS the name is only a header: one client, and its connections, serve all names.
+            # Without TLS the name is only a header: one client serves all names.
             named = (("host", url.authority),)
             return Hop(self._clients.shared(connect), url.with_ip_host(address), url, named, (host, address))
         client = self._clients.known_pinned(Pin(host, address, connect))
@@ -102,14 +102,14 @@ class Direct:
 
 
 class ThroughProxy:
-    """By an HTTP proxy, which resolves the names: those that are local by their look are refused here."""
+    """Through an HTTP proxy, which resolves the names. The guard refuses names that look local."""
 
     blamed = frozenset({"connect_failed", "connect_timeout", "dns_failed"})
     origin: str | None = None
 
-    def __init__(self, kept: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
+    def __init__(self, cache: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
         assert gateway.proxy is not None
-        self._clients = kept
+        self._clients = cache
         self._guard = guard
         self._url = gateway.proxy
         self._parsed = Url(gateway.proxy)
@@ -120,31 +120,31 @@ class ThroughProxy:
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
         if self._trusted or self._guard.allow_private:
-            return self._by(request, None, connect)
+            return self._proxied_hop(request, None, connect)
         address = self._guard.known(self._host)
-        return None if address is None else self._by(request, address, connect)
+        return None if address is None else self._proxied_hop(request, address, connect)
 
     async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         port = self._parsed.port_or_known_default or 0
-        return self._by(request, await self._guard.resolve(self._host, port, min(connect, timeout)), connect)
+        return self._proxied_hop(request, await self._guard.resolve(self._host, port, min(connect, timeout)), connect)
 
-    def _by(self, request: OutgoingRequest, address: str | None, connect: float) -> Hop:
+    def _proxied_hop(self, request: OutgoingRequest, address: str | None, connect: float) -> Hop:
         client = self._clients.proxied(clients.Proxy(self._url, self._headers, self._host, address, connect))
         pinned = None if address is None else (self._host, address)
         return Hop(client, request.url, request.url, pinned=pinned)
 
 
 class ThroughTemplate:
-    """By an API gateway that is told the target in its URL. A redirect that leaves the gateway is a redirect of the
-    target, and is asked for through the gateway again."""
+    """Through an API gateway that gets the target in its URL. A redirect to another origin is a redirect of the target,
+    and goes through the gateway again."""
 
     blamed = ThroughProxy.blamed | {"tls_failed"}
 
-    def __init__(self, kept: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
+    def __init__(self, cache: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
         assert gateway.url is not None
-        self._clients = kept
+        self._clients = cache
         self._guard = guard
-        self._direct = Direct(kept, guard)
+        self._direct = Direct(cache, guard)
         self._template = gateway.url
         self._headers = tuple(gateway.headers.items())
         self._trusted = trusted
@@ -169,13 +169,13 @@ class ThroughTemplate:
         return request.at or Url(self._template.replace("{url}", quote(str(request.url), safe="")))
 
 
-def route_of(gateway: Gateway | None, kept: Clients, guard: TargetGuard, *, trusted: bool) -> Route:
-    """The route for a gateway, or the direct one. `trusted`: the operator named it, so it may be a private one."""
+def route_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, trusted: bool) -> Route:
+    """The route for a gateway, or the direct one. `trusted`: the operator set the gateway, so it may be private."""
     if gateway is None:
-        return Free(kept) if guard.allow_private else Direct(kept, guard)
+        return Free(cache) if guard.allow_private else Direct(cache, guard)
     if gateway.proxy is not None:
-        return ThroughProxy(kept, guard, gateway, trusted=trusted)
-    return ThroughTemplate(kept, guard, gateway, trusted=trusted)
+        return ThroughProxy(cache, guard, gateway, trusted=trusted)
+    return ThroughTemplate(cache, guard, gateway, trusted=trusted)
 
 
 def operator_gateway(text: str | None) -> Gateway | None:

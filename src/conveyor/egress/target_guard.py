@@ -1,16 +1,15 @@
-"""Which addresses may be reached. Gets the URL or the host that a user named, says whether Conveyor may connect to
-it, and hands on the one address to connect to.
+"""The target guard. Gets the URL or the host that a user named, decides whether Conveyor may connect to it, and hands
+on the one address to connect to.
 
-The URL is read by the parser of the client itself, so that both see the same host however it is spelled (127.1,
-0x7f000001, full-width digits). A name is resolved once; if any of its addresses is refused the name is; the caller
-connects to the address that was checked, so a second answer of the DNS has no effect. Fetch uses it on each hop of a
-redirect; downloads, webhooks and gateways of a job go through the same guard.
+The HTTP client's own parser reads the URL, so that both see the same host however it is spelled (127.1, 0x7f000001,
+full-width digits). The guard resolves a name once and refuses it if any of its addresses is refused. The caller
+connects to the address that was checked, so a second DNS answer has no effect. Every request to a user's target passes
+the guard on each hop of a redirect: fetches, downloads, webhooks, lists of schedules, gateways of jobs.
 """
 
 import asyncio
 import re
 import socket
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pyreqwest.http import Url
 
 from conveyor.clock import Clock
+from conveyor.egress.lru import Lru
 from conveyor.errors import BadInput, ConveyorError
 
 Address = IPv4Address | IPv6Address
-# Host and port in, addresses as text out; raises OSError or UnicodeError when the name has none.
+# Gets host and port, returns addresses as text. Raises OSError or UnicodeError if the name has none.
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-# An address in, why it may not be reached out.
+# Gets an address, returns why it is refused, or None.
 Policy = Callable[[str], str | None]
 
 MAX_URL_LENGTH = 8192
@@ -35,7 +35,7 @@ _AUTHORITY = re.compile(r"https?://[^/\\]", re.IGNORECASE)
 
 
 class BadUrl(BadInput):
-    """The URL is not one that can be fetched."""
+    """The URL is not valid for a request."""
 
     code = "bad_url"
 
@@ -57,7 +57,7 @@ def parse_url(text: str) -> Url:
     """The URL of a target: http or https, a host, a port that exists, no user and password. Raises BadUrl."""
     if len(text) > MAX_URL_LENGTH:
         raise BadUrl(f"the URL is longer than {MAX_URL_LENGTH} characters")
-    # The parser drops tabs and line ends in silence; here they are a sign of a broken list, or of an attack.
+    # The parser silently drops tabs and line breaks; here they indicate a broken list, or an attack.
     if not text.isprintable():
         raise BadUrl("the URL has a control character")
     try:
@@ -71,7 +71,7 @@ def parse_url(text: str) -> Url:
 
 
 def check_url(text: str) -> str | None:
-    """What is wrong with the URL of a target, or None. It looks at nothing but the text: for use at submit."""
+    """What is wrong with the URL of a target, or None. It checks only the text, for use at submit."""
     try:
         parse_url(text)
     except BadUrl as error:
@@ -80,12 +80,12 @@ def check_url(text: str) -> str | None:
 
 
 def url_problem(url: Url) -> str | None:
-    """What is wrong with a URL that is parsed already, as one from a redirect is."""
+    """What is wrong with a parsed URL, such as that of a redirect, or None."""
     return _url_problem(url, str(url))
 
 
 def _url_problem(url: Url, text: str) -> str | None:
-    # Nearly every URL of a million ends here: what the rest looks for leaves a mark in the text.
+    # The fast path for nearly every URL: each problem below shows in the text.
     usual = (
         text.startswith(_SCHEMES) and "@" not in text and ":0" not in text and "///" not in text and "\\" not in text
     )
@@ -111,11 +111,11 @@ def _unusual_problem(url: Url, text: str) -> str | None:
 
 
 def public_url(url: Url) -> str:
-    """The URL as it may be shown in a message: query strings and userinfo often hold secrets."""
+    """The URL without its query and userinfo, which often contain secrets; for messages."""
     return f"{url.origin_ascii}{url.path}"
 
 
-# Everything that the IANA registries do not call globally reachable, and what clouds keep for themselves.
+# Everything that the IANA registries do not list as globally reachable, and addresses reserved by clouds.
 _REFUSED_V4 = tuple(
     (IPv4Network(network), reason)
     for network, reason in (
@@ -138,7 +138,7 @@ _REFUSED_V4 = tuple(
         ("240.0.0.0/4", "reserved"),
     )
 )
-# Inside and outside of 2000::/3, the only block that is given out for global unicast. First match wins.
+# Inside and outside of 2000::/3, the only block assigned for global unicast. First match wins.
 _REFUSED_V6 = tuple(
     (IPv6Network(network), reason)
     for network, reason in (
@@ -165,8 +165,8 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 def refusal(address: str | Address) -> str | None:
-    """Why this address may not be reached, or None for global unicast. An IPv6 address that stands for an IPv4
-    address (mapped, NAT64, 6to4, Teredo, ISATAP) is as good as the one inside it."""
+    """Why this address is refused, or None for global unicast. An IPv6 address that embeds an IPv4 address (mapped,
+    NAT64, 6to4, Teredo, ISATAP) is judged by the embedded one."""
     ip = ip_address(address)
     if isinstance(ip, IPv4Address):
         return next((reason for network, reason in _REFUSED_V4 if ip in network), None)
@@ -200,7 +200,7 @@ _LOCAL_SUFFIXES = (".localhost", ".localdomain", ".local", ".internal", ".intran
 
 
 def host_refusal(host: str, policy: Policy = refusal) -> str | None:
-    """What can be said of a host without resolving it, for requests whose names a proxy resolves."""
+    """Why a host is refused without resolving it, or None; for requests whose names a proxy resolves."""
     literal = ip_literal(host)
     if literal is not None:
         return policy(literal)
@@ -211,10 +211,10 @@ def host_refusal(host: str, policy: Policy = refusal) -> str | None:
 
 
 def ip_literal(host: str) -> str | None:
-    """The address that the host of a parsed URL is, or None for a name."""
+    """The IP address in the host of a parsed URL, or None if the host is a name."""
     if host.startswith("["):
         return host[1:-1]
-    # The parser has made every IPv4 spelling into four numbers; a name can not end in a digit after a dot.
+    # The parser has normalized every IPv4 spelling to four numbers; a name cannot end in a digit after a dot.
     if ":" not in host and not host[-1:].isdigit():
         return None
     try:
@@ -224,7 +224,7 @@ def ip_literal(host: str) -> str | None:
 
 
 class SystemResolver:
-    """getaddrinfo, A and AAAA, in threads of its own: names that hang must not take the threads of others."""
+    """getaddrinfo, A and AAAA, in its own threads: names that hang must not occupy the threads of others."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="resolve")
@@ -238,14 +238,14 @@ class SystemResolver:
 
 
 def _lookup(host: str, port: int) -> list[str]:
-    # ADDRCONFIG: without it a machine that has no IPv6 would be given, and pinned to, addresses it can not reach.
+    # ADDRCONFIG: a machine without IPv6 gets no IPv6 addresses, which it could not reach.
     answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [str(answer[4][0]) for answer in answers]
 
 
 @dataclass(slots=True)
 class _ResolvedAnswer:
-    """What was found out about a host, good until `expires`. A host that failed has an error and no addresses."""
+    """The checked addresses of a host, valid until `expires`, or the error of a refused or unknown one."""
 
     addresses: tuple[str, ...]
     error: TargetRefused | DnsFailed | None
@@ -253,9 +253,9 @@ class _ResolvedAnswer:
 
 
 class TargetGuard:
-    """Resolves a host, checks every answer, and says which address to connect to. One for each event loop.
+    """Resolves a host, checks every answer, and returns the address to connect to. One per event loop.
 
-    Checked answers are kept for `ttl` seconds, at most `size` of them, and one lookup serves all who wait for it.
+    It caches at most `size` checked answers, for `ttl` seconds each. Callers that ask for one host share a lookup.
     """
 
     def __init__(
@@ -270,46 +270,45 @@ class TargetGuard:
         size: int = 4096,
     ) -> None:
         self.allow_private = allow_private
-        self._clock = clock
+        self.clock = clock
         self._system = SystemResolver() if resolver is None else None
         self._resolver = resolver or self._system
         self._policy = policy
         self._ttl = ttl
         self._failure_ttl = failure_ttl
-        self._size = size
-        self._answers: OrderedDict[str, _ResolvedAnswer] = OrderedDict()
+        self._answers: Lru[str, _ResolvedAnswer] = Lru(size)
         self._lookups: dict[str, asyncio.Task[_ResolvedAnswer]] = {}
 
     def check_name(self, host: str) -> None:
-        """Raise TargetRefused for a host that is refused without resolving it (a proxy will do that)."""
+        """Raise TargetRefused for a host that is refused without resolving it (a proxy resolves it)."""
         reason = None if self.allow_private else host_refusal(host, self._policy)
         if reason is not None:
             raise TargetRefused(_refused(reason))
 
     def known(self, host: str) -> str | None:
-        """The address to connect to, if the host was resolved and checked a short while ago; else None."""
+        """The address to connect to, if the host has a fresh checked answer; else None."""
         answer = self._answers.get(host)
-        fresh = answer is not None and answer.error is None and answer.expires > self._clock.monotonic()
+        fresh = answer is not None and answer.error is None and answer.expires > self.clock.monotonic()
         return answer.addresses[0] if answer is not None and fresh else None
 
     async def resolve(self, host: str, port: int, timeout: float | None = None) -> str:
         """The address to connect to. Raises TargetRefused, DnsFailed, or TimeoutError after `timeout` seconds."""
         answer = self._answers.get(host)
-        if answer is None or answer.expires <= self._clock.monotonic():
+        if answer is None or answer.expires <= self.clock.monotonic():
             answer = await self._ask(host, port, timeout)
         if answer.error is not None:
-            # A new one for each: an exception that many tasks raise would gather their tracebacks.
+            # A new exception for each caller: a shared one would collect the tracebacks of all.
             raise type(answer.error)(answer.error.message)
         return answer.addresses[0]
 
     def avoid(self, host: str, address: str) -> None:
-        """Nobody answers at `address`: let the next one who asks for `host` have another, if there is one."""
+        """Prefer another address of `host` from now on, because `address` does not answer."""
         answer = self._answers.get(host)
         if answer is not None and answer.addresses[:1] == (address,):
             answer.addresses = (*answer.addresses[1:], address)
 
     async def close(self) -> None:
-        """Give up on lookups under way."""
+        """Cancel the lookups in flight."""
         for lookup in self._lookups.values():
             lookup.cancel()
         await asyncio.gather(*self._lookups.values(), return_exceptions=True)
@@ -321,29 +320,24 @@ class TargetGuard:
         if lookup is None:
             lookup = self._lookups[host] = asyncio.create_task(self._look_up(host, port))
             lookup.add_done_callback(lambda _: self._lookups.pop(host, None))
-        # Shielded: others may wait for the same lookup when one of them is cancelled or out of time.
+        # Shielded: if one caller is cancelled or times out, others may still wait for the lookup.
         return await asyncio.wait_for(asyncio.shield(lookup), timeout)
 
     async def _look_up(self, host: str, port: int) -> _ResolvedAnswer:
-        answer = await self._answer(host, port)
-        self._answers[host] = answer
-        self._answers.move_to_end(host)
-        while len(self._answers) > self._size:
-            self._answers.popitem(last=False)
-        return answer
+        return self._answers.put(host, await self._answer(host, port))
 
     async def _answer(self, host: str, port: int) -> _ResolvedAnswer:
         literal = ip_literal(host)
         try:
-            found = tuple(await self._addresses(host, port)) if literal is None else (literal,)
+            addresses = tuple(await self._addresses(host, port)) if literal is None else (literal,)
         except (OSError, UnicodeError):
-            found = ()
-        now = self._clock.monotonic()
-        if not found:
+            addresses = ()
+        now = self.clock.monotonic()
+        if not addresses:
             return _ResolvedAnswer((), DnsFailed(), now + self._failure_ttl)
-        reason = None if self.allow_private else self._first_refusal(found)
+        reason = None if self.allow_private else self._first_refusal(addresses)
         error = None if reason is None else TargetRefused(_refused(reason))
-        return _ResolvedAnswer(found, error, now + self._ttl)
+        return _ResolvedAnswer(addresses, error, now + self._ttl)
 
     async def _addresses(self, host: str, port: int) -> Sequence[str]:
         assert self._resolver is not None

@@ -1,29 +1,28 @@
 """Bodies for exports. Gets tasks in the order of the list, reads the bodies of a window of them, and hands on both.
 
-Neighbours in the list ran at about the same time, so that their bodies lie side by side in a few segments: a window's
-bodies are read by object and offset, near ones at once, some at the same time. No body goes on that differs from its
-sha256. Memory holds two windows, whatever the size of the job.
+Neighbours in the list ran at about the same time, so their bodies are close together in a few segments. The reader
+sorts a window's bodies by object and offset, reads near ones together, and some ranges concurrently. Memory holds two
+windows, whatever the size of the job.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from hashlib import sha256
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from conveyor.engines.blobs import Blobs
 from conveyor.model import BodyRef, Task
+from conveyor.read.prefetch import prefetch
 from conveyor.read.results import check_body, missing_body, stream_body
 from conveyor.read.walk import Position, TaskBatch
 
-T = TypeVar("T")
-
-# A longer body is never whole in memory.
+# A longer body is streamed, never held in memory.
 LARGE = 8 * 1024 * 1024
 
 _WINDOW_BYTES = 16 * 1024 * 1024
 _RANGE_BYTES = 4 * 1024 * 1024
-# Reading over a gap is cheaper than asking again.
+# Reading over a gap is cheaper than another request.
 _GAP_BYTES = 64 * 1024
 _READS_AT_ONCE = 16
 
@@ -31,21 +30,21 @@ Body = bytes | memoryview
 
 
 class Window(NamedTuple):
-    """Tasks in the order of the list, each with its body. A task whose body is large, or not wanted, has None."""
+    """Tasks in the order of the list, each with its body. The body is None if it is large or was not requested."""
 
     tasks: list[Task]
     bodies: list[Body | None]
-    # From where a walk goes on after them.
+    # Where a walk resumes after them.
     position: Position
-    # Rows that were read for it, and that no window before has told of.
+    # Rows read since the window before.
     read: int
 
 
 async def windows(
     blobs: Blobs, batches: AsyncGenerator[TaskBatch, None], with_bodies: bool
 ) -> AsyncGenerator[Window, None]:
-    """The tasks of these batches with their bodies; the next window is read while one is worked on. A batch of no
-    tasks makes an empty window: it says how far the walk is."""
+    """The tasks of these batches with their bodies, prefetched by one window. A batch without tasks makes an empty
+    window, for its position."""
 
     async def read() -> AsyncGenerator[Window, None]:
         async for batch in batches:
@@ -59,33 +58,20 @@ async def windows(
                 yield Window(tasks, bodies, Position(after, batch.position.offsets), read)
                 read = 0
 
-    async with aclosing(batches), aclosing(ahead(read())) as found:
-        async for window in found:
+    async with aclosing(batches), aclosing(prefetch(read())) as stream:
+        async for window in stream:
             yield window
 
 
-async def ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The same, one item further than it is asked for."""
-    async with aclosing(source):
-        coming = asyncio.ensure_future(anext(source, None))
-        try:
-            while (item := await coming) is not None:
-                coming = asyncio.ensure_future(anext(source, None))
-                yield item
-        finally:
-            coming.cancel()
-            await asyncio.wait({coming})
-
-
 def checked(ref: BodyRef, body: Body) -> Body:
-    """The body, if it is the one that was stored."""
+    """The body, checked against its reference. Raises EngineFailed."""
     check_body(ref, len(body), sha256(body).hexdigest())
     return body
 
 
 class _Range(NamedTuple):
-    """Bytes of one object that are read at once, and which bodies lie in them, by their places among the tasks. A start
-    of -1 is a whole object."""
+    """Bytes of one object for a single read, and the positions of the tasks whose bodies they contain. A start of -1 is
+    the whole object."""
 
     key: str
     start: int
@@ -94,7 +80,7 @@ class _Range(NamedTuple):
 
 
 def _split(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Tasks whose bodies are read together: bounded in bytes, one with a large body alone."""
+    """Tasks whose bodies are read together, bounded in bytes. A task with a large body is alone."""
     window: list[Task] = []
     size = 0
     for task in tasks:
@@ -113,7 +99,7 @@ def _split(tasks: Sequence[Task]) -> Iterator[list[Task]]:
 
 
 def _ranges(tasks: Sequence[Task]) -> Iterator[_Range]:
-    """The ranges in which the bodies of these tasks lie, but for large ones; by object, front to back."""
+    """The ranges with the bodies of these tasks, except large ones, by object and offset."""
     refs = [
         (ref.key, ref.offset, ref.length, place)
         for place, ref in enumerate(task.detail.body for task in tasks)
@@ -135,32 +121,32 @@ def _ranges(tasks: Sequence[Task]) -> Iterator[_Range]:
         yield _Range(within, start, end - max(start, 0), places)
 
 
-async def _read_bodies(blobs: Blobs, tasks: Sequence[Task], found: list[Body | None]) -> None:
-    """Put the body of each task in its place, as it is stored: not yet checked."""
+async def _read_bodies(blobs: Blobs, tasks: Sequence[Task], bodies: list[Body | None]) -> None:
+    """Fill in the body of each task, as stored: not yet checked."""
     ranges = list(_ranges(tasks))
     todo = iter(ranges)
 
     async def reader() -> None:
-        for each in todo:
-            data = await _read(blobs, each, tasks)
+        for range_ in todo:
+            data = await _read(blobs, range_, tasks)
             view = memoryview(data)
-            for place in each.places:
+            for place in range_.places:
                 ref = tasks[place].detail.body
                 assert ref is not None
-                start = ref.offset - each.start
-                found[place] = data if ref.offset < 0 else view[start : start + ref.length]
+                start = ref.offset - range_.start
+                bodies[place] = data if ref.offset < 0 else view[start : start + ref.length]
 
     await asyncio.gather(*(reader() for _ in range(min(_READS_AT_ONCE, len(ranges)))))
 
 
-async def _read(blobs: Blobs, each: _Range, tasks: Sequence[Task]) -> bytes:
-    first = tasks[each.places[0]].detail.body
+async def _read(blobs: Blobs, range_: _Range, tasks: Sequence[Task]) -> bytes:
+    first = tasks[range_.places[0]].detail.body
     assert first is not None
     if first.piece:
         return b"".join([part async for part in stream_body(blobs, first)])
-    # An object that is longer than it should be is caught by the one byte more.
-    start, length = (0, each.length + 1) if each.start < 0 else (each.start, each.length)
-    data = await blobs.get(each.key, start, length)
+    # One byte more detects an object that is too long.
+    start, length = (0, range_.length + 1) if range_.start < 0 else (range_.start, range_.length)
+    data = await blobs.get(range_.key, start, length)
     if data is None:
         raise missing_body(first)
     return data

@@ -1,11 +1,10 @@
-"""Export at once. Gets a run, walks its tasks once, reads their bodies, and hands on one zip archive: every body under
-a name made here, then `manifest.jsonl` with the outcome of every task, in the order of the user's list.
+"""Direct export: a zip for a caller who waits for it, without a record (`exports`) or a background role (`exporter`).
+Gets a run, reads its tasks once with their bodies, and yields one archive: every body under a safe name, then
+`manifest.jsonl` with the result of every task, in the order of the user's list.
 
-What the end of the archive is made of waits in a temporary file; tasks that an engine gives in the order of their ids,
-which are hashes, are sorted in others first. Memory holds some pages of tasks and two windows of bodies, whatever the
-size of the job. No body goes out that differs from its sha256.
-
-This is for who waits for the archive. `exporter` makes archives that outlive the process that makes them.
+A temporary file holds what the end of the archive is made of. Engines that return tasks by id, which is a hash, need
+further files for sorting. Memory holds some pages of tasks and two windows of bodies, whatever the size of the job.
+Every body is checked against its sha256 before it is written.
 """
 
 import asyncio
@@ -22,23 +21,24 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
-from conveyor.export.body_reader import LARGE, Window, ahead, windows
+from conveyor.export.body_reader import LARGE, Window, windows
 from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
 from conveyor.faults import crashpoint
 from conveyor.model import Job, RunKey, Task, TaskId
+from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
 from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged
 
-# Of what the end of the archive is made of, in memory.
-_HELD_BYTES = 1024 * 1024
+# Of the manifest and the central directory, in memory.
+_BUFFER_BYTES = 1024 * 1024
 
 _decode = msgspec.json.Decoder(Task).decode
 
 
 class ExportProgress(msgspec.Struct, frozen=True):
-    """How far an export has come: tasks read, bodies written, bytes of the archive."""
+    """Progress of a direct export: tasks read, bodies written, bytes of the archive."""
 
     tasks: int = 0
     bodies: int = 0
@@ -58,15 +58,15 @@ async def export_zip(
     report: Report | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The archive of the job's latest run, in pieces of up to some megabytes. Raises EngineFailed at a missing or
-    damaged body: what was yielded till then is no archive. `level` 1 to 3 deflates; `spool_dir` is for temporary files
-    of some hundred bytes for each task."""
+    damaged body; the archive is then incomplete. `level` 1 to 3 deflates; `spool_dir` is for temporary files, which
+    take some hundred bytes per task."""
     modified = datetime.fromtimestamp(job.run.created_at, UTC)
     with ExitStack() as stack:
         work = _DirectExport(ZipPart(modified, level, None), stack.enter_context(_Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, job.key, spool)
-        async with aclosing(windows(blobs, ahead(walk), with_bodies=True)) as found:
-            async for window in found:
+        async with aclosing(windows(blobs, prefetch(walk), with_bodies=True)) as stream:
+            async for window in stream:
                 async for piece in work.pack(blobs, window):
                     yield piece
         async for piece in work.end():
@@ -82,14 +82,14 @@ async def export_to_file(
     level: int = 0,
     report: Report | None = None,
 ) -> int:
-    """Write the archive to a file; returns its size. Under its name there is a whole archive, on disk, or none: until
-    then it is `<path>.part`, which a failure removes. Temporary files stand beside it, where there must be room."""
+    """Write the archive to a file; returns its size. It is `<path>.part` until it is complete and on disk; a failure
+    removes that. Temporary files go to the same directory, which needs room for them."""
     part = path.with_name(f"{path.name}.part")
     size = 0
     try:
         with await asyncio.to_thread(part.open, "wb") as file:
-            made = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report)
-            async with aclosing(made) as pieces:
+            archive = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report)
+            async with aclosing(archive) as pieces:
                 async for piece in pieces:
                     size += await asyncio.to_thread(file.write, piece)
             await asyncio.to_thread(_seal, file)
@@ -101,7 +101,7 @@ async def export_to_file(
 
 
 def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
-    """The run in the order of its list: as the engine gives it, or sorted here."""
+    """The run in the order of its list: from an engine that stores it so, or sorted here."""
     if isinstance(tasks, WalksByIndex):
         return merged([RunStream(tasks, run, TaskFilter(), -1)], -1)
     return _sorted(tasks, run, spool)
@@ -119,7 +119,7 @@ async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerat
 
 
 class _Sidecar:
-    """What is kept beside an archive until its end."""
+    """The parts of the manifest and of the central directory, in a temporary file until the end of the archive."""
 
     def __init__(self, directory: Path | None) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  (see __exit__)
@@ -148,11 +148,11 @@ class _Sidecar:
 
 
 class _DirectExport:
-    """One export at work."""
+    """One direct export."""
 
-    def __init__(self, part: ZipPart, beside: _Sidecar, report: Report | None) -> None:
+    def __init__(self, part: ZipPart, sidecar: _Sidecar, report: Report | None) -> None:
         self._part = part
-        self._beside = beside
+        self._sidecar = sidecar
         self._report = report
         self._progress = ExportProgress()
 
@@ -173,16 +173,16 @@ class _DirectExport:
         self._advance(window.read, bodies)
 
     async def end(self) -> AsyncGenerator[bytes, None]:
-        self._beside.add(self._part.flush().beside)
-        for needed, make in self._part.end(len(self._beside)):
-            if data := make(await asyncio.to_thread(self._beside.get, needed)):
+        self._sidecar.add(self._part.flush().sidecar)
+        for needed, make in self._part.end(len(self._sidecar)):
+            if data := make(await asyncio.to_thread(self._sidecar.get, needed)):
                 yield data
                 self._advance(size=len(data))
 
     def _pack(self, window: Window) -> bytes:
         packed = self._part.pack(window.tasks, window.bodies)
-        if self._part.held > _HELD_BYTES:
-            self._beside.add(self._part.flush().beside)
+        if self._part.buffered > _BUFFER_BYTES:
+            self._sidecar.add(self._part.flush().sidecar)
         return packed.data
 
     def _advance(self, tasks: int = 0, bodies: int = 0, size: int = 0) -> None:
@@ -193,7 +193,7 @@ class _DirectExport:
 
 
 def _spool(spool: SortedSpool, page: list[Task]) -> None:
-    """The index in front sorts the line. A newline in an input as it was written is but space."""
+    """Lines sort by the index in front. Newlines in an input are whitespace between JSON tokens."""
     for task in page:
         spool.add(b"%013d%s\n" % (task.index, msgspec.json.encode(task).replace(b"\n", b" ")))
 

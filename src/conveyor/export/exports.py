@@ -1,8 +1,8 @@
-"""Exports: results as files, made offline. Gets what is wanted of a job, keeps it as a row, and shows how far it is;
-`exporter` makes the files.
+"""Exports as records: create, find, list and delete them, and show their progress. `exporter` is the role that makes
+their files in the background; `writer` is its work on one of them; `direct` makes a zip without any record.
 
-The row is the whole state of an export: what was asked for, what is done, and what the process that goes on with it
-needs to know. Every write names the version that it replaces, so that one process makes progress at a time.
+The row is the whole state of an export: the request, the progress, and the checkpoint from which any process can
+resume. Every write names the version that it replaces, so that only one process makes progress at a time.
 """
 
 import re
@@ -43,15 +43,15 @@ from conveyor.system import System
 
 ACCEPTED = 202
 MAX_PARTS = 1000
-# Of a download link, if the store signs one: the export may go sooner.
+# Lifetime of a signed download link; less if the export expires sooner.
 LINK_SECONDS = 86_400.0
 
-_MOST_OF_A_JOB = 50
+_MAX_PER_JOB = 50
 _EXPORT_ID = re.compile(r"export_[0-9a-z]{26}")
 
 
 class ExportState(StrEnum):
-    """An export waits, is made, and then is there or is not."""
+    """An export waits, runs, and is then ready or failed."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -60,7 +60,7 @@ class ExportState(StrEnum):
 
 
 class PartFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that is done: one object, or a list of the objects that it is made of, in order."""
+    """A finished file: one object (`key`), or an object with the list of its pieces, in order (`pieces`)."""
 
     size: int
     sha256: str
@@ -70,18 +70,19 @@ class PartFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PartInProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What whoever goes on needs to know: how far the tasks are, and the file that is being made."""
+    """The checkpoint of a running export: the position among the tasks, and the state of the unfinished file."""
 
     sorting: Sorting = Sorting()
     position: Position = Position()
-    # Of the file: its bytes so far, the objects that they are in, and the objects beside it.
+    # Of the unfinished file: its size in bytes, its pieces, and its sidecars.
     size: int = 0
     pieces: int = 0
-    beside: int = 0
-    # From which piece, and which object beside, each attempt wrote them.
+    sidecars: int = msgspec.field(default=0, name="beside")
+    # For each attempt: the first piece and the first sidecar that it wrote, and its number.
     attempts: Sequence[tuple[int, int, int]] = ()
-    kept: msgspec.Raw = msgspec.Raw(b"null")
-    # How many steps of its end are done; None before. `last`: no file follows it.
+    # What the format needs to continue the file.
+    part_state: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="kept")
+    # Steps done at the end of the file; None before the first. `last`: no file follows.
     step: int | None = None
     last: bool = False
 
@@ -102,16 +103,16 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: float | None = None
     ended_at: float | None = None
     error: TaskError | None = None
-    # Rows read; of the tasks in the files, how many there are of each status; bodies and their bytes.
+    # Rows read; tasks in the files by status; bodies and their bytes.
     read: int = 0
     counts: dict[str, int] = {}
     body_count: int = 0
     body_bytes: int = 0
     parts: Sequence[PartFile] = ()
     making: PartInProgress = PartInProgress()
-    # Processes that have worked at it; whether one does, and how many in a row died over it before they got on.
+    # Attempts; whether a process works at it now; processes in a row that died without progress.
     attempt: int = 0
-    held: bool = False
+    is_claimed: bool = msgspec.field(default=False, name="held")
     lost: int = 0
     # Failures in a row.
     tries: int = 0
@@ -129,7 +130,7 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """One of the objects that a file is made of."""
+    """One object of a file that is stored as several."""
 
     key: str
     size: int
@@ -140,35 +141,35 @@ _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
 def export_of(row: Document) -> ExportRecord:
-    """What a row says."""
+    """The export in a row."""
     return _decode_export(row.body)
 
 
 class StoredExport(NamedTuple):
-    """An export, and its row."""
+    """An export with its row."""
 
     row: Document
     export: ExportRecord
 
 
 class Exports:
-    """Keeps exports that are asked for, and shows them."""
+    """Creates, finds, lists and deletes exports."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._requests = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, job: Job, spec: ExportSpec, request: IdempotentRequest | None = None) -> Accepted:
-        """Have an export made. A request that was answered before gets that answer again."""
+        """Record a request for an export. A replayed request gets its first answer."""
         ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("export"))
         if isinstance(ticket, Accepted):
             return ticket
         async with self._requests.carrying_out(ticket):
-            return await self._created(job, spec, ticket)
+            return await self._create(job, spec, ticket)
 
     async def find(self, tenant: TenantId, export_id: str) -> StoredExport:
-        """The tenant's export. One that never was, one that is gone and another's are the same NotFound; so is one of
-        a job that is gone."""
+        """The tenant's export. Raises NotFound alike for one that is unknown, expired or another tenant's, and for one
+        whose job is gone."""
         if not _EXPORT_ID.fullmatch(export_id):
             raise NotFound
         row = await self._system.records.documents.document(EXPORT, tenant, export_id)
@@ -184,7 +185,7 @@ class Exports:
         return Page([StoredExport(row, export_of(row)) for row in rows.items], rows.next_cursor)
 
     async def delete(self, tenant: TenantId, export_id: str) -> None:
-        """It is gone at once for every reader, and whoever makes it stops; its files are removed behind it."""
+        """Expire the export: it is gone for readers at once, its exporter stops, and retention deletes its files."""
         while True:
             row, _ = await self.find(tenant, export_id)
             now = self._system.clock.now()
@@ -194,11 +195,11 @@ class Exports:
                 crashpoint("exports.delete.after")
                 return
 
-    async def _created(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
-        export = await self._checked(job, spec)
-        standing = await self._system.records.documents.documents(EXPORT, job.tenant, None, _MOST_OF_A_JOB, job.job_id)
-        if len(standing.items) >= _MOST_OF_A_JOB:
-            raise LimitReached(f"The job has {_MOST_OF_A_JOB} exports already. Delete one first.", limit=_MOST_OF_A_JOB)
+    async def _create(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
+        export = await self._validate(job, spec)
+        existing = await self._system.records.rows(EXPORT, job.tenant, None, _MAX_PER_JOB, job.job_id)
+        if len(existing.items) >= _MAX_PER_JOB:
+            raise LimitReached(f"The job has {_MAX_PER_JOB} exports already. Delete one first.", limit=_MAX_PER_JOB)
         row = Document(
             EXPORT,
             job.tenant,
@@ -211,17 +212,18 @@ class Exports:
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
         answer = ticket.answer(ACCEPTED, body, self._requests.keep_until)
         crashpoint("exports.create.before")
-        lost = await self._system.records.documents.create_rows([row], answer=answer)
+        earlier = await self._system.records.create_rows([row], answer=answer)
         crashpoint("exports.create.after")
-        if lost is not None and answer is not None:
-            return standing_answer(lost, answer.fingerprint)
+        if earlier is not None and answer is not None:
+            return standing_answer(earlier, answer.fingerprint)
         return Accepted(ACCEPTED, body, row.id)
 
-    async def _checked(self, job: Job, spec: ExportSpec) -> ExportRecord:
+    async def _validate(self, job: Job, spec: ExportSpec) -> ExportRecord:
         runs = await self._runs(job, spec.select)
         if not spec.partial and any(run.state not in ENDED for run in runs):
             raise Conflict(
-                "The job has not ended. Wait for it, or ask with `partial` for what is there now.", state=job.state
+                "The job is not finished. Wait for it, or set `partial` to export the tasks that are finished now.",
+                state=job.state,
             )
         return ExportRecord(
             format=spec.format,
@@ -282,7 +284,7 @@ async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: fl
 
 
 def manifest_json(row: Document, export: ExportRecord) -> dict[str, Any]:
-    """What the files hold, and how to check them: the same whenever it is asked for."""
+    """What the files contain, with sizes and hashes to check them. It never changes once the export is ready."""
     return {
         "export_id": row.id,
         "job_id": row.job_id,
@@ -306,7 +308,7 @@ def manifest_json(row: Document, export: ExportRecord) -> dict[str, Any]:
 
 
 def part_name(row: Document, export: ExportRecord, number: int) -> str:
-    """What a file is called when it is downloaded. A number is in it if there are several."""
+    """The file name for a download. It contains the number of the part if there are several."""
     alone = export.state is ExportState.READY and len(export.parts) == 1
     return f"{row.job_id}{'' if alone else f'-{number:04d}'}{ending_of(export.format, export.compression)}"
 
@@ -325,16 +327,16 @@ async def part_range(blobs: Blobs, part: PartFile, start: int, end: int) -> Asyn
             yield data
         start = 0
     if left:
-        raise EngineFailed("A file of an export is shorter than it was.", key=part.key or part.pieces)
+        raise EngineFailed("A file of an export is shorter than when it was written.", key=part.key or part.pieces)
 
 
 async def _object(blobs: Blobs, piece: Piece, start: int, length: int) -> AsyncIterator[bytes]:
     try:
         async for data in blobs.stream(piece.key, start):
-            kept = data[:length]
-            length -= len(kept)
-            if kept:
-                yield kept
+            wanted = data[:length]
+            length -= len(wanted)
+            if wanted:
+                yield wanted
             if length == 0:
                 return
     except NotFound:

@@ -1,8 +1,8 @@
-"""Parts: the files of an export. Each format gets tasks with their bodies, hands out the bytes of one file, and keeps
-nothing that grows with it.
+"""Parts: the files of an export. Each format gets tasks with their bodies and returns the bytes of one file. Its memory
+does not grow with the file.
 
-A part can be put down after a `flush` and taken up again by another process: from `kept`, a few numbers, and from what
-was flushed beside the file, which the end of it is made of.
+After a `flush`, another process can resume a part from its `checkpoint`, a few numbers, and from its sidecars, of which
+the end of the file is made.
 """
 
 import struct
@@ -28,62 +28,62 @@ else:
 
 MANIFEST = "manifest.jsonl"
 
-# Made anew for each part, with nothing of a date or a name in it: the same tasks make the same bytes.
+# Without date or name: the same tasks make the same bytes.
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 _GZIP_TRAILER = struct.Struct("<LL")
 _ZSTD_LEVEL = 3
 _DIRECTORY_LENGTH = struct.Struct("<Q")
-# A part that has room for less than this share of its size is full.
+# A part is full when less than 1/64 of its size is left.
 _SLACK = 64
 
 
 class PackedTasks(NamedTuple):
-    """Bytes of the file, and how many of the tasks are in it. Fewer than were given: the part is full."""
+    """Bytes of the file, and how many of the tasks are in it. If not all are, the part is full."""
 
     data: bytes
     taken: int
 
 
 class FlushedPart(NamedTuple):
-    """The last bytes of the file before it can be put down, and what is to be kept beside it."""
+    """The last bytes of the file before a checkpoint, and a sidecar for the end of the file."""
 
     data: bytes
-    beside: bytes
+    sidecar: bytes
 
 
-# One step at the end of a file: which of the things kept beside it are needed, and what is emitted then.
+# One step at the end of a file: the numbers of the sidecars that it needs, and what makes bytes of them.
 Step = tuple[Sequence[int], Callable[[Sequence[bytes]], bytes]]
 
 
 class Part(Protocol):
-    """One file. Not for two threads at once."""
+    """One file. Not thread-safe."""
 
-    # Tasks in it.
+    # Tasks in the file.
     tasks: int
 
     @property
-    def held(self) -> int:
-        """Bytes in memory that wait for a flush."""
+    def buffered(self) -> int:
+        """Bytes in memory that the next flush will return."""
 
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
-        """The next tasks. A part takes one task at least, whatever its size."""
+        """Add the next tasks. A part takes at least one task, whatever its size."""
 
     def flush(self) -> FlushedPart:
-        """Hand out what is held."""
+        """Return all buffered bytes."""
 
-    def kept(self) -> msgspec.Raw:
-        """What another process needs to go on, as JSON. Only after a flush."""
+    def checkpoint(self) -> msgspec.Raw:
+        """What another process needs to resume, as JSON. Only after a flush."""
 
-    def end(self, beside: int) -> Iterator[Step]:
-        """The steps to the end of the file, the same ones in the same order for whoever takes them; `beside` is how
-        many things were flushed beside it. After a flush."""
+    def end(self, sidecars: int) -> Iterator[Step]:
+        """The steps that write the end of the file, in the same order for every process. `sidecars` is how many there
+        are. Only after a flush."""
 
     def close(self) -> None:
-        """Let go of what is held outside of memory."""
+        """Release what the part holds outside of memory."""
 
 
 class OpenBody(msgspec.Struct, frozen=True):
-    """A large body on its way into an archive."""
+    """A large body that is partly written to an archive."""
 
     entry: EntryState
     ref: BodyRef
@@ -91,7 +91,7 @@ class OpenBody(msgspec.Struct, frozen=True):
     line: str
 
 
-class _ZipKept(msgspec.Struct, frozen=True, omit_defaults=True):
+class _ZipPartState(msgspec.Struct, frozen=True, omit_defaults=True):
     archive: ZipState
     tasks: int = 0
     crc: int = 0
@@ -101,26 +101,26 @@ class _ZipKept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ZipPart:
-    """Bodies as files of their own, then manifest.jsonl. Kept beside it are the central directory and the lines of the
-    manifest, deflated."""
+    """Each body as an entry, then manifest.jsonl. A sidecar holds records of the central directory, and deflated lines
+    of the manifest."""
 
-    def __init__(self, modified: datetime, level: int, limit: int | None, kept: msgspec.Raw | None = None) -> None:
-        state = msgspec.json.decode(kept, type=_ZipKept) if kept else _ZipKept(ZipState())
+    def __init__(self, modified: datetime, level: int, limit: int | None, stored: msgspec.Raw | None = None) -> None:
+        state = msgspec.json.decode(stored, type=_ZipPartState) if stored else _ZipPartState(ZipState())
         self._archive = ZipWriter(modified=modified, level=level, state=state.archive)
         self._limit = limit
         self._lines: list[bytes] = []
         self._line_bytes = 0
-        self._held = 0
-        # Of the manifest as far as it was flushed.
+        self._buffered = 0
+        # Lines of the manifest since the last flush.
         self._deflated: list[bytes] = []
         self._crc, self._size, self._packed = state.crc, state.size, state.packed
         self.tasks = state.tasks
         self.large = state.large
-        self._entry: ZipEntry | None = None if state.large is None else self._archive.go_on(state.large.entry)
+        self._entry: ZipEntry | None = None if state.large is None else self._archive.resume_entry(state.large.entry)
 
     @property
-    def held(self) -> int:
-        return self._held
+    def buffered(self) -> int:
+        return self._buffered
 
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted: list[bytes] = []
@@ -132,12 +132,12 @@ class ZipPart:
                 return PackedTasks(b"".join(emitted), position)
             if body is not None and ref is not None and name is not None:
                 emitted.append(self._archive.add(name, checked(ref, body)))
-                self._held += archive.ENTRY_BYTES + len(name)
+                self._buffered += archive.ENTRY_BYTES + len(name)
             self._add_line(line)
         return PackedTasks(b"".join(emitted), len(tasks))
 
     def begin_large(self, task: Task, ref: BodyRef) -> bytes | None:
-        """Begin an entry for a body that comes in pieces. None: the part is full."""
+        """Begin an entry for a body in pieces. None: the part is full."""
         name = body_name(task)
         line = manifest_line(task, name)
         if not self._fits(name, deflated_bound(ref.length), line):
@@ -147,15 +147,15 @@ class ZipPart:
         return self._entry.header
 
     def feed_large(self, data: bytes) -> bytes:
-        """The next piece of the body."""
+        """Add a piece of the body."""
         assert self._entry is not None
         return self._entry.feed(data)
 
     def end_large(self) -> bytes:
-        """The body has passed."""
+        """End the entry."""
         assert self._entry is not None and self.large is not None
         data = self._entry.end()
-        self._held += archive.ENTRY_BYTES
+        self._buffered += archive.ENTRY_BYTES
         self._add_line(self.large.line.encode())
         self._entry = self.large = None
         return data
@@ -167,32 +167,32 @@ class ZipPart:
             self.large = msgspec.structs.replace(self.large, entry=self._entry.state)
         self._deflate_lines()
         directory, lines = self._archive.drain(), b"".join(self._deflated)
-        self._deflated, self._held = [], 0
+        self._deflated, self._buffered = [], 0
         return FlushedPart(data, _DIRECTORY_LENGTH.pack(len(directory)) + directory + lines)
 
-    def kept(self) -> msgspec.Raw:
-        state = _ZipKept(self._archive.state, self.tasks, self._crc, self._size, self._packed, self.large)
+    def checkpoint(self) -> msgspec.Raw:
+        state = _ZipPartState(self._archive.state, self.tasks, self._crc, self._size, self._packed, self.large)
         return msgspec.Raw(msgspec.json.encode(state))
 
-    def end(self, beside: int) -> Iterator[Step]:
-        # Made here, and not in the steps: who begins in the middle needs it too.
+    def end(self, sidecars: int) -> Iterator[Step]:
+        # Made before the steps: a process that resumes in the middle needs it too.
         header = self._archive.add_deflated(MANIFEST, self._crc, self._packed + len(archive.LAST_BLOCK), self._size)
         last = self._archive.drain() + self._archive.end()
         yield (), lambda _: header
-        for number in range(beside):
+        for number in range(sidecars):
             yield [number], _lines_of
         yield (), lambda _: archive.LAST_BLOCK
-        for number in range(beside):
+        for number in range(sidecars):
             yield [number], _directory_of
         yield (), lambda _: last
 
     def close(self) -> None:
-        """Nothing is."""
+        """It holds nothing outside of memory."""
 
     def _add_line(self, line: bytes) -> None:
         self._lines.append(line)
         self._line_bytes += len(line)
-        self._held += len(line)
+        self._buffered += len(line)
         self.tasks += 1
 
     def _fits(self, name: str | None, size: int, line: bytes) -> bool:
@@ -219,7 +219,7 @@ class ZipPart:
         self._lines, self._line_bytes = [], 0
 
 
-class _LinesKept(msgspec.Struct, frozen=True, omit_defaults=True):
+class _LinesPartState(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: int = 0
     sent: int = 0
     crc: int = 0
@@ -227,7 +227,7 @@ class _LinesKept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LinesPart:
-    """A line for each task, plain or compressed. Nothing is kept beside it."""
+    """A line per task, plain or compressed. It has no sidecars."""
 
     def __init__(
         self,
@@ -235,25 +235,25 @@ class LinesPart:
         compression: Compression,
         limit: int | None,
         head: bytes = b"",
-        kept: msgspec.Raw | None = None,
+        stored: msgspec.Raw | None = None,
     ) -> None:
-        """`head` stands before the first line."""
-        state = msgspec.json.decode(kept, type=_LinesKept) if kept else _LinesKept()
+        """`head` comes before the first line."""
+        state = msgspec.json.decode(stored, type=_LinesPartState) if stored else _LinesPartState()
         self._line = line
         self._limit = limit
         self._packer = _PACKERS[compression]()
         self._packed = compression is not Compression.NONE
         self._gzip = compression is Compression.GZIP
         self._head = head
-        self._begun = kept is not None
+        self._begun = stored is not None
         self._sent, self._crc, self._size = state.sent, state.crc, state.size
-        # Bytes that the packer was given since its last flush.
-        self._given = 0
+        # Bytes fed to the packer since its last flush.
+        self._unflushed = 0
         self.tasks = state.tasks
 
     @property
-    def held(self) -> int:
-        return self._given if self._packed else 0
+    def buffered(self) -> int:
+        return self._unflushed if self._packed else 0
 
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted = [self._begin()]
@@ -269,17 +269,17 @@ class LinesPart:
     def flush(self) -> FlushedPart:
         return FlushedPart(self._begin() + self._flush(), b"")
 
-    def kept(self) -> msgspec.Raw:
-        return msgspec.Raw(msgspec.json.encode(_LinesKept(self.tasks, self._sent, self._crc, self._size)))
+    def checkpoint(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(_LinesPartState(self.tasks, self._sent, self._crc, self._size)))
 
-    def end(self, beside: int) -> Iterator[Step]:
+    def end(self, sidecars: int) -> Iterator[Step]:
         trailer = b""
         if self._gzip:
             trailer = archive.LAST_BLOCK + _GZIP_TRAILER.pack(self._crc, self._size & 0xFFFFFFFF)
         yield (), lambda _: trailer
 
     def close(self) -> None:
-        """Nothing is."""
+        """It holds nothing outside of memory."""
 
     def _begin(self) -> bytes:
         if self._begun:
@@ -295,7 +295,7 @@ class LinesPart:
         room = self._limit - _GZIP_TRAILER.size - len(archive.LAST_BLOCK)
         if not self._packed:
             return self._sent + len(line) <= room
-        if self._sent + deflated_bound(self._given + len(line)) <= room:
+        if self._sent + deflated_bound(self._unflushed + len(line)) <= room:
             return True
         emitted.append(self._flush())
         return self._sent + deflated_bound(len(line)) + self._limit // _SLACK <= room
@@ -303,7 +303,7 @@ class LinesPart:
     def _take(self, line: bytes) -> bytes:
         self._crc = isal_zlib.crc32(line, self._crc)
         self._size += len(line)
-        self._given += len(line)
+        self._unflushed += len(line)
         data = self._packer.feed(line)
         self._sent += len(data)
         return data
@@ -311,12 +311,12 @@ class LinesPart:
     def _flush(self) -> bytes:
         data = self._packer.flush()
         self._sent += len(data)
-        self._given = 0
+        self._unflushed = 0
         return data
 
 
 class _Plain:
-    """Lines as they are."""
+    """No compression."""
 
     def feed(self, data: bytes) -> bytes:
         return data
@@ -326,7 +326,7 @@ class _Plain:
 
 
 class _ZstdEncoder:
-    """Frames, of which any number make one file."""
+    """zstd frames; any number of them make one file."""
 
     def __init__(self) -> None:
         self._packer: zstd.ZstdCompressor | None = None
@@ -351,13 +351,13 @@ _PACKERS: dict[Compression, Callable[[], _Plain | _ZstdEncoder | Deflate]] = {
 }
 
 
-def _directory_of(kept: Sequence[bytes]) -> bytes:
-    (beside,) = kept
-    (length,) = _DIRECTORY_LENGTH.unpack_from(beside)
-    return beside[_DIRECTORY_LENGTH.size : _DIRECTORY_LENGTH.size + length]
+def _directory_of(sidecars: Sequence[bytes]) -> bytes:
+    (sidecar,) = sidecars
+    (length,) = _DIRECTORY_LENGTH.unpack_from(sidecar)
+    return sidecar[_DIRECTORY_LENGTH.size : _DIRECTORY_LENGTH.size + length]
 
 
-def _lines_of(kept: Sequence[bytes]) -> bytes:
-    (beside,) = kept
-    (length,) = _DIRECTORY_LENGTH.unpack_from(beside)
-    return beside[_DIRECTORY_LENGTH.size + length :]
+def _lines_of(sidecars: Sequence[bytes]) -> bytes:
+    (sidecar,) = sidecars
+    (length,) = _DIRECTORY_LENGTH.unpack_from(sidecar)
+    return sidecar[_DIRECTORY_LENGTH.size + length :]

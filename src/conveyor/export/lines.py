@@ -1,5 +1,5 @@
-"""Lines of exports. Gets a task, and its body where the line is to hold it, and hands on one line: of a manifest, of
-jsonl, of csv.
+"""Lines of exports. Gets a task, and its body if the line includes it, and returns one line of a manifest, of jsonl or
+of csv.
 """
 
 import base64
@@ -28,7 +28,7 @@ CSV_COLUMNS = (
     "elapsed",
     "finished_at",
 )
-# A cell that begins so is a formula to a spreadsheet. Some of these cells come from strangers.
+# A spreadsheet takes a cell that starts with one of these for a formula. Some cells come from strangers.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -69,11 +69,11 @@ class ResultLine(msgspec.Struct, frozen=True):
 
 
 class ResultLineWithBody(ResultLine, frozen=True):
-    """A line of jsonl with a body: as text, or in base64 where that was asked for or the body is no UTF-8."""
+    """A line of jsonl with a body: as text, or as base64 if that was requested or the body is not UTF-8."""
 
     body: str | None = None
     body_base64: str | None = None
-    # The task has a body, too large for a line.
+    # The task has a body that is too large for a line.
     body_omitted: bool = False
 
 
@@ -96,7 +96,7 @@ _Fields = tuple[
 
 
 def manifest_line(task: Task, name: str | None) -> bytes:
-    """The task's line of the manifest; `name` is what its body is called in the archive."""
+    """The task's line of the manifest; `name` is the name of its body in the archive."""
     body = task.detail.body
     return _one_line(
         ManifestLine(
@@ -122,7 +122,7 @@ def result_line(task: Task) -> bytes:
 
 
 def result_line_with_body(task: Task, body: bytes | memoryview | None, as_text: bool) -> bytes:
-    """The same with its body. None where the task has a body: it is too large."""
+    """The line with the body. `body` is None although the task has one: it is too large."""
     text, encoded = (None, None) if body is None else _text_of(body, as_text)
     omitted = body is None and task.detail.body is not None
     return _one_line(ResultLineWithBody(*_result(task), text, encoded, omitted))
@@ -178,7 +178,7 @@ def _result(task: Task) -> _Fields:
 
 def _one_line(line: msgspec.Struct) -> bytes:
     text = msgspec.json.encode(line)
-    # The input goes in as it was written. Inside a JSON string a newline is escaped, so this one is but space.
+    # The input is included as submitted. A newline in it is whitespace: inside a JSON string it would be escaped.
     if b"\n" in text:
         text = text.replace(b"\n", b" ")
     return text + b"\n"
@@ -194,13 +194,13 @@ def _text_of(body: bytes | memoryview, as_text: bool) -> tuple[str | None, str |
 
 
 def elapsed(task: Task) -> float | None:
-    """Seconds that its last attempt took; None before it has ended."""
+    """Duration of the last attempt in seconds; None until the task is finished."""
     return task.detail.elapsed if task.finished_at is not None else None
 
 
-def csv_input(given: msgspec.Raw) -> str:
-    """A URL as it is; anything else as JSON."""
-    raw = bytes(given)
+def csv_input(value: msgspec.Raw) -> str:
+    """A string without quotes; anything else as JSON."""
+    raw = bytes(value)
     if raw.startswith(b'"'):
         try:
             return msgspec.json.decode(raw, type=str)
@@ -210,7 +210,7 @@ def csv_input(given: msgspec.Raw) -> str:
 
 
 def _cell(text: str | None) -> str | None:
-    """What a spreadsheet would take for a formula gets an apostrophe, by which it takes it for text."""
+    """Put an apostrophe before what a spreadsheet would take for a formula, so that it takes it for text."""
     return f"'{text}" if text and text.startswith(_FORMULA) else text
 
 

@@ -1,9 +1,9 @@
-"""Parquet: a part of an export as a file of columns. Needs the extra `parquet`, and is imported only when it is asked
-for.
+"""Parquet: a part of an export as a file of columns. Needs the extra `parquet`, and is imported only for an export of
+this format.
 
-A file of this format is groups of rows, and a footer that says where each of them is. A group is written as a file of
-its own, at the place that it has in the part: its bytes are the next of the part, and its footer is kept beside it. The
-part's footer is made of these, so that any process can go on behind the last group.
+A Parquet file is groups of rows, then a footer with the place of each group. Each group is written as a separate file,
+at the offset that it has in the part: its bytes are the next bytes of the part, and its footer goes into a sidecar. The
+footer of the part is made of these footers, so that any process can resume after the last group.
 """
 
 import io
@@ -46,31 +46,31 @@ _CODECS = {Compression.NONE: "none", Compression.GZIP: "gzip", Compression.ZSTD:
 _MAGIC = b"PAR1"
 _GROUP_BYTES = 8 * 1024 * 1024
 _GROUP_ROWS = 20_000
-# Beside its texts, a row takes less than this in memory; and a group less than that in the footer.
+# Upper bounds: memory of a row besides its texts, and bytes of a group in the footer.
 _ROW_BYTES = 200
 _GROUP_END_BYTES = 8 * 1024
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _ParquetPartState(msgspec.Struct, frozen=True):
     tasks: int
     sent: int
     groups: int
 
 
 class _Group(NamedTuple):
-    """Rows as bytes of a file, and a file without rows whose footer says where they are."""
+    """The bytes of some rows, and a file without rows whose footer locates them."""
 
     data: bytes
     footer: bytes
 
 
 class ParquetPart:
-    """Rows in columns, and their bodies as bytes if they are wanted."""
+    """Rows in columns, with their bodies as bytes if `with_bodies`."""
 
     def __init__(
-        self, compression: Compression, limit: int | None, with_bodies: bool, kept: msgspec.Raw | None = None
+        self, compression: Compression, limit: int | None, with_bodies: bool, stored: msgspec.Raw | None = None
     ) -> None:
-        state = msgspec.json.decode(kept, type=_Kept) if kept else _Kept(0, 0, 0)
+        state = msgspec.json.decode(stored, type=_ParquetPartState) if stored else _ParquetPartState(0, 0, 0)
         self._limit = limit
         self._with_bodies = with_bodies
         self._schema = pa.schema([*_SCHEMA, *_BODY]) if with_bodies else _SCHEMA
@@ -78,7 +78,7 @@ class ParquetPart:
         self._rows: list[tuple[Any, ...]] = []
         self._footers: list[bytes] = []
         self._sent, self._groups, self.tasks = state.sent, state.groups, state.tasks
-        self.held = 0
+        self.buffered = 0
 
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted: list[bytes] = []
@@ -87,46 +87,46 @@ class ParquetPart:
             if not self._fits(size, emitted):
                 return PackedTasks(b"".join(emitted), position)
             self._rows.append(row)
-            self.held += size
+            self.buffered += size
             self.tasks += 1
-            if self.held >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
+            if self.buffered >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
                 emitted.append(self._write())
         return PackedTasks(b"".join(emitted), len(tasks))
 
     def flush(self) -> FlushedPart:
         data = self._write()
-        beside = msgspec.msgpack.encode(self._footers) if self._footers else b""
+        sidecar = msgspec.msgpack.encode(self._footers) if self._footers else b""
         self._footers = []
-        return FlushedPart(data, beside)
+        return FlushedPart(data, sidecar)
 
-    def kept(self) -> msgspec.Raw:
-        return msgspec.Raw(msgspec.json.encode(_Kept(self.tasks, self._sent, self._groups)))
+    def checkpoint(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(_ParquetPartState(self.tasks, self._sent, self._groups)))
 
-    def end(self, beside: int) -> Iterator[Step]:
+    def end(self, sidecars: int) -> Iterator[Step]:
         begin = b"" if self._sent else _MAGIC
-        # One step: of half a footer nothing can be put down.
-        yield range(beside), lambda kept: begin + self._footer(kept)
+        # One step: half a footer cannot be checkpointed.
+        yield range(sidecars), lambda stored: begin + self._footer(stored)
 
     def close(self) -> None:
-        """Nothing is."""
+        """It holds nothing outside of memory."""
 
     def _fits(self, size: int, emitted: list[bytes]) -> bool:
         if self._limit is None or self.tasks == 0:
             return True
         room = self._limit - _GROUP_END_BYTES * (self._groups + 2)
-        if self._sent + self.held + size <= room:
+        if self._sent + self.buffered + size <= room:
             return True
         emitted.append(self._write())
         return self._sent + size + self._limit // 64 <= room
 
     def _row(self, task: Task, body: Body | None) -> tuple[tuple[Any, ...], int]:
         detail, ref, error = task.detail, task.detail.body, error_json(task)
-        given = csv_input(task.input)
+        text_input = csv_input(task.input)
         texts = (detail.content_type, error.code if error else None, error.message if error else None, detail.final_url)
         row = (
             task.index,
             task.task_id,
-            given,
+            text_input,
             task.status.label,
             task.http_status,
             task.attempts,
@@ -136,14 +136,14 @@ class ParquetPart:
             elapsed(task),
             None if task.finished_at is None else round(task.finished_at * 1000),
         )
-        size = _ROW_BYTES + 4 * (len(given) + sum(len(text or "") for text in texts))
+        size = _ROW_BYTES + 4 * (len(text_input) + sum(len(text or "") for text in texts))
         if not self._with_bodies:
             return row, size
-        kept = None if body is None or ref is None else bytes(checked(ref, body))
-        return (*row, kept, kept is None and ref is not None), size + len(kept or b"")
+        included = None if body is None or ref is None else bytes(checked(ref, body))
+        return (*row, included, included is None and ref is not None), size + len(included or b"")
 
     def _write(self) -> bytes:
-        """The rows that are held, as the next group."""
+        """The buffered rows as the next group."""
         if not self._rows:
             return b""
         begin = b"" if self._sent else _MAGIC
@@ -153,14 +153,14 @@ class ParquetPart:
         self._footers.append(group.footer)
         self._groups += 1
         self._sent += len(begin) + len(group.data)
-        self._rows, self.held = [], 0
+        self._rows, self.buffered = [], 0
         return begin + group.data
 
     def _group(self, rows: pa.RecordBatch, place: int) -> _Group:
-        """Its footer has the places of a file that begins with `place` other bytes: a hole in a temporary one."""
+        """Write the group to a temporary file, behind a hole of `place` bytes, so that its footer has these offsets."""
         with tempfile.NamedTemporaryFile() as file:
             with pa.OSFile(file.name, "wb") as sink, self._writer(sink) as writer:
-                # The writer asks its file where it is; and it will not begin anywhere but at the beginning.
+                # The writer starts at 0 and takes its offsets from the file; so the seek comes after it has opened.
                 os.lseek(sink.fileno(), place, os.SEEK_SET)
                 writer.write_batch(rows)
             file.seek(place)
@@ -168,12 +168,12 @@ class ParquetPart:
         size = int.from_bytes(data[-8:-4], "little") + 8
         return _Group(data[:-size], _MAGIC + data[-size:])
 
-    def _footer(self, kept: Sequence[bytes]) -> bytes:
-        """The end of the file: where all groups are."""
+    def _footer(self, sidecars: Sequence[bytes]) -> bytes:
+        """The end of the file: the places of all groups."""
         with io.BytesIO() as empty:
             self._writer(empty).close()
             whole = pq.read_metadata(io.BytesIO(empty.getvalue()))
-        for footers in kept:
+        for footers in sidecars:
             for footer in msgspec.msgpack.decode(footers, type=list[bytes]):
                 whole.append_row_groups(pq.read_metadata(io.BytesIO(footer)))
         with io.BytesIO() as file:

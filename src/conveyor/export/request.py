@@ -1,4 +1,4 @@
-"""Forms of exports: what a client may ask for, and what the files are called."""
+"""The request for an export: its formats, compressions and selection, with defaults and limits, and file names."""
 
 import importlib
 from enum import StrEnum
@@ -23,7 +23,7 @@ _LONGEST_TEXT = 200
 
 
 class ExportFormat(StrEnum):
-    """What the files are."""
+    """The format of the files."""
 
     ZIP = "zip"
     JSONL = "jsonl"
@@ -32,7 +32,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportCompression(StrEnum):
-    """How they are compressed; `deflate` is that of a zip's entries."""
+    """The compression of the files; `deflate` is for the entries of a zip."""
 
     NONE = "none"
     DEFLATE = "deflate"
@@ -41,7 +41,7 @@ class ExportCompression(StrEnum):
 
 
 class ExportBodies(StrEnum):
-    """Whether bodies are in them, and as what."""
+    """Whether and how the files include bodies."""
 
     NONE = "none"
     FILE = "file"
@@ -51,8 +51,8 @@ class ExportBodies(StrEnum):
 
 
 class FormatNames(NamedTuple):
-    """What a format takes, its defaults first, and what its files are called. `whole`: it compresses inside, and its
-    files are what they are."""
+    """The options of a format, each default first, and its file names. `whole`: the format compresses inside, so the
+    file gets no further ending."""
 
     compressions: tuple[ExportCompression, ...]
     bodies: tuple[ExportBodies, ...]
@@ -90,8 +90,8 @@ _OUTER = {ExportCompression.GZIP: (".gz", "application/gzip"), ExportCompression
 
 
 class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tasks, as the results are filtered; of which run: its id or number, `latest`, or `latest-per-task` for
-    each task as it came out last."""
+    """Which tasks, by the filters of results, and of which run: its id or number, `latest`, or `latest-per-task` for
+    the latest result of each task."""
 
     status: str | None = None
     error_code: str | None = None
@@ -106,8 +106,8 @@ class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client asks for. `part_bytes` splits it into files of at most so many bytes; `partial` takes what is
-    there while the job goes on."""
+    """The request. `part_bytes` splits the export into files of at most that many bytes; `partial` exports the current
+    results of an unfinished job."""
 
     format: ExportFormat = ExportFormat.ZIP
     compression: ExportCompression | None = None
@@ -118,12 +118,12 @@ class ExportSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ending_of(kind: ExportFormat, compression: ExportCompression) -> str:
-    """How the name of a file ends."""
+    """The ending of a file name."""
     return FORMS[kind].ending + ("" if FORMS[kind].whole else _OUTER.get(compression, ("", ""))[0])
 
 
 def media_type_of(kind: ExportFormat, compression: ExportCompression) -> str:
-    """What a file is."""
+    """The media type of a file."""
     own = FORMS[kind].media_type
     return own if FORMS[kind].whole else _OUTER.get(compression, ("", own))[1]
 
@@ -134,22 +134,22 @@ def load_parquet() -> Any:
         return importlib.import_module("conveyor.export.parquet")
     except ImportError:
         raise FormatUnavailable(
-            "The server can not write Parquet: install it with the extra `parquet` (conveyor-jobs[parquet])."
+            "The server cannot write Parquet. Install the extra `parquet` (conveyor-jobs[parquet])."
         ) from None
 
 
 def checked_compression(spec: ExportSpec) -> ExportCompression:
-    """The one that was asked for, or the format's own."""
+    """The requested compression, or the default of the format. Raises InvalidField."""
     return _one_of("compression", spec.format, spec.compression, FORMS[spec.format].compressions)
 
 
 def checked_bodies(spec: ExportSpec) -> ExportBodies:
-    """What was asked for, or the format's own."""
+    """The requested form of bodies, or the default of the format. Raises InvalidField."""
     return _one_of("bodies", spec.format, spec.bodies, FORMS[spec.format].bodies)
 
 
 def checked_select(select: ExportSelect) -> ExportSelect:
-    """The same, if tasks can be like that."""
+    """The selection, validated. Raises InvalidField."""
     if select.status is not None and select.status not in STATUSES:
         raise InvalidField(f"`select.status` must be one of {', '.join(STATUSES)}.", field="select.status")
     if select.http_status is not None and not 100 <= select.http_status <= 599:
@@ -161,25 +161,25 @@ def checked_select(select: ExportSelect) -> ExportSelect:
 
 
 def checked_part_bytes(spec: ExportSpec) -> int | None:
-    """The most bytes of a file; None for one file of any size."""
-    most, standing = _LARGEST_PART, None
+    """The maximum size of a file in bytes; None for one file of any size. Raises InvalidField."""
+    maximum, default = _LARGEST_PART, None
     if spec.format is ExportFormat.PARQUET:
         load_parquet()
-        most, standing = _LARGEST_PARQUET_PART, _PARQUET_PART
+        maximum, default = _LARGEST_PARQUET_PART, _PARQUET_PART
     if spec.part_bytes is None:
-        return standing
-    if not _SMALLEST_PART <= spec.part_bytes <= most:
+        return default
+    if not _SMALLEST_PART <= spec.part_bytes <= maximum:
         raise InvalidField(
-            f"`part_bytes` of the format `{spec.format}` must be between {_SMALLEST_PART} and {most}.",
+            f"`part_bytes` of the format `{spec.format}` must be between {_SMALLEST_PART} and {maximum}.",
             field="part_bytes",
         )
     return spec.part_bytes
 
 
-def _one_of(field: str, kind: ExportFormat, given: T | None, allowed: tuple[T, ...]) -> T:
-    if given is None:
+def _one_of(field: str, kind: ExportFormat, value: T | None, allowed: tuple[T, ...]) -> T:
+    if value is None:
         return allowed[0]
-    if given not in allowed:
-        names = ", ".join(f"`{each}`" for each in allowed)
+    if value not in allowed:
+        names = ", ".join(f"`{name}`" for name in allowed)
         raise InvalidField(f"`{field}` of the format `{kind}` must be one of {names}.", field=field)
-    return given
+    return value

@@ -1,7 +1,7 @@
-"""Sorting for exports. Engines that keep tasks by id alone give them in the order of hashes: shard by shard and page by
-page, they are written to objects of some megabytes, each in order of index, which the walk then reads side by side.
+"""Sorting for exports, on engines that store tasks only by id, which is a hash. Reads tasks shard by shard and page by
+page, and writes them to objects of some megabytes, each in order of index, which the walk then merges.
 
-An object is durable before its place in the row, so that a process that takes over goes on after the last one.
+An object is durable before the row mentions it, so that another process can resume after the last one.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor.read.walk import END
 
 PAGE = 1000
 
-# Of lines that are sorted in memory, and of one that is read again.
+# Bytes that are sorted in memory, and bytes of one read.
 _SPOOL_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 
@@ -26,8 +26,8 @@ _decode = msgspec.json.Decoder(Task).decode
 
 
 class Sorting(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the sorting is: which run, which shard of it, after which task; and for each object that was written the
-    run that it is of and the attempt that wrote it."""
+    """The checkpoint of the sorting: the run, its shard, and the last task; and for each object its run and the attempt
+    that wrote it."""
 
     run: int = 0
     shard: int = 0
@@ -44,8 +44,8 @@ async def sort_some(
     attempt: int,
     key: Callable[[int, int], str],
 ) -> tuple[Sorting, int]:
-    """Sort the next megabytes of rows into one object. Returns how far it is then, and how many rows were read.
-    `key` names an object by its number and attempt."""
+    """Sort the next megabytes of rows into one object. Returns the new checkpoint and how many rows were read. `key`
+    makes the name of an object of its number and attempt."""
     run = runs[state.run]
     lines: list[tuple[int, bytes]] = []
     size = read = 0
@@ -70,7 +70,7 @@ async def sort_some(
 
 
 class SortedStream:
-    """One such object, as a stream of the walk. Its rows were counted when they were sorted."""
+    """One sorted object, as a stream of the walk. Its rows were counted when they were sorted."""
 
     def __init__(self, blobs: Blobs, key: str, after: int, offset: int) -> None:
         self._blobs = blobs
@@ -100,7 +100,7 @@ class SortedStream:
 
 
 def _lines(page: Sequence[Task]) -> list[tuple[int, bytes]]:
-    """A newline in an input as it was written is but space: inside a string it would be escaped."""
+    """A newline in an input is whitespace between JSON tokens: inside a string it would be escaped."""
     return [(task.index, msgspec.json.encode(task).replace(b"\n", b" ") + b"\n") for task in page]
 
 

@@ -1,4 +1,4 @@
-"""Sorting more than memory holds. Gets lines in any order, keeps them in temporary files, hands them back sorted."""
+"""External sort. Gets lines in any order, spills them to temporary files, and returns them sorted."""
 
 from collections.abc import Iterator
 from heapq import merge
@@ -10,8 +10,8 @@ SPILL_BYTES = 8 * 1024 * 1024
 
 
 class SortedSpool:
-    """Lines that are given in any order and come back sorted. Memory holds `SPILL_BYTES` of them; the rest waits in
-    sorted files, which are merged while they are read."""
+    """Sorts lines. Memory holds at most `SPILL_BYTES` of them; the rest goes to sorted files, which are merged on
+    reading."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -27,7 +27,7 @@ class SortedSpool:
             file.close()
 
     def add(self, line: bytes) -> None:
-        """A line with its newline at the end, and none before."""
+        """Add a line, with its newline at the end and no other."""
         self._lines.append(line)
         self._bytes += len(line)
         if self._bytes >= SPILL_BYTES:

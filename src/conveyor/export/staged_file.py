@@ -1,8 +1,8 @@
-"""Drafts: a file on its way into a store whose objects are written whole. Gets bytes as they are made, puts them as
-pieces, and in the end as one file that readers find.
+"""A staged file: a file that is written piece by piece to a store whose objects cannot grow. Gets bytes as they are
+made, stores them as pieces with sidecars, and in the end publishes them as one file.
 
-Names of objects carry the attempt that wrote them, so that nobody writes over what another wrote; `attempts` says which
-are the right ones.
+The name of an object contains the attempt that wrote it, so that no process overwrites another's; `attempts` lists the
+valid ones.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from conveyor.errors import EngineFailed
 from conveyor.export.exports import PartFile, PartInProgress, Piece
 from conveyor.faults import crashpoint
 
-# Objects that are asked for at once.
+# Concurrent reads.
 _AT_ONCE = 16
 
 
 class Digest(Protocol):
-    """A hash that is being made."""
+    """A hash over the bytes so far."""
 
     def update(self, data: bytes, /) -> None: ...
 
@@ -30,31 +30,30 @@ class Digest(Protocol):
 
 
 class StagedFile:
-    """One file, by one attempt. Beside it stands what its end is made of. Not for two threads at once."""
+    """One file, written by one attempt. Its sidecars hold what the end of the file is made of. Not thread-safe."""
 
     def __init__(
         self, blobs: Blobs, prefix: str, number: int, attempt: int, making: PartInProgress, digest: Digest | None = None
     ) -> None:
-        """Goes on where `making` says. `digest` is that of the bytes so far, where it is known."""
+        """Resumes at `making`. `digest` is that of the bytes so far, if this process has it."""
         self._blobs = blobs
         self._folder = f"{prefix}/{number:04d}"
         self._attempt = attempt
         self._digest = digest
         self._buffer: list[bytes] = []
-        self.held = 0
-        self.size, self.pieces, self.beside = making.size, making.pieces, making.beside
+        self.buffered = 0
+        self.size, self.pieces, self.sidecars = making.size, making.pieces, making.sidecars
         self.attempts = list(making.attempts)
         if not making.pieces:
             self._digest = sha256()
 
     @property
     def digest(self) -> Digest:
-        assert self._digest is not None, "it is not open"
+        assert self._digest is not None, "the file is not open"
         return self._digest
 
     async def open(self) -> None:
-        """Make the hash of the bytes so far again, if it is not known: it can not be handed from one process to
-        another."""
+        """Compute the hash of the bytes so far, if it is unknown: one process cannot hand a hash to another."""
         if self._digest is not None:
             return
         digest = sha256()
@@ -64,50 +63,50 @@ class StagedFile:
         self._digest = digest
 
     def add(self, data: bytes) -> None:
-        """The next bytes of the file."""
+        """Append bytes to the file."""
         if data:
             self.digest.update(data)
             self._buffer.append(data)
-            self.held += len(data)
+            self.buffered += len(data)
             self.size += len(data)
 
-    def cut(self, beside: bytes = b"") -> list[tuple[str, bytes]]:
-        """All that is held, as the next piece, and what is to stand beside it, under their names."""
+    def cut(self, sidecar: bytes = b"") -> list[tuple[str, bytes]]:
+        """Take the buffered bytes as the next piece, and a sidecar. Returns them with the keys to put them under."""
         puts: list[tuple[str, bytes]] = []
-        if self._buffer or beside:
+        if self._buffer or sidecar:
             self._begin()
         if self._buffer:
             puts.append((self._piece_key(self.pieces), b"".join(self._buffer)))
-            self._buffer, self.held = [], 0
+            self._buffer, self.buffered = [], 0
             self.pieces += 1
-        if beside:
-            puts.append((self._beside_key(self.beside), beside))
-            self.beside += 1
+        if sidecar:
+            puts.append((self._sidecar_key(self.sidecars), sidecar))
+            self.sidecars += 1
         return puts
 
     async def put(self, puts: Sequence[tuple[str, bytes]]) -> None:
-        """Make what was cut durable."""
+        """Store the objects that `cut` returned."""
         crashpoint("exports.piece.before")
         await asyncio.gather(*(self._blobs.put(key, data) for key, data in puts))
         crashpoint("exports.piece.after")
 
-    async def beside_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Some of the things beside it."""
-        found: list[bytes] = []
+    async def read_sidecars(self, numbers: Sequence[int]) -> list[bytes]:
+        """The sidecars with these numbers."""
+        sidecars: list[bytes] = []
         for start in range(0, len(numbers), _AT_ONCE):
-            found += await asyncio.gather(*map(self._beside, numbers[start : start + _AT_ONCE]))
-        return found
+            sidecars += await asyncio.gather(*map(self._read_sidecar, numbers[start : start + _AT_ONCE]))
+        return sidecars
 
-    async def _beside(self, number: int) -> bytes:
-        key = self._beside_key(number)
+    async def _read_sidecar(self, number: int) -> bytes:
+        key = self._sidecar_key(number)
         data = await self._blobs.get(key)
         if data is None:
-            raise EngineFailed("What the end of an export is made of is missing.", key=key)
+            raise EngineFailed("A sidecar of an export is missing.", key=key)
         return data
 
     async def close(self, tasks: int) -> PartFile:
-        """The file as readers find it: one object where there is one, or where the store signs links to it; else a list
-        of its pieces. All was put."""
+        """Publish the file, once all pieces are stored: as one object if there is one piece or the store signs links,
+        else as a list of pieces."""
         sizes = {info.key: info.size async for info in self._blobs.listing(self._folder)}
         keys = [self._piece_key(number) for number in range(self.pieces)]
         pieces = [Piece(key, sizes.get(key, -1)) for key in keys]
@@ -119,7 +118,7 @@ class StagedFile:
         return PartFile(self.size, self.digest.hexdigest(), tasks, key, listed)
 
     async def tidy(self, part: PartFile) -> None:
-        """Remove what the file is not made of any more. What a crash leaves goes when the export expires."""
+        """Delete objects that the published file does not need. Retention deletes those that a crash leaves behind."""
         keep = {self._piece_key(number) for number in range(self.pieces)} if part.pieces is not None else {part.key}
         leftover = [info.key async for info in self._blobs.listing(self._folder) if info.key not in keep]
         if leftover:
@@ -145,14 +144,15 @@ class StagedFile:
                 yield data
 
     def _begin(self) -> None:
-        """What is written from now on carries this attempt."""
+        """Record that this attempt writes the objects from here on."""
         if not self.attempts or self.attempts[-1][2] != self._attempt:
-            self.attempts.append((self.pieces, self.beside, self._attempt))
+            self.attempts.append((self.pieces, self.sidecars, self._attempt))
 
     def _piece_key(self, number: int) -> str:
         attempt = next(attempt for first, _, attempt in reversed(self.attempts) if first <= number)
         return f"{self._folder}/{number:06d}-{attempt}"
 
-    def _beside_key(self, number: int) -> str:
+    def _sidecar_key(self, number: int) -> str:
         attempt = next(attempt for _, first, attempt in reversed(self.attempts) if first <= number)
+        # "beside" in stored names: sidecars of exports that earlier versions began.
         return f"{self._folder}/beside-{number:06d}-{attempt}"

@@ -1,15 +1,14 @@
-"""A ZIP writer that streams, and that can be put down and taken up again by another process. Gets entries one after the
-other, hands back the bytes to emit, and keeps nothing that grows: what it has to say in the central directory, about
-100 bytes an entry, is handed out too (`drain`), to be kept elsewhere until the end.
+"""A streaming ZIP writer that another process can resume. Gets entries one after the other and returns the bytes to
+emit. Its memory does not grow: it also returns the records of the central directory (`drain`), about 100 bytes per
+entry, which the caller stores until the end.
 
-That is why this is no library. `zipfile`, and stream-zip and zipstream-ng from PyPI, keep objects for every entry until
-the end, which is hundreds of megabytes for a million bodies, and none can go on with what another process began.
+This is why it is not a library: `zipfile`, and stream-zip and zipstream-ng from PyPI, keep objects for every entry
+until the end, hundreds of megabytes for a million bodies, and none of them can resume what another process began.
 
-A body in memory goes out with its size and CRC in front of it, so that it needs no data descriptor. A body
-that is longer than memory is not known before it has passed: its entry is zip64 from the start, its size and
-CRC follow it, and it is deflated always, in stored blocks if nothing is to be compressed, since only then can a
-reader that takes the archive in one pass tell where it ends. All else is zip64 when a number does not fit,
-and only then.
+A body in memory has its size and CRC in the local header, and needs no data descriptor. The size and CRC of a larger
+body are known only at its end: its entry is zip64 from the start, a data descriptor follows it, and it is always
+deflated, in stored blocks if it is not to be compressed, since only then can a one-pass reader find its end. Other
+entries are zip64 only when a number does not fit.
 """
 
 import re
@@ -22,9 +21,9 @@ from isal import isal_zlib
 STORED = 0
 DEFLATED = 8
 
-# Of the library's levels, 1 to 3, the one that is worth its time.
+# The best trade of size for time among the library's levels, 1 to 3.
 LEVEL = 2
-# Ends a deflate stream whose blocks so far end on a byte.
+# Ends a deflate stream whose blocks so far end on a byte boundary.
 LAST_BLOCK = b"\x03\x00"
 
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -44,19 +43,19 @@ _VERSION64 = 45
 # Made on Unix, so that the mode below is read: a plain file, rw-r--r--, never a link.
 _MADE_BY = 3 << 8 | _VERSION64
 _MODE = 0o100644 << 16
-# The most that the end of an archive takes, in bytes.
+# The maximum size of the end of an archive, in bytes.
 LONGEST_END = _END64.size + _LOCATOR64.size + _END.size
-# The most that an entry takes beside its name, in the archive and in the directory.
+# The maximum size of an entry besides its name and body, in the archive and in the directory.
 ENTRY_BYTES = _LOCAL.size + _CENTRAL.size + 20 + 28 + _DESCRIPTOR64.size
 
-# What some system reads as a path that leaves the archive's folder, or can not hold as a name.
+# What some system takes for a path out of the archive's folder, or cannot store as a name.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]|^$|^/|//|/$|[. ](?:/|$)")
-# What none of that is in, found in one pass.
+# Names that are safe by one match.
 _PLAIN = re.compile(r"[\w-]+(?:[./][\w-]+)*", re.ASCII)
 
 
 class ZipState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far an archive is: bytes handed out, entries, and bytes of the directory."""
+    """The checkpoint of an archive: bytes emitted, entries, and bytes of the directory."""
 
     offset: int = 0
     count: int = 0
@@ -64,7 +63,7 @@ class ZipState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EntryState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far an entry is: where it begins, and the numbers of what has passed."""
+    """The checkpoint of an entry: its offset, and CRC and sizes so far."""
 
     name: str
     offset: int
@@ -74,12 +73,12 @@ class EntryState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ZipWriter:
-    """Feed it with `add` and `add_stream`, emit what they return, then what was drained, then `end`. Names must differ;
-    it does not check, since that would keep them all. Not for two threads at once."""
+    """Call `add` and `add_stream` and emit what they return, then all drained records, then `end`. Names must differ;
+    the writer does not check that, since it would have to keep them all. Not thread-safe."""
 
     def __init__(self, *, modified: datetime, level: int = 0, state: ZipState | None = None) -> None:
-        """Every entry is dated `modified`. Level 0 stores; 1 to 3 deflates what gets smaller by it. `state`: goes on
-        with an archive that was begun elsewhere."""
+        """Every entry is dated `modified`. Level 0 stores; 1 to 3 deflates what gets smaller by it. `state` resumes an
+        archive that another writer began."""
         state = state or ZipState()
         self._level = level
         self._offset = state.offset
@@ -91,21 +90,21 @@ class ZipWriter:
 
     @property
     def offset(self) -> int:
-        """Bytes handed out so far."""
+        """Bytes emitted so far."""
         return self._offset
 
     @property
     def directory(self) -> int:
-        """Bytes that the central directory has so far."""
+        """Bytes of the central directory so far."""
         return self._size
 
     @property
     def state(self) -> ZipState:
-        """What a writer elsewhere needs to go on: with it, all that was drained, and the state of an open entry."""
+        """What another writer needs to resume, besides the drained records and the state of an open entry."""
         return ZipState(self._offset, self._count, self._size)
 
     def add(self, name: str, data: bytes | bytearray | memoryview) -> bytes:
-        """An entry whose body is in memory."""
+        """Add an entry whose body is in memory."""
         self._check_idle()
         raw = _checked(name)
         body, method = self._packed(data)
@@ -117,7 +116,7 @@ class ZipWriter:
         return emitted
 
     def add_deflated(self, name: str, crc: int, packed: int, size: int) -> bytes:
-        """The header of an entry of which all is known but its bytes: emit it, then `packed` bytes of deflate."""
+        """The header of an entry with known sizes and CRC: emit it, then `packed` bytes of deflate."""
         self._check_idle()
         raw = _checked(name)
         header = self._header(raw, 0, DEFLATED, crc, packed, size)
@@ -126,21 +125,21 @@ class ZipWriter:
         return header
 
     def add_stream(self, name: str) -> "ZipEntry":
-        """An entry whose body comes in pieces. Emit its `header`, what `feed` returns, and what `end` returns."""
+        """Begin an entry whose body comes in pieces. Emit its `header`, what `feed` returns, and what `end` returns."""
         self._check_idle()
         header = self._header(_checked(name), _DESCRIPTOR_FOLLOWS, DEFLATED, 0, 0, 0)
         self._open = ZipEntry(self, EntryState(name, self._offset), header, self._level)
         self._offset += len(header)
         return self._open
 
-    def go_on(self, state: EntryState) -> "ZipEntry":
-        """The open entry of an archive that was begun elsewhere. Its header was emitted."""
+    def resume_entry(self, state: EntryState) -> "ZipEntry":
+        """Resume an entry that another writer began. Its header was emitted."""
         self._check_idle()
         self._open = ZipEntry(self, state, b"", self._level)
         return self._open
 
     def drain(self) -> bytes:
-        """What the central directory is to say of the entries since the last time. It follows the last entry."""
+        """The directory records of the entries since the last call. Emit all of them after the last entry."""
         drained = b"".join(self._records)
         self._records = []
         return drained
@@ -223,7 +222,7 @@ class ZipWriter:
 
 
 class ZipEntry:
-    """An entry that is being written. Between a `flush` and the next `feed` another writer can go on from `state`."""
+    """An open entry. Between a `flush` and the next `feed`, another writer can resume from `state`."""
 
     def __init__(self, archive: ZipWriter, state: EntryState, header: bytes, level: int) -> None:
         self.header = header
@@ -240,13 +239,13 @@ class ZipEntry:
         return EntryState(self._name, self._offset, self._crc, self._sent, self._size)
 
     def feed(self, data: bytes) -> bytes:
-        """May return nothing yet."""
+        """Add data. It may return nothing yet."""
         self._crc = isal_zlib.crc32(data, self._crc)
         self._size += len(data)
         return self._emit(self._deflate.feed(data))
 
     def flush(self) -> bytes:
-        """What is still held of what was fed."""
+        """The buffered rest of what was fed."""
         return self._emit(self._deflate.flush())
 
     def end(self) -> bytes:
@@ -264,15 +263,15 @@ class ZipEntry:
 
 
 class Deflate:
-    """Blocks of deflate. After each `flush` the next block needs nothing of those before, so that any process can make
-    it; LAST_BLOCK ends the stream. Level 0 makes stored blocks."""
+    """Deflate blocks. After a `flush`, the next block does not depend on those before, so that any process can make it.
+    LAST_BLOCK ends the stream. Level 0 makes stored blocks."""
 
     def __init__(self, level: int) -> None:
         self._level = level
         self._packer: isal_zlib.Compress | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """May return nothing yet."""
+        """Add data. It may return nothing yet."""
         if not self._level:
             return _stored_blocks(data)
         if self._packer is None:
@@ -280,7 +279,7 @@ class Deflate:
         return self._packer.compress(data)
 
     def flush(self) -> bytes:
-        """The rest of what was fed, up to a whole byte."""
+        """The buffered rest of what was fed, up to a byte boundary."""
         if self._packer is None:
             return b""
         rest = self._packer.flush(isal_zlib.Z_FULL_FLUSH)
@@ -289,7 +288,7 @@ class Deflate:
 
 
 def deflated_bound(size: int) -> int:
-    """The most that so many bytes become, in any number of feeds of some kilobytes and more, with one flush."""
+    """The maximum deflated size of `size` bytes, in any number of feeds of some kilobytes or more, with one flush."""
     return size + size // 1000 + 128
 
 
@@ -328,6 +327,6 @@ def _end(count: int, size: int, offset: int) -> bytes:
 
 
 def _wide_end(count: int, size: int, offset: int) -> bytes:
-    # The record's own size leaves out its first 12 bytes.
+    # The record's own size does not include its first 12 bytes.
     record = _END64.pack(b"PK\6\6", _END64.size - 12, _MADE_BY, _VERSION64, 0, 0, count, count, size, offset)
     return record + _LOCATOR64.pack(b"PK\6\7", 0, offset + size, 1)

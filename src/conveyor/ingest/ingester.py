@@ -1,4 +1,4 @@
-"""Ingester: takes messages from the control queue, splits lists and ingests ranges, each under a lease."""
+"""Ingester: receives messages from the control queue, splits lists and ingests ranges, each under a lease."""
 
 from collections.abc import Callable
 
@@ -21,9 +21,10 @@ log = structlog.get_logger()
 LEASE_SECONDS = 60.0
 
 _IDLE = 0.1
-_BUSY_ELSEWHERE = 2.0
-_TRIES = 5
-_FIRST_PAUSE = 1.0
+# Seconds before the message of a range or list that another ingester has leased is redelivered.
+_LEASED_DELAY = 2.0
+_MAX_ATTEMPTS = 5
+_FIRST_BACKOFF = 1.0
 
 Message = IngestJob | IngestRange
 
@@ -31,7 +32,7 @@ _messages = msgspec.json.Decoder(Message)
 
 
 class Ingester:
-    """A role; one message at a time. Several share the work."""
+    """A role. It handles one message at a time; any number of ingesters share the queue."""
 
     def __init__(self, ingest: IngestPipeline, coordinator: Coordinator, name: str) -> None:
         self.name = name
@@ -47,14 +48,14 @@ class Ingester:
         return 0.0 if deliveries else _IDLE
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """There is nothing to close: no message is in flight between ticks."""
 
     async def _handle(self, delivery: Delivery) -> None:
         try:
             message = _messages.decode(delivery.body)
         except msgspec.DecodeError as error:
-            log.error("message can not be read", error=str(error))
-            await self._ingest.queue.bury(CONTROL, [delivery.receipt], f"The message can not be read: {error}")
+            log.error("invalid message dead-lettered", error=str(error))
+            await self._ingest.queue.bury(CONTROL, [delivery.receipt], f"The message cannot be read: {error}")
             return
         job = await self._job(message)
         if job is None or job.run.state is not RunState.INGESTING:
@@ -65,7 +66,7 @@ class Ingester:
         number = message.number if isinstance(message, IngestRange) else None
         lease = await self._coordinator.lease(ingest_lease(job.run.run_id, number), self.name, LEASE_SECONDS)
         if lease is None:
-            await self._ingest.queue.release(CONTROL, [delivery.receipt], _BUSY_ELSEWHERE)
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], _LEASED_DELAY)
             return
         began, failure = self._ingest.clock.now(), None
         try:
@@ -75,7 +76,7 @@ class Ingester:
             done = False
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-            await self._failed(job, delivery, error)
+            await self._handle_failure(job, delivery, error)
             return
         finally:
             await self._coordinator.release(lease)
@@ -85,62 +86,60 @@ class Ingester:
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
 
     async def _job(self, message: Message) -> Job | None:
-        """The job with the run that the message is of, which may not be its latest any more."""
-        job = await self._ingest.records.jobs.job(message.tenant, message.job_id)
+        """The job with the run that the message names, which may no longer be its latest."""
+        job = await self._ingest.records.job(message.tenant, message.job_id)
         if job is None or job.run.run_id == message.run_id:
             return job
         run = await self._ingest.records.jobs.run(job.job_id, message.run_id)
         return None if run is None else msgspec.structs.replace(job, run=run, state=run.state, reason=None)
 
     async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
-        held_at = self._ingest.clock.monotonic()
+        renewed_at = self._ingest.clock.monotonic()
 
-        async def keep_hold() -> bool:
-            nonlocal held_at
+        async def renew() -> bool:
+            nonlocal renewed_at
             if self.stopping:
-                # What was checkpointed stands; whoever comes next goes on there.
+                # The next ingester resumes at the checkpoint.
                 await self._ingest.queue.release(CONTROL, [delivery.receipt], 0.0)
                 return False
             now = self._ingest.clock.monotonic()
-            # Not with every batch: the fence keeps out who has lost it without knowing.
-            if now - held_at < LEASE_SECONDS / 20:
+            # Not with every batch: the fence rejects checkpoints under an expired lease.
+            if now - renewed_at < LEASE_SECONDS / 20:
                 return True
-            held_at = now
+            renewed_at = now
             stale = await self._ingest.queue.extend(CONTROL, [delivery.receipt], LEASE_SECONDS)
             return not stale and await self._coordinator.renew(lease, LEASE_SECONDS)
 
         if isinstance(message, IngestJob):
-            await self._ingest.split(job, keep_hold)
+            await self._ingest.split(job, renew)
             return True
-        one = await self._ingest.records.ingests.range(job.run.run_id, message.number)
-        if one is None or one.done:
+        range_ = await self._ingest.records.range(job.run.run_id, message.number)
+        if range_ is None or range_.done:
             await self._ingest.finish(job)
             return True
-        return await self._ingest.ingest_range(job, one, lease, keep_hold)
+        return await self._ingest.ingest_range(job, range_, lease, renew)
 
     def _trace(self, job: Job, number: int | None, began: float, failure: str | None) -> None:
         name = "ingest split" if number is None else "ingest range"
         about = {} if number is None else {"conveyor.range": number}
         traces.span(name, job.job_id, job.run.run_id, began, self._ingest.clock.now(), about, error=failure)
 
-    async def _failed(self, job: Job, delivery: Delivery, error: Exception) -> None:
-        """What no second try would mend, and what several did not, goes to the dead letters, and the run says why."""
-        lasting = isinstance(error, BadInput)
-        if not lasting and delivery.receives < _TRIES:
-            log.warning(
-                "ingest failed; it is tried again", job=job.job_id, attempt=delivery.receives, error=repr(error)
-            )
-            pause = _FIRST_PAUSE * 2 ** (delivery.receives - 1)
-            await self._ingest.queue.extend(CONTROL, [delivery.receipt], pause)
+    async def _handle_failure(self, job: Job, delivery: Delivery, error: Exception) -> None:
+        """Retry after a backoff. Dead-letter the message and fail the run if no retry can help, or none is left."""
+        is_permanent = isinstance(error, BadInput)
+        if not is_permanent and delivery.receives < _MAX_ATTEMPTS:
+            log.warning("ingest failed, will retry", job=job.job_id, attempt=delivery.receives, error=repr(error))
+            backoff = _FIRST_BACKOFF * 2 ** (delivery.receives - 1)
+            await self._ingest.queue.extend(CONTROL, [delivery.receipt], backoff)
             return
-        cause = str(error) if lasting else f"{type(error).__name__}: {error} (tried {delivery.receives} times)"
-        # It is shown with the job.
+        cause = str(error) if is_permanent else f"{type(error).__name__}: {error} ({delivery.receives} attempts)"
+        # Users see it with the job.
         reason = INGEST_FAILED + redacted(cause)
-        # A bad list is its sender's affair, and no trouble of ours.
-        say = log.info if lasting else log.error
-        say("ingest given up", job=job.job_id, reason=reason)
-        # The letter first: after a crash in between, the sweeper has the ingest tried and fail again, and a run that
-        # shows as failed always has its letter.
+        # An invalid list is the user's error, not the operator's.
+        write_log = log.info if is_permanent else log.error
+        write_log("ingest failed", job=job.job_id, reason=reason)
+        # The dead letter first: after a crash in between, the sweeper requeues the ingest and it fails again; so every
+        # run that failed here has its dead letter.
         await self._ingest.queue.bury(CONTROL, [delivery.receipt], reason)
         crashpoint("ingester.bury.after")
         counts = await self._ingest.tasks.counts(job.key)

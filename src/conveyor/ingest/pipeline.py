@@ -1,16 +1,14 @@
 """The ingest of a list. `ingest_range` is the pipeline: read → write tasks → enqueue references → checkpoint, until the
-range is done; then, if all ranges are, the total and the latch.
+range is done. When all ranges are done, `finish` sets the total and latches the run.
 
-It may be done again from any point, by anyone: task ids are deterministic, so that a rewrite changes nothing;
-references that are sent twice fall to the status guard; the total is the sum of what each range says of itself.
+Any ingester may repeat it from any point: task ids are deterministic, so a second write changes nothing; workers drop
+references of finished tasks; the total is the sum of the ranges' counts.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
@@ -21,22 +19,21 @@ from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queu
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.ingest.plan import KeepHold, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
-from conveyor.ingest.rerun_walk import copied, plan_rerun
+from conveyor.ingest.plan import Renew, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
+from conveyor.ingest.rerun_walk import copy_tasks, plan_rerun
 from conveyor.jobs.chunks import messages, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.reader import BATCH, ListBatch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
+from conveyor.read.prefetch import prefetch
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.telemetry import metrics
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class IngestPipeline:
-    """What the pipeline works with."""
+    """Plans and ingests the lists of runs."""
 
     settings: Settings
     clock: Clock
@@ -46,25 +43,25 @@ class IngestPipeline:
     blobs: Blobs
     lifecycle: Lifecycle
 
-    async def split(self, job: Job, keep_hold: KeepHold) -> None:
-        """Look the list over, write down its ranges, and have each ingested. Raises HoldLost."""
+    async def split(self, job: Job, renew: Renew) -> None:
+        """Plan the ranges of the list, store them, and enqueue an ingest of each. Raises LeaseLostError."""
         ranges: list[Range] = []
         if job.run.lineage is not None and not job.run.sealed:
-            ranges = await plan_rerun(self.records, self.tasks, self.clock, job, keep_hold)
+            ranges = await plan_rerun(self.records, self.tasks, self.clock, job, renew)
             if not await self._write_plan(job, ranges):
                 return
-        # An open job that nobody has closed yet has no list of its own; its ranges are what was added so far.
+        # A job that is still open has no list: its ranges are the batches that were added so far.
         elif job.source is not None and not job.run.sealed:
-            most = self.settings.max_list_bytes
-            range_bytes = self.settings.ingest_range_bytes
-            ranges = await make_plan(self.blobs, job.source, job.kind, range_bytes, most, keep_hold)
+            max_bytes, range_bytes = self.settings.max_list_bytes, self.settings.ingest_range_bytes
+            ranges = await make_plan(self.blobs, job.source, job.kind, range_bytes, max_bytes, renew)
             if job.options.on_invalid is OnInvalid.REJECT:
-                await reject_invalid(self.blobs, ranges, job.kind, most, partial(self._keep_invalid, job), keep_hold)
+                store_invalid = partial(self._store_invalid, job)
+                await reject_invalid(self.blobs, ranges, job.kind, max_bytes, store_invalid, renew)
             if not await self._write_plan(job, ranges):
                 return
-        elif not (await self.records.ingests.ingested(job.run.run_id)).done:
-            ranges = await self.records.ingests.ranges(job.run.run_id)
-        await self.request([(job, one) for one in ranges if not one.done])
+        elif not (await self.records.ingested(job.run.run_id)).done:
+            ranges = await self.records.ranges(job.run.run_id)
+        await self.enqueue([(job, range_) for range_ in ranges if not range_.done])
         await self.finish(job)
 
     async def _write_plan(self, job: Job, ranges: list[Range]) -> bool:
@@ -73,23 +70,23 @@ class IngestPipeline:
         crashpoint("ingest.split.after")
         return written
 
-    async def request(self, ranges: list[tuple[Job, Range]]) -> None:
-        """Have ranges ingested by whoever is free."""
+    async def enqueue(self, ranges: list[tuple[Job, Range]]) -> None:
+        """Enqueue an ingest of each range, for any ingester."""
         outgoing = [
-            Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, one.number)))
-            for job, one in ranges
+            Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, range_.number)))
+            for job, range_ in ranges
         ]
         await send_all(self.queue, CONTROL, outgoing, self.clock)
 
-    async def ingest_range(self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold) -> bool:
-        """Make tasks of one range. False if it is another's by now. Raises ListUnreadable, and HoldLost."""
+    async def ingest_range(self, job: Job, range_: Range, lease: Lease, renew: Renew) -> bool:
+        """Turn one range into tasks. False: the lease is lost. Raises ListUnreadable and LeaseLostError."""
         if job.run.lineage is None:
-            await check_unchanged(self.blobs, one, keep_hold)
-        async with aclosing(_ahead(self._batches(job, one))) as batches:
-            return await self._ingest_batches(job, one, lease, keep_hold, batches)
+            await check_unchanged(self.blobs, range_, renew)
+        async with aclosing(prefetch(self._batches(job, range_))) as batches:
+            return await self._ingest_batches(job, range_, lease, renew, batches)
 
     async def _ingest_batches(
-        self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold, batches: AsyncIterator[ListBatch]
+        self, job: Job, range_: Range, lease: Lease, renew: Renew, batches: AsyncIterator[ListBatch]
     ) -> bool:
         async for batch in batches:
             await self.tasks.put(job.key, batch.seeds)
@@ -97,37 +94,37 @@ class IngestPipeline:
             outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
             await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
             crashpoint("ingest.enqueue.after")
-            await self._keep_invalid(job, one, batch)
+            await self._store_invalid(job, range_, batch)
             metrics.INGESTED.add(len(batch.seeds), "task")
             metrics.INGESTED.add(len(batch.invalid), "invalid")
-            one = _advanced(one, batch)
-            if not await self.records.ingests.checkpoint(job.run.run_id, one, lease.fence):
+            range_ = _advanced(range_, batch)
+            if not await self.records.checkpoint(job.run.run_id, range_, lease.fence):
                 return False
             crashpoint("ingest.checkpoint.after")
-            if not await keep_hold():
+            if not await renew():
                 return False
-        done = msgspec.structs.replace(one, done=True)
-        if not await self.records.ingests.checkpoint(job.run.run_id, done, lease.fence):
+        done = msgspec.structs.replace(range_, done=True)
+        if not await self.records.checkpoint(job.run.run_id, done, lease.fence):
             return False
         crashpoint("ingest.done.after")
         await self.finish(job)
         return True
 
-    def _batches(self, job: Job, one: Range) -> AsyncGenerator[ListBatch, None]:
+    def _batches(self, job: Job, range_: Range) -> AsyncGenerator[ListBatch, None]:
         if job.run.lineage is not None:
-            return copied(self.records, self.tasks, job, one)
-        pieces = range_pieces(self.blobs, one, self.settings.max_list_bytes)
-        return read(pieces, reading_of(one, job.kind))
+            return copy_tasks(self.records, self.tasks, job, range_)
+        pieces = range_pieces(self.blobs, range_, self.settings.max_list_bytes)
+        return read(pieces, reading_of(range_, job.kind))
 
     async def finish(self, job: Job) -> None:
-        """Set the total and the latch if every range is done and none will come."""
-        run = await self.records.jobs.run(job.job_id, job.run.run_id)
+        """Set the total and latch the run if every range is done and no more can be added."""
+        run = await self.records.run(job.job_id, job.run.run_id)
         if run is None or not run.sealed or run.last_batch or run.state is not RunState.INGESTING:
             return
         ingested = await self.records.ingests.ingested(run.run_id)
         if not ingested.done:
             return
-        # A list without tasks is a mistake; a rerun without any has nothing to do.
+        # A list without tasks is a mistake; a rerun without tasks completes at once.
         if ingested.tasks == 0 and run.lineage is None:
             reason = _without_tasks(job, ingested.invalid)
             await self.lifecycle.move(job, RunState.FAILED, reason, await self.tasks.counts(job.key))
@@ -135,7 +132,7 @@ class IngestPipeline:
         await self.lifecycle.latch(job, ingested.tasks, ingested.invalid)
 
     async def clear_up(self, job: Job) -> None:
-        """A run that ended while its list was read may have been swept before its last batch was written."""
+        """Cancel what the ingest of a finished run wrote last: the sweeper may have been there before."""
         while await self.tasks.cancel_pending(job.key, BATCH, self.clock.now()):
             pass
         for queue in run_queues(job.run.run_id):
@@ -143,38 +140,25 @@ class IngestPipeline:
         counts = await self.tasks.counts(job.key)
         await self.records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
-    async def _keep_invalid(self, job: Job, one: Range, batch: ListBatch) -> None:
-        """Under a name that follows from the place in the list, so that doing it again writes over it."""
+    async def _store_invalid(self, job: Job, range_: Range, batch: ListBatch) -> None:
+        """The name follows from the place in the list, so a repeated ingest overwrites it."""
         if batch.invalid:
             lines = b"".join(msgspec.json.encode(line) + b"\n" for line in batch.invalid)
-            await self.blobs.put(f"{invalid_prefix(job)}{one.number:06d}-{batch.index:012d}.jsonl", lines)
+            await self.blobs.put(f"{invalid_prefix(job)}{range_.number:06d}-{batch.index:012d}.jsonl", lines)
 
 
 def _without_tasks(job: Job, invalid: int) -> str:
-    why = f"the list has no tasks ({invalid} lines were not valid)" if invalid else "there were no tasks"
-    # Why it was closed, if nobody asked for that.
+    lines = "1 invalid line" if invalid == 1 else f"{invalid} invalid lines"
+    why = f"the list has no tasks ({lines})" if invalid else "there were no tasks"
+    # The reason says why the server closed an open job.
     return f"{job.reason}; {why}" if job.reason else why
 
 
-def _advanced(one: Range, batch: ListBatch) -> Range:
+def _advanced(range_: Range, batch: ListBatch) -> Range:
     return msgspec.structs.replace(
-        one,
+        range_,
         index=batch.index,
         offset=batch.offset,
-        tasks=one.tasks + len(batch.seeds),
-        invalid=one.invalid + len(batch.invalid),
+        tasks=range_.tasks + len(batch.seeds),
+        invalid=range_.invalid + len(batch.invalid),
     )
-
-
-async def _ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Get the next item ready while the present one is worked on."""
-    coming = asyncio.ensure_future(anext(items, None))
-    try:
-        while (item := await coming) is not None:
-            coming = asyncio.ensure_future(anext(items, None))
-            yield item
-    finally:
-        # Whoever wants no more does not wait for what was to come, and it must have stopped before it is closed.
-        coming.cancel()
-        await asyncio.wait([coming])
-        await items.aclose()

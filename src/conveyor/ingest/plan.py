@@ -1,5 +1,5 @@
-"""The plan of an ingest: a first pass over the staged list that knows it again by its hash, finds its form, and splits
-a plain list into ranges, so that several ingest workers can share it."""
+"""The plan of an ingest. A first pass over the staged list detects its format, checks its hash, and splits an
+uncompressed list into ranges, so that several ingesters can share it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
@@ -26,20 +26,20 @@ from conveyor.model import Compression, JobKind, ListFormat, Range, Source
 _HEAD = 64 * 1024
 _SHOWN = 5
 
-# Items of a pass between two looks at whether the list is still ours to read.
+# Items of a pass between two renewals of the lease.
 _PIECES = 64
 _BATCHES = 4
 
 T = TypeVar("T")
 
-# Prolongs what the worker holds; False when it was lost, or is given back.
-KeepHold = Callable[[], Awaitable[bool]]
-# Puts the invalid lines of a batch where they can be looked at.
-Keep = Callable[[Range, ListBatch], Awaitable[None]]
+# Renews the lease and the message of the ingester. False: the lease is lost, or the ingester stops.
+Renew = Callable[[], Awaitable[bool]]
+# Stores the invalid lines of a batch, so that users can read them.
+StoreInvalid = Callable[[Range, ListBatch], Awaitable[None]]
 
 
 class LeaseLostError(Exception):
-    """The list is another's to look over by now, or the worker is to stop."""
+    """Another ingester holds the lease by now, or this one has to stop."""
 
 
 class RangeStart(msgspec.Struct):
@@ -51,7 +51,7 @@ class RangeStart(msgspec.Struct):
 
 
 class ListForm(msgspec.Struct, frozen=True):
-    """What a list is, once looked into."""
+    """The format, compression and header of a list, after detection."""
 
     format: ListFormat
     compression: Compression
@@ -59,15 +59,15 @@ class ListForm(msgspec.Struct, frozen=True):
 
 
 async def make_plan(
-    blobs: Blobs, source: Source, kind: JobKind, range_bytes: int, most: int, keep_hold: KeepHold
+    blobs: Blobs, source: Source, kind: JobKind, range_bytes: int, max_bytes: int, renew: Renew
 ) -> list[Range]:
-    """The ranges of a list. Raises ListUnreadable for what no second try would mend, and HoldLost."""
+    """The ranges of a list. Raises ListUnreadable if no retry could help, and LeaseLostError."""
     if await blobs.size(source.key) is None:
         raise ListMissing
-    form = await _form(blobs, source, kind, most)
+    form = await _form(blobs, source, kind, max_bytes)
     start = 0 if form.header is None else len(form.header) + 1
     splits = form.compression is Compression.NONE and form.format is not ListFormat.CSV
-    marks = await _pass_over(blobs, source, range_bytes if splits else None, keep_hold)
+    marks = await _pass_over(blobs, source, range_bytes if splits else None, renew)
     if not splits:
         marks = [RangeStart(start, 0)]
     ends = [mark.offset for mark in marks[1:]]
@@ -90,85 +90,94 @@ async def make_plan(
 
 
 async def reject_invalid(
-    blobs: Blobs, ranges: list[Range], kind: JobKind, most: int, keep: Keep, keep_hold: KeepHold
+    blobs: Blobs, ranges: list[Range], kind: JobKind, max_bytes: int, store_invalid: StoreInvalid, renew: Renew
 ) -> None:
-    """Read all of a list before any of it is run. Raises ListRejected, which names the first lines that are wrong; all
-    of them are kept. Raises HoldLost."""
+    """Validate the whole list before any task runs, and store all invalid lines. Raises ListRejected, which names the
+    first of them, and LeaseLostError."""
     invalid: list[InvalidListLine] = []
     count = 0
-    for one in ranges:
-        batches = read(range_pieces(blobs, one, most), reading_of(one, kind))
-        async for batch in _while_held(batches, keep_hold, _BATCHES):
-            await keep(one, batch)
+    for range_ in ranges:
+        batches = read(range_pieces(blobs, range_, max_bytes), reading_of(range_, kind))
+        async for batch in _while_leased(batches, renew, _BATCHES):
+            await store_invalid(range_, batch)
             count += len(batch.invalid)
             invalid += batch.invalid[: _SHOWN - len(invalid)]
     if count:
         lines = "; ".join(f"line {line.line}: {line.reason}" for line in invalid)
         more = f" and {count - len(invalid)} more" if count > len(invalid) else ""
-        what = "1 line that is" if count == 1 else f"{count} lines that are"
-        raise ListRejected(f"The list has {what} not valid: {lines}{more}")
+        what = "1 invalid line" if count == 1 else f"{count} invalid lines"
+        raise ListRejected(f"The list has {what}: {lines}{more}")
 
 
-async def check_unchanged(blobs: Blobs, one: Range, keep_hold: KeepHold) -> None:
-    """A range is read from a list that nobody changes; if somebody did, none of it becomes tasks. Raises ListChanged,
-    ListMissing, and HoldLost."""
-    if await blobs.size(one.source.key) is None:
+async def check_unchanged(blobs: Blobs, range_: Range, renew: Renew) -> None:
+    """Compare the hash of a range's bytes with the planned one, before any of them becomes a task. Raises ListChanged,
+    ListMissing, and LeaseLostError."""
+    source = list_of(range_)
+    if await blobs.size(source.key) is None:
         raise ListMissing
     digest = sha256()
-    whole = one.sha256 is None
-    left = None if whole or one.end is None else one.end - one.start
-    async for piece in _while_held(blobs.stream(one.source.key, 0 if whole else one.start), keep_hold, _PIECES):
+    whole = range_.sha256 is None
+    left = None if whole or range_.end is None else range_.end - range_.start
+    async for piece in _while_leased(blobs.stream(source.key, 0 if whole else range_.start), renew, _PIECES):
         digest.update(piece if left is None else piece[:left])
         left = None if left is None else left - len(piece)
         if left is not None and left <= 0:
             break
-    if digest.hexdigest() != (one.source.sha256 if whole else one.sha256):
+    if digest.hexdigest() != (source.sha256 if whole else range_.sha256):
         raise ListChanged
 
 
-def reading_of(one: Range, kind: JobKind) -> ListReading:
-    header = None if one.header is None else one.header.encode()
-    return ListReading(kind, one.format, one.index, one.offset, one.end, header)
+def list_of(range_: Range) -> Source:
+    """The list that the range is a part of. Only a rerun has ranges without one."""
+    assert isinstance(range_.source, Source)
+    return range_.source
 
 
-async def range_pieces(blobs: Blobs, one: Range, most: int) -> AsyncIterator[bytes]:
-    """The list's bytes from where the range is."""
-    if one.compression is Compression.NONE:
-        async for piece in blobs.stream(one.source.key, one.offset):
+def reading_of(range_: Range, kind: JobKind) -> ListReading:
+    """How to read the rest of the range."""
+    header = None if range_.header is None else range_.header.encode()
+    return ListReading(kind, range_.format, range_.index, range_.offset, range_.end, header)
+
+
+async def range_pieces(blobs: Blobs, range_: Range, max_bytes: int) -> AsyncIterator[bytes]:
+    """The bytes of the list from the range's checkpoint on."""
+    key = list_of(range_).key
+    if range_.compression is Compression.NONE:
+        async for piece in blobs.stream(key, range_.offset):
             yield piece
         return
-    left = one.offset
-    async for piece in decompressed(blobs.stream(one.source.key), one.compression, most):
-        # A compressed list can not be entered in the middle.
+    left = range_.offset
+    async for piece in decompressed(blobs.stream(key), range_.compression, max_bytes):
+        # A compressed list can only be read from its start.
         if left < len(piece):
             yield piece[left:]
         left = max(0, left - len(piece))
 
 
-async def _form(blobs: Blobs, source: Source, kind: JobKind, most: int) -> ListForm:
+async def _form(blobs: Blobs, source: Source, kind: JobKind, max_bytes: int) -> ListForm:
     raw = await blobs.get(source.key, 0, _HEAD) or b""
     compression = source.compression or detect_compression(raw)
     head = raw
     if compression is not Compression.NONE:
-        head = await take(decompressed(blobs.stream(source.key), compression, most), _HEAD)
-    found = source.format or detect_format(head)
-    if found is not ListFormat.CSV:
-        return ListForm(found, compression)
+        head = await take(decompressed(blobs.stream(source.key), compression, max_bytes), _HEAD)
+    form = source.format or detect_format(head)
+    if form is not ListFormat.CSV:
+        return ListForm(form, compression)
     header, newline, _ = head.partition(b"\n")
     if not newline:
-        raise ListUnreadable("The csv has a header and no rows, or a header longer than the most that is read.")
+        raise ListUnreadable(f"The csv has a header and no rows, or a header of more than {_HEAD} bytes.")
     check_header(header, kind)
-    return ListForm(found, compression, header)
+    return ListForm(form, compression, header)
 
 
-async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep_hold: KeepHold) -> list[RangeStart]:
-    """Where ranges begin, and that the list is the one that was accepted."""
+async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, renew: Renew) -> list[RangeStart]:
+    """Find where ranges begin, and check that the list is the one that was accepted."""
     digest = sha256()
     part = sha256()
     size = 0
     lines = 0
     marks = [RangeStart(0, 0)]
-    async for piece in _while_held(blobs.stream(source.key), keep_hold, _PIECES):
+    async for piece in _while_leased(blobs.stream(source.key), renew, _PIECES):
         digest.update(piece)
         view = memoryview(piece)
         taken = 0
@@ -193,12 +202,12 @@ async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, keep
     return [mark for mark in marks if mark.offset < size] or marks
 
 
-async def _while_held(items: AsyncIterator[T], keep_hold: KeepHold, every: int) -> AsyncIterator[T]:
+async def _while_leased(items: AsyncIterator[T], renew: Renew, every: int) -> AsyncIterator[T]:
     number = 0
     async for item in items:
         yield item
-        # A store may have many pieces at hand at once.
+        # A store may return many buffered pieces without a wait.
         await let_others_run()
         number += 1
-        if number % every == 0 and not await keep_hold():
+        if number % every == 0 and not await renew():
             raise LeaseLostError

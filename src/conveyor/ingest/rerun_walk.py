@@ -1,20 +1,19 @@
-"""The ingest of a rerun: tasks of earlier runs of the same job, walked in pages, in place of a list.
+"""The ingest of a rerun. It copies tasks of earlier runs of the same job, page by page, instead of reading a list.
 
-Each range is one walk: the tasks of one run in one shard that match, without those that a later run has too, so that
-over all walks each task is met once, as it came out last. How far a walk is follows from the index of its last task.
-Where rows stand by index and no index helps to choose, a run is walked whole, in the order of the list.
+Each range is one walk: the matching tasks of one run in one shard, without those that a later run has too. So over all
+walks each task occurs once, with its latest outcome. The index of the last copied task is the checkpoint of a walk.
+Where the engine stores rows by index, and the rerun does not select by status, a run is one walk over all shards, in
+the order of the list.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-import msgspec
-
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
-from conveyor.ingest.plan import KeepHold, LeaseLostError
+from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
 from conveyor.model import (
@@ -27,127 +26,119 @@ from conveyor.model import (
     Run,
     RunId,
     RunKey,
-    Source,
     Task,
     TaskSeed,
+    Walk,
     task_id,
 )
 from conveyor.states import TaskStatus
 
-# In the place of a shard: all of them.
-_WHOLE = -1
 
-
-class Walk(msgspec.Struct, frozen=True, array_like=True):
-    """Which tasks a range stands for. It is kept as the key of the range's source."""
-
-    run_id: RunId
-    shard: int
-    # None: however they ended.
-    status: TaskStatus | None
-
-
-_walks = msgspec.json.Decoder(Walk)
-
-
-async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, keep_hold: KeepHold) -> list[Range]:
-    """The ranges of a rerun. Raises HoldLost."""
+async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, renew: Renew) -> list[Range]:
+    """The ranges of a rerun. Raises LeaseLostError."""
     lineage = _lineage(job)
-    runs = _sources(lineage, await records.jobs.runs(job.job_id))
+    runs = _source_runs(lineage, await records.runs(job.job_id))
     if TaskStatus.CANCELLED in lineage.statuses:
         for run in runs:
-            await _cancel_rest(tasks, clock, job, run, keep_hold)
-    if not _chooses(lineage):
+            await _cancel_pending(tasks, clock, job, run, renew)
+    if not _is_selective(lineage):
         # The first run has every task.
         runs = runs[:1]
-    shards: Sequence[int] = range(max(1, job.task_shard_count))
+    shards: Sequence[int | None] = range(max(1, job.task_shard_count))
     statuses: Sequence[TaskStatus | None] = lineage.statuses
     if not lineage.statuses:
-        shards = [_WHOLE] if isinstance(tasks, WalksByIndex) else shards
+        shards = [None] if isinstance(tasks, WalksByIndex) else shards
         statuses = [None]
     walks = [Walk(run.run_id, shard, status) for run in runs for status in statuses for shard in shards]
-    return [_range(number, walk) for number, walk in enumerate(walks)]
+    return [_range_of(number, walk) for number, walk in enumerate(walks)]
 
 
-async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncGenerator[ListBatch, None]:
-    """The tasks of one range from where it is, a page at a time."""
+async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) -> AsyncGenerator[ListBatch, None]:
+    """The tasks of a walk from its checkpoint on, a page at a time."""
+    assert isinstance(range_.source, Walk)
+    walk = range_.source
     lineage = _lineage(job)
-    walk = _walks.decode(one.source.key)
     where = TaskFilter(walk.status, lineage.error_code, lineage.http_status, lineage.tag)
-    later = await _later(records, job, lineage, walk)
-    steps = _whole if walk.shard == _WHOLE else _shard
-    async with aclosing(steps(tasks, _key(job, walk.run_id), walk, one, where)) as found:
-        async for step in found:
-            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in step.tasks]
-            yield ListBatch(await _without(tasks, later, seeds), [], step.last, step.walked)
+    later_runs = await _later_runs(records, job, lineage, walk)
+    run = _run_key(job, walk.run_id)
+    if walk.shard is None:
+        pages = _run_pages(tasks, run, range_, where)
+    else:
+        pages = _shard_pages(tasks, run, walk.shard, range_, where)
+    async with aclosing(pages):
+        async for page in pages:
+            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page.tasks]
+            yield ListBatch(await _without_later(tasks, later_runs, seeds), [], page.last, page.rows_read)
 
 
-class _Step(NamedTuple):
-    """Tasks in order of index; the index that the walk goes on after, and how many rows it has met."""
+class _WalkPage(NamedTuple):
+    """Tasks in order of index; the index after which the walk goes on, and how many rows it has read so far."""
 
     tasks: list[Task]
     last: int
-    walked: int
+    rows_read: int
 
 
-async def _shard(tasks: Tasks, run: RunKey, walk: Walk, one: Range, where: TaskFilter) -> AsyncGenerator[_Step, None]:
-    walked = one.offset
-    after = task_id(run.run_id, one.index) if walked else None
-    while page := await tasks.page(run, walk.shard, after, lists.BATCH, where):
+async def _shard_pages(
+    tasks: Tasks, run: RunKey, shard: int, range_: Range, where: TaskFilter
+) -> AsyncGenerator[_WalkPage, None]:
+    rows_read = range_.offset
+    after = task_id(run.run_id, range_.index) if rows_read else None
+    while page := await tasks.page(run, shard, after, lists.BATCH, where):
         after = page[-1].task_id
-        walked += len(page)
-        yield _Step(sorted(page, key=lambda task: task.index), page[-1].index, walked)
+        rows_read += len(page)
+        yield _WalkPage(sorted(page, key=lambda task: task.index), page[-1].index, rows_read)
 
 
-async def _whole(tasks: Tasks, run: RunKey, walk: Walk, one: Range, where: TaskFilter) -> AsyncGenerator[_Step, None]:
+async def _run_pages(tasks: Tasks, run: RunKey, range_: Range, where: TaskFilter) -> AsyncGenerator[_WalkPage, None]:
     assert isinstance(tasks, WalksByIndex)
-    walked = one.offset
-    after = one.index if walked else -1
+    rows_read = range_.offset
+    after = range_.index if rows_read else -1
     while True:
         stretch = await tasks.walk(run, after, lists.BATCH, where)
-        walked += stretch.read
-        # What is behind the last that matched, up to the end, is of no interest the second time either.
-        met = [task.index for task in stretch.tasks] if stretch.last is None else [stretch.last]
-        after = max([after, *met])
-        yield _Step(stretch.tasks, max(after, 0), walked)
+        rows_read += stretch.read
+        # No row behind the last match matches, so a resumed walk may read them again.
+        indexes = [task.index for task in stretch.tasks] if stretch.last is None else [stretch.last]
+        after = max([after, *indexes])
+        yield _WalkPage(stretch.tasks, max(after, 0), rows_read)
         if stretch.last is None:
             return
 
 
-async def _without(tasks: Tasks, later: Sequence[RunKey], seeds: list[TaskSeed]) -> list[TaskSeed]:
-    """Those that no later run has: where one has, that one says how they came out."""
-    for run in later:
+async def _without_later(tasks: Tasks, later_runs: Sequence[RunKey], seeds: list[TaskSeed]) -> list[TaskSeed]:
+    """The seeds that no later run has. For the others, the later run has the latest outcome."""
+    for run in later_runs:
         if seeds:
             known = {task.index for task in await tasks.at(run, [seed.index for seed in seeds])}
             seeds = [seed for seed in seeds if seed.index not in known]
     return seeds
 
 
-async def _later(records: Records, job: Job, lineage: Lineage, walk: Walk) -> list[RunKey]:
-    if not _chooses(lineage):
+async def _later_runs(records: Records, job: Job, lineage: Lineage, walk: Walk) -> list[RunKey]:
+    if not _is_selective(lineage):
         return []
-    runs = _sources(lineage, await records.jobs.runs(job.job_id))
+    runs = _source_runs(lineage, await records.runs(job.job_id))
     number = next(run.number for run in runs if run.run_id == walk.run_id)
-    return [_key(job, run.run_id) for run in reversed(runs) if run.number > number]
+    return [_run_key(job, run.run_id) for run in reversed(runs) if run.number > number]
 
 
-async def _cancel_rest(tasks: Tasks, clock: Clock, job: Job, run: Run, keep_hold: KeepHold) -> None:
-    """What an ended run left pending counts as cancelled, swept or not yet."""
-    key = _key(job, run.run_id)
+async def _cancel_pending(tasks: Tasks, clock: Clock, job: Job, run: Run, renew: Renew) -> None:
+    """Pending tasks of a finished run count as cancelled, whether the sweeper has marked them yet or not."""
+    key = _run_key(job, run.run_id)
     if run.last_batch and (await tasks.counts(key)).ended >= run.total:
         return
     while await tasks.cancel_pending(key, lists.BATCH, clock.now()):
-        if not await keep_hold():
+        if not await renew():
             raise LeaseLostError
 
 
-def _sources(lineage: Lineage, runs: Sequence[Run]) -> list[Run]:
-    """The runs that tasks are taken from: the parent, and those before it."""
-    last = next(run.number for run in runs if run.run_id == lineage.parent)
-    return [run for run in runs if run.number <= last]
+def _source_runs(lineage: Lineage, runs: Sequence[Run]) -> list[Run]:
+    """The runs whose tasks are copied: the parent and all runs before it."""
+    parent = next(run.number for run in runs if run.run_id == lineage.parent)
+    return [run for run in runs if run.number <= parent]
 
 
-def _chooses(lineage: Lineage) -> bool:
+def _is_selective(lineage: Lineage) -> bool:
     return bool(lineage.statuses) or (lineage.error_code, lineage.http_status, lineage.tag) != (None, None, None)
 
 
@@ -156,14 +147,14 @@ def _lineage(job: Job) -> Lineage:
     return job.run.lineage
 
 
-def _key(job: Job, run_id: RunId) -> RunKey:
+def _run_key(job: Job, run_id: RunId) -> RunKey:
     return RunKey(job.tenant, job.job_id, run_id, job.task_shard_count)
 
 
-def _range(number: int, walk: Walk) -> Range:
+def _range_of(number: int, walk: Walk) -> Range:
     return Range(
         number=number,
-        source=Source(msgspec.json.encode(walk).decode(), 0, "", ListFormat.JSONL, Compression.NONE),
+        source=walk,
         format=ListFormat.JSONL,
         compression=Compression.NONE,
         start=0,

@@ -1,7 +1,7 @@
-"""The inputs of tasks that fetch or download. Gets JSON text (a URL, or an object around one), hands on a value, and
-says in one line what is wrong with it. Accept asks before anything is written; the executor reads the same form back.
+"""Inputs of tasks. Parses the JSON text of fetch and download inputs (a URL, or an object with one), and says in one
+line what is wrong with an input. Accept and ingest validate with it; the executors parse the same text again.
 
-A million lines pass through here, so a plain URL costs a few microseconds: one decode and one parse.
+Lists have millions of lines, so a plain URL costs a few microseconds: one decode and one parse.
 """
 
 import binascii
@@ -18,13 +18,13 @@ from conveyor.errors import BadInput, InvalidField, MalformedJson
 from conveyor.model import Gateway, InputJson, JobKind
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# As for a whole job (accept/option_limits.py).
+# The limit of the job's option too (accept/option_limits.py).
 MAX_TIMEOUT = 86_400.0
 MAX_CONNECT_TIMEOUT = 300.0
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 MAX_LABEL = 1024
-# The client writes these itself; a second opinion on where a message ends or goes is how requests are smuggled.
+# The HTTP client sets these. A second value for where a message ends or goes allows request smuggling.
 FORBIDDEN_HEADERS = frozenset(
     {
         "connection",
@@ -43,7 +43,7 @@ FORBIDDEN_HEADERS = frozenset(
     }
 )
 MAX_INPUT_BYTES = 256 * 1024
-# Far below the depth at which a decoder gives up, wherever a worker stands when it decodes.
+# Far below the depth at which a decoder fails, even deep in a worker's call stack.
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -56,7 +56,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 
 class FetchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One task of kind fetch. `id` and `tag` are the user's own and only travel along."""
+    """One task of kind fetch. `id` and `tag` are the user's own labels."""
 
     url: str
     method: str = "GET"
@@ -70,7 +70,7 @@ class FetchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class DownloadInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One task of kind download. `sha256`, in hexadecimal, is what the file must have."""
+    """One task of kind download. The file must have this `sha256`, in hexadecimal."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -86,7 +86,7 @@ _download_decoder = msgspec.json.Decoder(str | DownloadInput)
 
 
 def parse_fetch_input(raw: str | bytes) -> FetchInput:
-    """From JSON text; a string is a URL and all defaults. Raises MalformedJson or InvalidField."""
+    """Parse JSON text; a string is a URL with all defaults. Raises MalformedJson or InvalidField."""
     try:
         value = _decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -97,7 +97,7 @@ def parse_fetch_input(raw: str | bytes) -> FetchInput:
 
 
 def parse_download_input(raw: str | bytes) -> DownloadInput:
-    """As parse_fetch_input. What it says may still be wrong: see `download_problem`."""
+    """As `parse_fetch_input`. `download_problem` checks the values."""
     try:
         value = _download_decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -107,31 +107,36 @@ def parse_download_input(raw: str | bytes) -> DownloadInput:
     return DownloadInput(value) if isinstance(value, str) else value
 
 
-def download_problem(given: DownloadInput) -> str | None:
+def download_problem(task_input: DownloadInput) -> str | None:
     """What is wrong with this input, in one line, or None."""
-    if given.sha256 is not None and not _SHA256.fullmatch(given.sha256):
+    if task_input.sha256 is not None and not _SHA256.fullmatch(task_input.sha256):
         return "sha256 must be 64 hexadecimal digits"
-    return check_url(given.url) or headers_problem(given.headers) or _timeout_problem(given) or _label_problem(given)
+    return (
+        check_url(task_input.url)
+        or headers_problem(task_input.headers)
+        or _timeout_problem(task_input)
+        or _label_problem(task_input)
+    )
 
 
-def problem(given: FetchInput) -> str | None:
-    """What is wrong with this input, in one line, or None. It looks at nothing but the input."""
-    wrong = check_url(given.url)
+def problem(task_input: FetchInput) -> str | None:
+    """What is wrong with this input, in one line, or None. It checks only the text."""
+    wrong = check_url(task_input.url)
     if wrong is not None:
         return wrong
-    if is_plain(given):
-        return _label_problem(given)
+    if is_plain(task_input):
+        return _label_problem(task_input)
     return (
-        _method_problem(given.method)
-        or headers_problem(given.headers)
-        or _body_problem(given)
-        or _timeout_problem(given)
-        or _label_problem(given)
+        _method_problem(task_input.method)
+        or headers_problem(task_input.headers)
+        or _body_problem(task_input)
+        or _timeout_problem(task_input)
+        or _label_problem(task_input)
     )
 
 
 def input_problem(raw: str | bytes) -> str | None:
-    """Both in one: what is wrong with this JSON text as the input of a fetch task, or None."""
+    """What is wrong with this JSON text as the input of a fetch task, or None."""
     try:
         return problem(parse_fetch_input(raw))
     except BadInput as error:
@@ -139,7 +144,7 @@ def input_problem(raw: str | bytes) -> str | None:
 
 
 def headers_problem(headers: Mapping[str, str]) -> str | None:
-    """What is wrong with headers that a user wants sent, in a task or for a whole job, or None."""
+    """What is wrong with the request headers of a task or a job, or None."""
     if len(headers) > MAX_HEADERS:
         return f"more than {MAX_HEADERS} headers"
     size = 0
@@ -147,9 +152,9 @@ def headers_problem(headers: Mapping[str, str]) -> str | None:
         if not _TOKEN.fullmatch(name):
             return f"header name {name[:40]!r} is not valid"
         if name.lower() in FORBIDDEN_HEADERS:
-            return f"header {name} can not be set"
+            return f"header {name} cannot be set"
         if _CONTROL.search(value):
-            return f"header {name} has a line end or another control character"
+            return f"header {name} has a line break or another control character"
         size += len(name) + len(value)
     return f"headers are larger than {MAX_HEADER_BYTES} bytes" if size > MAX_HEADER_BYTES else None
 
@@ -159,39 +164,39 @@ def gateway_problem(gateway: Gateway) -> str | None:
     if (gateway.proxy is None) == (gateway.url is None):
         return "a gateway has either `proxy` or `url`"
     wrong = _proxy_problem(gateway.proxy) if gateway.proxy is not None else _template_problem(gateway.url or "")
-    # A proxy is sent its credentials in a header that no target may be sent.
+    # Proxy credentials go in a header that is forbidden for targets.
     headers = {name: text for name, text in gateway.headers.items() if name.lower() != "proxy-authorization"}
     return wrong or headers_problem(headers if gateway.proxy is not None else gateway.headers)
 
 
-def is_plain(given: FetchInput) -> bool:
-    """Whether the input is a URL and nothing more, but for the user's own labels."""
+def is_plain(task_input: FetchInput) -> bool:
+    """Whether the input is only a URL, apart from the user's labels."""
     return (
-        given.method == "GET"
-        and not given.headers
-        and given.body is None
-        and given.body_base64 is None
-        and given.timeout is None
-        and given.connect_timeout is None
+        task_input.method == "GET"
+        and not task_input.headers
+        and task_input.body is None
+        and task_input.body_base64 is None
+        and task_input.timeout is None
+        and task_input.connect_timeout is None
     )
 
 
-def body_bytes(given: FetchInput) -> bytes | None:
-    """The request body. The input has passed `problem`."""
-    if given.body_base64 is not None:
-        return binascii.a2b_base64(given.body_base64, strict_mode=True)
-    return None if given.body is None else given.body.encode()
+def body_bytes(task_input: FetchInput) -> bytes | None:
+    """The request body of an input without problems."""
+    if task_input.body_base64 is not None:
+        return binascii.a2b_base64(task_input.body_base64, strict_mode=True)
+    return None if task_input.body is None else task_input.body.encode()
 
 
 def _method_problem(method: str) -> str | None:
     return None if method.upper() in METHODS else f"method must be one of {', '.join(sorted(METHODS))}"
 
 
-def _body_problem(given: FetchInput) -> str | None:
-    if given.body is not None and given.body_base64 is not None:
+def _body_problem(task_input: FetchInput) -> str | None:
+    if task_input.body is not None and task_input.body_base64 is not None:
         return "give `body` or `body_base64`, not both"
     try:
-        body_bytes(given)
+        body_bytes(task_input)
     except UnicodeError:
         return "body has a lone surrogate"
     except ValueError:
@@ -199,16 +204,16 @@ def _body_problem(given: FetchInput) -> str | None:
     return None
 
 
-def _timeout_problem(given: FetchInput | DownloadInput) -> str | None:
-    if given.timeout is not None and not 0 < given.timeout <= MAX_TIMEOUT:
+def _timeout_problem(task_input: FetchInput | DownloadInput) -> str | None:
+    if task_input.timeout is not None and not 0 < task_input.timeout <= MAX_TIMEOUT:
         return f"timeout must be above 0 and at most {MAX_TIMEOUT:.0f} seconds"
-    if given.connect_timeout is not None and not 0 < given.connect_timeout <= MAX_CONNECT_TIMEOUT:
+    if task_input.connect_timeout is not None and not 0 < task_input.connect_timeout <= MAX_CONNECT_TIMEOUT:
         return f"connect_timeout must be above 0 and at most {MAX_CONNECT_TIMEOUT:g} seconds"
     return None
 
 
-def _label_problem(given: FetchInput | DownloadInput) -> str | None:
-    if len(given.id or "") > MAX_LABEL or len(given.tag or "") > MAX_LABEL:
+def _label_problem(task_input: FetchInput | DownloadInput) -> str | None:
+    if len(task_input.id or "") > MAX_LABEL or len(task_input.tag or "") > MAX_LABEL:
         return f"id and tag are at most {MAX_LABEL} characters long"
     return None
 
@@ -218,7 +223,7 @@ def _proxy_problem(proxy: str) -> str | None:
         url = Url(proxy)
     except ValueError as error:
         return f"the proxy is not a URL: {error}"
-    # SOCKS would have this machine resolve the names of targets, past the guard.
+    # With SOCKS this machine would resolve the names of targets, past the guard.
     if url.scheme not in {"http", "https"} or not url.host_str or url.port == 0:
         return "the proxy must be http://host:port or https://host:port"
     return None
@@ -228,13 +233,17 @@ def _template_problem(template: str) -> str | None:
     if "{url}" not in template:
         return "the gateway URL must contain {url}"
     try:
-        one, other = (Url(template.replace("{url}", text)) for text in ("a", "b"))
+        first, second = (Url(template.replace("{url}", text)) for text in ("a", "b"))
     except ValueError as error:
         return f"the gateway is not a URL: {error}"
-    if one.scheme not in {"http", "https"} or not one.host_str or one.port == 0:
+    if first.scheme not in {"http", "https"} or not first.host_str or first.port == 0:
         return "the gateway must begin with http:// or https://"
-    if (one.origin_ascii, one.username, one.password) != (other.origin_ascii, other.username, other.password):
-        return "{url} may stand in the path or the query of the gateway, not in its host"
+    if (first.origin_ascii, first.username, first.password) != (
+        second.origin_ascii,
+        second.username,
+        second.password,
+    ):
+        return "{url} may be in the path or the query of the gateway, not in its host"
     return None
 
 
@@ -245,8 +254,8 @@ def _explain(error: msgspec.ValidationError) -> str:
 
 
 _OF_URLS = frozenset({JobKind.FETCH, JobKind.DOWNLOAD})
-# A URL as JSON: a host of plain names with a plain top-level domain, then visible ASCII that JSON does not escape. Less
-# than what is taken, and never more.
+# A URL as JSON: a host of plain names with a plain top-level domain, then visible ASCII that JSON does not escape. It
+# matches only valid URLs, though not all of them.
 _USUAL = re.compile(
     rb'"https?://(?![^/?#"]{201})(?:[a-z0-9]{1,60}(?:-[a-z0-9]{1,60}){0,5}\.){1,6}[a-z]{2,20}(?:[/?#][!#-?A-\[\]-~]*)?"'
 )
@@ -262,13 +271,13 @@ class InputProblem(NamedTuple):
 
 def wrong_task(kind: JobKind, raw: bytes) -> InputProblem | None:
     """What is wrong with one task, or None."""
-    # Nearly every task of a million is a URL that nothing can be wrong with.
+    # The fast path for nearly every task.
     if kind in _OF_URLS and len(raw) <= _USUAL_BYTES and _USUAL.fullmatch(raw):
         return None
     if len(raw) > MAX_INPUT_BYTES:
-        return InputProblem("too_large", f"the input has {len(raw)} bytes, at most {MAX_INPUT_BYTES} are taken")
+        return InputProblem("too_large", f"the input has {len(raw)} bytes; the maximum is {MAX_INPUT_BYTES}")
     if _too_deep(raw):
-        return InputProblem("too_deep", f"the input is nested more than {MAX_DEPTH} deep")
+        return InputProblem("too_deep", f"the input is nested more than {MAX_DEPTH} levels deep")
     if kind is JobKind.FETCH:
         return _wrong_fetch(raw)
     return _wrong_download(raw) if kind is JobKind.DOWNLOAD else _wrong_value(raw)
@@ -276,28 +285,28 @@ def wrong_task(kind: JobKind, raw: bytes) -> InputProblem | None:
 
 def _wrong_fetch(raw: bytes) -> InputProblem | None:
     try:
-        given = parse_fetch_input(raw)
+        task_input = parse_fetch_input(raw)
     except BadInput as error:
         return InputProblem(error.code, error.message)
-    message = problem(given)
+    message = problem(task_input)
     if message is None:
         return None
-    return InputProblem(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+    return InputProblem(BadUrl.code if check_url(task_input.url) else InvalidField.code, message)
 
 
 def _wrong_download(raw: bytes) -> InputProblem | None:
     try:
-        given = parse_download_input(raw)
+        task_input = parse_download_input(raw)
     except BadInput as error:
         return InputProblem(error.code, error.message)
-    message = download_problem(given)
+    message = download_problem(task_input)
     if message is None:
         return None
-    return InputProblem(BadUrl.code if check_url(given.url) else InvalidField.code, message)
+    return InputProblem(BadUrl.code if check_url(task_input.url) else InvalidField.code, message)
 
 
 def _wrong_value(raw: bytes) -> InputProblem | None:
-    """Any JSON value, as long as Python can hold it: syntax was seen to already, the size of numbers was not."""
+    """Any JSON value that Python can decode: the syntax was checked before, the size of numbers was not."""
     try:
         msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
@@ -306,7 +315,7 @@ def _wrong_value(raw: bytes) -> InputProblem | None:
 
 
 def one_line(raw: bytes) -> InputJson:
-    """An input as it is stored: a line break outside a string is only layout, and a manifest has one line a task."""
+    """An input as it is stored, without line breaks between JSON tokens: a manifest has one line per task."""
     return InputJson((msgspec.json.format(raw, indent=-1) if _LINE_BREAKS.search(raw) else raw).decode())
 
 

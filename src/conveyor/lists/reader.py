@@ -1,11 +1,12 @@
-"""Readers: from the bytes of a staged list to checked inputs, batch by batch, in constant memory.
+"""The list reader: turns the bytes of a staged list into validated inputs, batch by batch, in constant memory.
 
-A list is text (one URL a line), jsonl (one input a line) or csv (a header, then rows), plain or compressed by gzip or
-zstd. The index of a task is the number of its line, counted from 0 (of its row, for csv), so that where a reader starts
-or stops changes no id; lines that are blank or a comment have no task. What is wrong with a line is said, not raised.
+A list is text (one URL per line), jsonl (one input per line) or csv (a header, then rows), plain or compressed with
+gzip or zstd. The index of a task is the number of its line (of its row, in csv), counted from 0, so that no task id
+depends on where a reader starts or stops. Blank lines and comments have no task. The reader returns invalid lines; it
+does not raise for them.
 
-A few kilobytes of a compressed list may hold a million lines: everything here lets others on the event loop run after
-each batch and after each piece, however much comes of the bytes at hand.
+A few kilobytes of a compressed list may contain a million lines: the reader yields to the event loop after each batch
+and after each piece.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-# Lines in one batch, and about how many bytes: memory, and what a crash repeats, are bounded by it.
+# Lines of one batch, and about how many bytes. They bound the memory, and the work that a crash repeats.
 BATCH = 1600
 BATCH_BYTES = 1024 * 1024
 
@@ -38,14 +39,14 @@ _COLUMNS = {
     JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
 }
 _SNIPPET = 200
-# A line that JSON takes as it is: visible ASCII, nothing to escape, and no remark.
+# A line that needs no escaping in JSON, and is not a comment: visible ASCII.
 _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
-# Of a frame, and of a skippable one, which parallel writers put first.
+# Of a frame, and of a skippable frame, which parallel compressors write first.
 _ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
 class InvalidListLine(msgspec.Struct, frozen=True):
-    """A line that is no task. `line` counts from 1, as editors do."""
+    """An invalid line. `line` counts from 1, as editors do."""
 
     line: int
     reason: str
@@ -56,7 +57,7 @@ decode_invalid = msgspec.json.Decoder(InvalidListLine).decode
 
 
 class ListBatch(msgspec.Struct, frozen=True):
-    """Some lines of a list. `index` and `offset` are where the next one starts."""
+    """A batch of lines. `index` and `offset` are where the next batch starts."""
 
     seeds: list[TaskSeed]
     invalid: list[InvalidListLine]
@@ -65,7 +66,7 @@ class ListBatch(msgspec.Struct, frozen=True):
 
 
 class ListReading(msgspec.Struct, frozen=True):
-    """What to read: the list's form, and where to start and stop (in bytes of the list once decompressed)."""
+    """What to read: the format of the list, and where to start and stop (in bytes of the decompressed list)."""
 
     kind: JobKind
     format: ListFormat
@@ -78,8 +79,8 @@ class ListReading(msgspec.Struct, frozen=True):
 
 
 async def read(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGenerator[ListBatch, None]:
-    """Batches of a list, from pieces of its bytes that begin at `reading.offset`. Where a batch ends follows from where
-    it begins, and not from the pieces: who reads again from there makes the same ones."""
+    """Batches of a list, from pieces of its bytes that begin at `reading.offset`. The end of a batch depends on its
+    start, not on the pieces, so a second reader makes the same batches."""
     parse = _parser(reading)
     records = _csv_records if reading.format is ListFormat.CSV else _lines
     index, offset = reading.index, reading.offset
@@ -92,39 +93,39 @@ async def read(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGener
 
 
 async def let_others_run() -> None:
-    """One turn of the event loop for everybody else."""
+    """Yield to the event loop."""
     await asyncio.sleep(0)
 
 
-async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, most: int) -> AsyncIterator[bytes]:
-    """The list's own bytes, never more at once than a piece, and never more in all than `most`."""
+async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, max_bytes: int) -> AsyncIterator[bytes]:
+    """The decompressed bytes of the list, in pieces. Raises ListUnreadable beyond `max_bytes`."""
     total = 0
     async for piece in _plain(pieces, compression):
         total += len(piece)
-        if total > most:
-            raise ListUnreadable(f"The list has more than {most} bytes when decompressed, the most that is taken.")
+        if total > max_bytes:
+            raise ListUnreadable(f"The list has more than {max_bytes} bytes when decompressed, the maximum.")
         yield piece
 
 
 def detect_compression(head: bytes) -> Compression:
-    """From the first bytes of the object."""
+    """Detect the compression from the first bytes of the object."""
     if head.startswith(b"\x1f\x8b"):
         return Compression.GZIP
     return Compression.ZSTD if _ZSTD_MAGIC.match(head) else Compression.NONE
 
 
 def detect_format(head: bytes) -> ListFormat:
-    """From the first bytes of the list: an input in JSON, a header that names a column url, or else text."""
+    """Detect the format from the first bytes of the list: JSON, a csv header with a column `url`, or else text."""
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
     columns = [column.strip(b' "') for column in first.split(b",")]
-    # A URL may have commas in it, a header has no URL.
+    # A URL may contain commas; a header contains no URL.
     if b"url" in columns and b"://" not in first and first != b'"url"':
         return ListFormat.CSV
     return ListFormat.JSONL if first[:1] in (b"{", b'"', b"[") else ListFormat.TEXT
 
 
 async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
-    """The first bytes of a stream: at least `count`, unless it is shorter."""
+    """The first bytes of a stream: at least `count`, unless the stream is shorter."""
     head = b""
     async for piece in pieces:
         head += piece
@@ -134,7 +135,7 @@ async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
 
 
 def check_header(header: bytes, kind: JobKind) -> list[str]:
-    """The columns of a csv. Raises ListUnreadable if they can not be the inputs of this kind."""
+    """The columns of a csv. Raises ListUnreadable if they do not fit the inputs of this kind."""
     columns = [column.strip() for column in next(csv.reader([_text(header.removeprefix(b"\xef\xbb\xbf"))]), [])]
     if kind in _COLUMNS:
         unknown = [column for column in columns if column not in _COLUMNS[kind]]
@@ -144,7 +145,7 @@ def check_header(header: bytes, kind: JobKind) -> list[str]:
             known = ", ".join(_COLUMNS[kind])
             raise ListUnreadable(f"The csv has a column `{unknown[0][:100]}`; a list of URLs may have {known}.")
     if len(set(columns)) < len(columns) or "" in columns:
-        raise ListUnreadable("The header of the csv has a column without a name, or a name twice.")
+        raise ListUnreadable("The header of the csv has a column without a name, or a duplicate name.")
     return columns
 
 
@@ -171,13 +172,13 @@ def _parse_all(
 
 
 def _invalid(reading: ListReading, index: int, line: bytes, reason: str) -> InvalidListLine:
-    # Row 0 of a csv stands on line 2.
+    # Row 0 of a csv is line 2.
     number = index + (2 if reading.format is ListFormat.CSV else 1)
     return InvalidListLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
 
 
 def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
-    """From a line to its input as JSON; None for a line that has no task."""
+    """A function from a line to its input as JSON, or to None for a line without a task."""
     if reading.format is ListFormat.TEXT:
         return _parse_text
     if reading.format is ListFormat.JSONL:
@@ -198,7 +199,7 @@ def _parse_text(line: bytes) -> bytes | None:
 def _parse_json(line: bytes) -> bytes | None:
     text = line.removeprefix(b"\xef\xbb\xbf").strip()
     if text:
-        # A string within is not looked into until a worker decodes it.
+        # Checks UTF-8 now: strings are not decoded before a worker needs them.
         _text(text)
     return text or None
 
@@ -228,7 +229,7 @@ async def _until(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncIte
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """The complete lines of each piece, without their newlines; the last line may lack one."""
+    """The complete lines of each piece, without their newlines. The last line of the list needs no newline."""
     rest = b""
     async for piece in pieces:
         lines = (rest + piece).split(b"\n")
@@ -264,7 +265,7 @@ async def _batched(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[byt
 
 
 def _up_to(lines: list[bytes], size: int) -> int:
-    """How many lines there are up to the one with which they have so many bytes."""
+    """How many lines it takes to reach `size` bytes."""
     for count, total in enumerate(accumulate(map(len, lines)), start=1):
         if total >= size:
             return count
@@ -272,7 +273,7 @@ def _up_to(lines: list[bytes], size: int) -> int:
 
 
 async def _csv_records(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Rows: lines joined while a quote is open, which is while their number of quotes is odd."""
+    """Rows of a csv: lines are joined while a quote is open, that is, while the number of quotes is odd."""
     open_row: list[bytes] = []
     size = 0
     async for lines in _lines(pieces):
@@ -311,7 +312,7 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
 
 
 class _GzipDecoder:
-    """Members one after another, inflated a piece at a time."""
+    """Decompresses consecutive gzip members, a piece at a time."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
@@ -337,7 +338,7 @@ class _GzipDecoder:
 
 
 class _ZstdDecoder:
-    """Frames one after another, inflated a piece at a time."""
+    """Decompresses consecutive zstd frames, a piece at a time."""
 
     def __init__(self) -> None:
         self._frame = zstd.ZstdDecompressor()
@@ -363,7 +364,7 @@ class _ZstdDecoder:
 
 
 def _without_padding(data: bytes) -> bytes:
-    """Writers of tapes and blocks fill their last block with zeros; no member and no frame begins with one."""
+    """Tape and block writers pad with zeros; no member and no frame begins with a zero."""
     return data.lstrip(b"\0")
 
 

@@ -1,8 +1,8 @@
-"""Requests described by data, for APIs that make a file on request: templates that are filled with values, and paths
-that find values in answers. Accept says what is wrong with a description; the executor fills it. Nothing is evaluated.
+"""Templates for calls to export APIs, and paths to values in their answers. Accept validates them; the executor fills
+them. Nothing is evaluated.
 
-A template has placeholders {input}, {input.name}, {id} and {task_id}; {{ and }} stand for braces. In a URL a value is
-escaped whole, so that it can not become another path or host. A path is a JSON Pointer (/data/0/id) or dotted
+A template has the placeholders {input}, {input.name}, {id} and {task_id}; {{ and }} are literal braces. In a URL every
+value is fully escaped, so that it cannot change the path or the host. A path is a JSON Pointer (/data/0/id) or dotted
 ($.data[0].id, data.id).
 """
 
@@ -23,7 +23,7 @@ MAX_TEXT = 8192
 MAX_BODY_BYTES = 256 * 1024
 MAX_STATES = 100
 MAX_STEPS = 32
-# Set for every export, from the task's id.
+# Sent with every creation of an export; its value is made of the task's id.
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -35,18 +35,18 @@ Values = Mapping[str, Any]
 
 
 class Unfillable(Exception):
-    """A value that a template or an answer should have is not there, or is not a text or number."""
+    """A value for a template, or a value in an answer, is missing or is not a text or number."""
 
 
 class TemplateProblem(NamedTuple):
-    """What is wrong with a description, and where."""
+    """What is wrong with a template or path, and in which field."""
 
     field: str
     message: str
 
 
 def fill_url(template: str, values: Values) -> str:
-    """A URL, with every value escaped. Raises Unfillable, also for a value that would climb out of its place."""
+    """Fill a URL, with every value escaped. Raises Unfillable, also if a value would be a step . or .. of the path."""
     url = _filled(template, values, _escaped)
     if _climbs(url):
         raise Unfillable("a value makes a step of the path . or ..")
@@ -54,12 +54,12 @@ def fill_url(template: str, values: Values) -> str:
 
 
 def fill_text(template: str, values: Values) -> str:
-    """Plain text, as for a header. Raises Unfillable."""
+    """Fill plain text, such as a header. Raises Unfillable."""
     return _filled(template, values, lambda text: text)
 
 
 def fill_json(template: Any, values: Values) -> Any:
-    """A JSON value with its texts filled; one that is nothing but a placeholder becomes the value itself."""
+    """Fill the texts in a JSON value. A text that is only a placeholder becomes the value itself. Raises Unfillable."""
     if isinstance(template, str):
         whole = _PLACE.fullmatch(template)
         return _value(whole[1], values) if whole and whole[1] is not None else fill_text(template, values)
@@ -71,7 +71,7 @@ def fill_json(template: Any, values: Values) -> Any:
 
 
 def look_up(answer: Any, path: str) -> Any:
-    """What stands at this path of an answer. Raises Unfillable."""
+    """The value at this path of an answer. Raises Unfillable."""
     steps = _steps(path)
     assert steps is not None
     for step in steps:
@@ -94,14 +94,14 @@ def scalar(value: Any, what: str) -> str:
 
 
 def is_call(download: str | ExportCall) -> ExportCall | None:
-    """`download` as a call: one that is spelled out, or a URL; None for a path."""
+    """`download` as a call, if it is a call or a URL; None for a path."""
     if isinstance(download, ExportCall):
         return download
     return ExportCall(download) if re.match(r"https?://", download, re.IGNORECASE) else None
 
 
 def export_problem(export: ExportApi) -> TemplateProblem | None:
-    """What is wrong with the description of an API, or None."""
+    """What is wrong with the description of an export API, or None."""
     try:
         return (
             _call_problem("create", export.create, with_id=False)
@@ -133,7 +133,7 @@ def _call_problem(name: str, call: ExportCall, *, with_id: bool = True) -> Templ
         if wrong is not None:
             return TemplateProblem(name, wrong)
     if len(msgspec.json.encode(call.body)) > MAX_BODY_BYTES:
-        return TemplateProblem(f"{name}.body", f"it can have at most {MAX_BODY_BYTES} bytes")
+        return TemplateProblem(f"{name}.body", f"it may have at most {MAX_BODY_BYTES} bytes")
     wrong = _url_problem(call.url)
     if wrong is not None:
         return TemplateProblem(f"{name}.url", wrong)
@@ -142,14 +142,14 @@ def _call_problem(name: str, call: ExportCall, *, with_id: bool = True) -> Templ
 
 
 def _url_problem(template: str) -> str | None:
-    """Values may change where in a server a request goes, never to which server."""
-    one, other = (_PLACE.sub(partial(_stand_in, text), template) for text in "ab")
-    wrong = check_url(one) or check_url(other)
+    """Values may change the path and the query of a request, never its server."""
+    first, second = (_PLACE.sub(partial(_stand_in, text), template) for text in "ab")
+    wrong = check_url(first) or check_url(second)
     if wrong is not None:
         return wrong
-    if Url(one).origin_ascii != Url(other).origin_ascii:
-        return "a value may stand in the path or the query, not in the host"
-    return "its path has a step . or .." if _climbs(one) else None
+    if Url(first).origin_ascii != Url(second).origin_ascii:
+        return "a value may be in the path or the query, not in the host"
+    return "its path has a step . or .." if _climbs(first) else None
 
 
 def _stand_in(text: str, match: re.Match[str]) -> str:
@@ -157,7 +157,7 @@ def _stand_in(text: str, match: re.Match[str]) -> str:
 
 
 def _climbs(url: str) -> bool:
-    """Whether a step of the path would be taken out of it again, as . and .. are, however they are escaped."""
+    """Whether the path has a step . or .., escaped or not, which a server would resolve."""
     path = re.split(r"[?#]", url, maxsplit=1)[0]
     return any(step.lower().replace("%2e", ".") in {".", ".."} for step in re.split(r"[/\\]", path))
 
@@ -170,16 +170,16 @@ def _escaped(text: str) -> str:
 
 def _template_problem(text: str, with_id: bool) -> str | None:
     if len(text) > MAX_TEXT:
-        return f"a text can have at most {MAX_TEXT} characters"
+        return f"a text may have at most {MAX_TEXT} characters"
     for match in _PLACE.finditer(text):
         if match[0] in {"{{", "}}"}:
             continue
         if match[1] is None:
-            return "a brace stands alone; write {{ or }} for one that is meant"
+            return "unmatched brace; write {{ or }} for a literal one"
         if not _NAME.fullmatch(match[1]):
-            return f"{{{match[1][:40]}}} is not known; there are {{input}}, {{input.name}}, {{id}} and {{task_id}}"
+            return f"{{{match[1][:40]}}} is unknown; use {{input}}, {{input.name}}, {{id}} or {{task_id}}"
         if match[1] == "id" and not with_id:
-            return "{id} is not known before the export is created"
+            return "{id} is unknown before the export is created"
     return None
 
 
@@ -192,7 +192,7 @@ def _path_problem(field: str, path: str) -> TemplateProblem | None:
 
 def _states_problem(export: ExportApi) -> TemplateProblem | None:
     if not export.ready:
-        return TemplateProblem("ready", "name at least one state that means that the file is there")
+        return TemplateProblem("ready", "name at least one state in which the file is ready")
     for field, states in (("ready", export.ready), ("failed", export.failed)):
         if len(states) > MAX_STATES or any(len(state) > MAX_TEXT for state in states):
             return TemplateProblem(field, f"at most {MAX_STATES} states, each of at most {MAX_TEXT} characters")
@@ -209,7 +209,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _steps(path: str) -> list[str] | None:
-    """The steps of a path; None if it is not one."""
+    """The steps of a path; None if it is invalid."""
     if path.startswith("/"):
         return [step.replace("~1", "/").replace("~0", "~") for step in path[1:].split("/")]
     if path == "$":
@@ -234,9 +234,9 @@ def _put(match: re.Match[str], values: Values, escape: Callable[[str], str]) -> 
 
 
 def _value(name: str, values: Values) -> Any:
-    found: Any = values
+    value: Any = values
     for step in name.split("."):
-        if not isinstance(found, Mapping) or step not in found:
+        if not isinstance(value, Mapping) or step not in value:
             raise Unfillable(f"the input has no value for {{{name}}}")
-        found = found[step]
-    return found
+        value = value[step]
+    return value

@@ -1,8 +1,8 @@
-"""Uploads: a place for a list is promised under a signed link, filled once, and then a job is made of it.
+"""Uploads: create a signed link for a list, store the list once, and then make a job of it.
 
-The link is bound to the size and the sha256 that the client announced, to one object that we named, and to the time
-that the promise holds. Where the blob store signs links of its own, the bytes never pass through here, and the list is
-there as soon as its object is: nobody tells us.
+The link is bound to the size and the sha256 that the client announced, to one object that the server names, and to a
+time. Where the blob store signs links, clients send the bytes to the store; the upload is complete as soon as the
+object exists, without a message to the server.
 """
 
 import hmac
@@ -25,21 +25,21 @@ CREATED = 201
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPLOAD_ID = re.compile(r"upload_[0-9a-z]{26}")
 
-# Asked whether a tenant may have a place for so many bytes; raises if not.
+# Raises if the tenant may not stage this many bytes.
 Admit = Callable[[TenantId, int], Awaitable[None]]
-# From an upload's id and signature to the link to it.
+# Makes the link of an upload's id and signature.
 Link = Callable[[str, str], str]
 
 
 class UploadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list that a client is about to send: its size in bytes and its sha256 in hex."""
+    """A list that a client announces: its size in bytes and its sha256 in hex."""
 
     size: int
     sha256: str
 
 
 class UploadView(msgspec.Struct, frozen=True):
-    """What a client is told: send the list there, with these headers."""
+    """The answer to the client: where to send the list, and with which headers."""
 
     upload_id: str
     url: str
@@ -49,13 +49,13 @@ class UploadView(msgspec.Struct, frozen=True):
 
 
 def signature(secret: bytes, upload: UploadRecord) -> str:
-    """Over all that the link promises. Until when it holds is in the upload's row, and grows with a job made of it."""
+    """The signature over all properties of the upload but its expiry, which a job made of it extends."""
     text = f"PUT\n{upload.tenant}\n{upload.upload_id}\n{upload.size}\n{upload.sha256}\n{upload.created_at!r}"
     return hmac.new(secret, text.encode(), sha256).hexdigest()
 
 
 class Uploads:
-    """Keeps promises of places, and fills them."""
+    """Creates uploads, and stores their lists."""
 
     def __init__(self, system: System, admit: Admit | None = None) -> None:
         self._system = system
@@ -65,23 +65,23 @@ class Uploads:
     async def promise(
         self, tenant: TenantId, spec: UploadSpec, link: Link, request: IdempotentRequest | None = None
     ) -> Accepted:
-        """Promise a place. A request that was answered before gets that answer again."""
+        """Create an upload. A replayed request gets its first answer."""
         ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("upload"))
         if isinstance(ticket, Accepted):
             return ticket
         async with self._requests.carrying_out(ticket):
-            return await self._promised(tenant, spec, link, ticket)
+            return await self._create(tenant, spec, link, ticket)
 
     async def find(self, tenant: TenantId, upload_id: str) -> UploadRecord:
-        """The tenant's upload. One that never was, one that expired and another's are the same NotFound."""
+        """The tenant's upload. Raises NotFound alike for one that is unknown, expired or another tenant's."""
         upload = await self._known(upload_id)
         if upload is None or upload.tenant != tenant:
             raise NotFound
         return upload
 
     async def state(self, upload: UploadRecord) -> tuple[bool, Presigned | None]:
-        """Whether the list is there; if not, a new link to send it to, where the store signs one. An old one may have
-        ended before the promise did, with the credentials that it was signed with."""
+        """Whether the list is stored; if not, a new link to send it to, where the store signs one. The first link may
+        have expired before the upload, with the credentials that signed it."""
         if upload.stored_at is not None:
             return True, None
         signed = await self._signed(upload)
@@ -89,13 +89,13 @@ class Uploads:
         return stored, None if stored else signed
 
     async def fill(
-        self, upload_id: str, given: str, size: int | None, digest: str | None, pieces: AsyncIterator[bytes]
+        self, upload_id: str, signed_with: str, size: int | None, digest: str | None, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Take the list in, to disk and no further than its announced size. Raises before a byte is read if the link
-        is not good or the sender says that it has another list, and leaves nothing if it turns out to be another."""
+        """Store the list, up to its announced size. Raises before a byte is read if the link is invalid or the request
+        announces another list; removes what it stored if the bytes are another list's."""
         upload = await self._known(upload_id)
-        # As bytes: a signature from outside may be any text.
-        if upload is None or not hmac.compare_digest(self._sign(upload).encode(), given.encode(errors="replace")):
+        # As bytes: the signature may be any text.
+        if upload is None or not hmac.compare_digest(self._sign(upload).encode(), signed_with.encode(errors="replace")):
             raise SignatureRefused
         if upload.stored_at is not None:
             raise _stored_before()
@@ -105,11 +105,11 @@ class Uploads:
             raise UploadRefused("The list's sha256 is not the one that was announced.")
         await self._system.blobs.put_stream(upload.key, _announced(pieces, upload))
         crashpoint("upload.stored.before")
-        if not await self._system.records.access.mark_stored(upload_id):
-            await self._lost(upload)
+        if not await self._system.records.mark_stored(upload_id):
+            await self._raise_not_stored(upload)
         crashpoint("upload.stored.after")
 
-    async def _promised(self, tenant: TenantId, spec: UploadSpec, link: Link, ticket: Claim) -> Accepted:
+    async def _create(self, tenant: TenantId, spec: UploadSpec, link: Link, ticket: Claim) -> Accepted:
         settings, now = self._system.settings, self._system.clock.now()
         digest = spec.sha256.lower()
         _check(spec.size, digest, settings.max_list_bytes)
@@ -118,7 +118,7 @@ class Uploads:
         upload = UploadRecord(
             tenant=tenant,
             upload_id=ticket.subject,
-            # The key is ours: nothing of it comes from the client.
+            # No part of the key comes from the client.
             key=f"{UPLOADS}{tenant}/{ticket.subject}",
             size=spec.size,
             sha256=digest,
@@ -140,24 +140,24 @@ class Uploads:
         body = msgspec.json.encode(view)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
         crashpoint("upload.promise.before")
-        standing = await self._system.records.access.create_upload(upload, row)
+        earlier = await self._system.records.create_upload(upload, row)
         crashpoint("upload.promise.after")
-        if standing is not None and row is not None:
-            return standing_answer(standing, row.fingerprint)
+        if earlier is not None and row is not None:
+            return standing_answer(earlier, row.fingerprint)
         return Accepted(CREATED, body, upload.upload_id)
 
     async def _known(self, upload_id: str) -> UploadRecord | None:
         return await self._system.records.access.upload(upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
 
-    async def _lost(self, upload: UploadRecord) -> None:
-        """Somebody else stored the same bytes first, or the promise ended while they came."""
-        if await self._system.records.access.upload(upload.upload_id) is None:
+    async def _raise_not_stored(self, upload: UploadRecord) -> None:
+        """Another request stored the same bytes first, or the upload expired meanwhile."""
+        if await self._system.records.upload(upload.upload_id) is None:
             await self._system.blobs.delete([upload.key])
             raise SignatureRefused
         raise _stored_before()
 
     async def _signed(self, upload: UploadRecord) -> Presigned | None:
-        """The store's own link, good for as long as the promise holds."""
+        """A link that the store signs, valid until the upload expires; None if the store signs none."""
         left = upload.expires_at - self._system.clock.now()
         return await self._system.blobs.presigned_put(upload.key, upload.size, upload.sha256, left)
 
@@ -165,15 +165,15 @@ class Uploads:
         return signature(self._system.signing_key, upload)
 
 
-def _check(size: int, digest: str, most: int) -> None:
-    if not 1 <= size <= most:
-        raise InvalidField(f"`size` must be between 1 and {most}, the most that is taken.", field="size", limit=most)
+def _check(size: int, digest: str, maximum: int) -> None:
+    if not 1 <= size <= maximum:
+        raise InvalidField(f"`size` must be between 1 and {maximum}.", field="size", limit=maximum)
     if not _DIGEST.fullmatch(digest):
         raise InvalidField("`sha256` must be 64 hexadecimal digits.", field="sha256")
 
 
 def _stored_before() -> UploadConflict:
-    return UploadConflict("The upload was stored already; a link is good for one time.")
+    return UploadConflict("The upload is already stored. A link can be used once.")
 
 
 async def _announced(pieces: AsyncIterator[bytes], upload: UploadRecord) -> AsyncIterator[bytes]:

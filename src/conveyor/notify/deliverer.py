@@ -14,7 +14,8 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.egress.outbound import Outbound, OutboundFailed, retry_after
+from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.responses import retry_after
 from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, notify_of
@@ -217,7 +218,7 @@ class Deliverer:
         wait = 0.0
         try:
             status, after = await self._outbound.post(target.url, headers, body, self._settings.webhook_timeout)
-            wait = min(retry_after(after, at), _LONGEST_WAIT)
+            wait = min(retry_after(after, at) or 0.0, _LONGEST_WAIT)
             error = None if _is_success(status) else f"http_{status}"
         except OutboundFailed as failed:
             error = failed.code

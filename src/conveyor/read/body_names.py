@@ -1,5 +1,5 @@
-"""Names of bodies in an archive. Gets a task, hands on a name that is safe on every system: made here, from the index,
-what is harmless in the URL, and an extension out of a fixed table.
+"""Names of bodies in an archive. Gets a task, returns a name that is safe on every system, made of the index, the
+harmless characters of the URL, and an extension from a fixed table.
 """
 
 import re
@@ -55,8 +55,8 @@ _EXTENSIONS = {
 
 
 def body_name(task: Task) -> str:
-    """The name of a task's body in the archive. Of what comes from outside, only letters, digits, dots and dashes of
-    the URL's host and path get into it; never its credentials or query."""
+    """The name of a task's body in the archive. From the URL it takes only letters, digits, dots and dashes of the host
+    and the path, never credentials or the query."""
     slug = _slug(_url_of(task.input))
     extension = _extension(task.detail.content_type)
     if slug.lower().endswith(extension):
@@ -64,23 +64,23 @@ def body_name(task: Task) -> str:
     return f"bodies/{task.index:07d}{'_' if slug else ''}{slug}{extension}"
 
 
-def _url_of(given: msgspec.Raw) -> str:
-    first = bytes(memoryview(given)[:1])
+def _url_of(task_input: msgspec.Raw) -> str:
+    first = bytes(memoryview(task_input)[:1])
     try:
         if first == b'"':
-            return _text(given)
+            return _text(task_input)
         if first == b"{":
-            return _object(given).url
+            return _object(task_input).url
     except msgspec.MsgspecError:
         pass
     return ""
 
 
 def _slug(url: str) -> str:
-    found = _URL.match(url)
-    if found is None:
+    match = _URL.match(url)
+    if match is None:
         return ""
-    text = _NOT_SLUG.sub("-", found[1] + found[2][: 4 * _SLUG_CHARS])
+    text = _NOT_SLUG.sub("-", match[1] + match[2][: 4 * _SLUG_CHARS])
     return text.strip("-.")[:_SLUG_CHARS].strip("-.")
 
 

@@ -1,9 +1,7 @@
-"""Cursors of result listings. Gets the last task that each shard gave, hands out opaque text, and takes it
-back.
+"""Cursors of result listings: opaque text for the last task that each shard returned.
 
-A job with one shard has the plain task_id; one with N shards has `sh:` and the base64url of a JSON list with
-the last id, or null, of each shard (DESIGN §4). A cursor comes from outside: only the very text that `encode`
-makes is taken.
+For a job with one shard it is the task_id; for N shards it is `sh:` and the base64url of a JSON list with the last id,
+or null, of each shard. Cursors come from outside: `decode` accepts only text that `encode` could have made.
 """
 
 import base64
@@ -26,17 +24,17 @@ Position = TaskId | None
 
 
 def encode(positions: Sequence[Position]) -> str:
-    """The cursor that follows these tasks, one position for each shard."""
+    """The cursor after these positions, one per shard."""
     if len(positions) <= 1:
         if not positions or positions[0] is None:
-            raise ValueError("a listing that gave nothing has no cursor")
+            raise ValueError("a listing without tasks has no cursor")
         return positions[0]
     text = base64.urlsafe_b64encode(msgspec.json.encode(list(positions)))
     return PREFIX + text.rstrip(b"=").decode()
 
 
 def decode(cursor: str | None, shard_count: int) -> list[Position]:
-    """The position in each shard of the job; None is the beginning of all. Raises BadCursor."""
+    """The position in each shard of the job. No cursor is the beginning of all. Raises BadCursor."""
     shards = max(shard_count, 1)
     if cursor is None:
         return [None] * shards
@@ -59,14 +57,14 @@ def _sharded(cursor: str, shards: int) -> list[Position]:
         raise BadCursor from None
     if len(ids) != shards:
         raise BadCursor
-    return [None if each is None else _in_shard(each, shard, shards) for shard, each in enumerate(ids)]
+    return [None if text is None else _in_shard(text, shard, shards) for shard, text in enumerate(ids)]
 
 
 def _in_shard(text: str, shard: int, shards: int) -> TaskId:
-    found = _task_id(text)
-    if shard_of(found, shards) != shard:
+    task_id = _task_id(text)
+    if shard_of(task_id, shards) != shard:
         raise BadCursor
-    return found
+    return task_id
 
 
 def _task_id(text: str) -> TaskId:

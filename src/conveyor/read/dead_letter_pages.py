@@ -1,4 +1,4 @@
-"""Dead letters of one tenant. Gets a cursor, reads what was given up, and hands on what is the tenant's own."""
+"""Dead letters of one tenant. Gets a cursor, reads the dead letters, and returns those of the tenant."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from conveyor.jobs.dead_letters import DeadLetterOwner, read_letter
 from conveyor.model import Page, TenantId
 from conveyor.read.results import iso_time
 
-# A listing reads over the letters of others; after so many reads a page ends early rather than late.
-_MOST_READS = 20
+# Reads for one page at most. Pages skip dead letters of other tenants, and are short rather than slow.
+_MAX_READS = 20
 
 
 async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[DeadLetterOwner]:
-    """Up to `limit` letters of the tenant, oldest first. A page may have fewer and still not be the last."""
+    """Up to `limit` dead letters of the tenant, oldest first. A page may have fewer and still not be the last."""
     items: list[DeadLetterOwner] = []
-    for _ in range(_MOST_READS):
+    for _ in range(_MAX_READS):
         page = await queue.dead_letters(cursor, limit - len(items))
         read = [letter for letter in map(read_letter, page.items) if letter is not None]
         items += [letter for letter in read if letter.tenant == tenant]
@@ -25,7 +25,7 @@ async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str |
 
 
 def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
-    """A letter as the API shows it; what it carried stays inside."""
+    """A dead letter as the API shows it, without its message."""
     return {
         "id": letter.message_id,
         "queue": "control" if letter.chunk is None else "run",

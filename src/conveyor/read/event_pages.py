@@ -1,4 +1,4 @@
-"""Events: what happened to a job, and what happened to one of its tasks, in order."""
+"""Events of a task, and the public form of an event."""
 
 from typing import Any
 
@@ -7,26 +7,26 @@ from conveyor.engines.tasks import Tasks
 from conveyor.model import EventRecord, Page, RunKey, Task
 from conveyor.states import TaskStatus
 
-# What is noted when a task ends with an error; other ends are seen from its row.
-_NOTED_ENDS = frozenset({"task.failed", "task.dead_lettered"})
+# Stored when a task fails; other ends follow from its row.
+_STORED_ENDS = frozenset({"task.failed", "task.dead_lettered"})
 
 
 async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None, limit: int) -> Page[EventRecord]:
-    """Attempts that failed, as they were noted, and behind the last of them how the task ended."""
+    """The stored events of failed attempts, and after the last of them how the task finished."""
     page = await tasks.events(run, task.task_id, cursor, limit)
     if page.next_cursor is not None or task.status is TaskStatus.PENDING:
         return page
     last = page.items[-1] if page.items else None
-    if task.status is TaskStatus.FAILED and last is not None and last.event in _NOTED_ENDS:
+    if task.status is TaskStatus.FAILED and last is not None and last.event in _STORED_ENDS:
         return page
     if last is not None and len(page.items) >= limit:
-        # The end has a page of its own.
+        # The end goes to the next page.
         return Page(page.items, str(last.seq))
     return Page([*page.items, _end(run, task, last, cursor)])
 
 
 def event_json(event: EventRecord) -> dict[str, Any]:
-    """An event as it is shown, in the list and in the stream."""
+    """An event as listings and streams show it."""
     return {
         "id": event.id,
         "seq": event.seq,

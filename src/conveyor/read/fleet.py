@@ -1,5 +1,5 @@
-"""Fleet: what works, and what keeps it from working, as one tenant may see it. Its targets that are down, its runs with
-what waits in their queues, and the workers that are there."""
+"""Fleet: what one tenant may see of it. Breakers that are open or half-open, unfinished runs with their queues, and
+workers."""
 
 import asyncio
 from typing import Any
@@ -15,17 +15,17 @@ from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
 from conveyor.read.results import iso_time
 from conveyor.system import System
 
-# What a lane waits with is asked of the queue; whoever looks within this time shares the answer.
+# How long the depth of a queue is cached, in seconds.
 _FRESH = 2.0
-# Rows of workers that are looked at.
-_MOST_WORKERS = 1000
+# Workers that are read.
+_MAX_WORKERS = 1000
 
 _depths = msgspec.json.Decoder(tuple[Depth, Depth])
 _beats = msgspec.json.Decoder(Beat)
 
 
 async def breakers_json(system: System, tenant: TenantId) -> list[dict[str, Any]]:
-    """Targets that are open, and those that are tried again."""
+    """The tenant's breakers that are open or half-open."""
     now = system.clock.now()
     return [
         {
@@ -41,8 +41,8 @@ async def breakers_json(system: System, tenant: TenantId) -> list[dict[str, Any]
 
 
 async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit: int) -> dict[str, Any]:
-    """The tenant's runs that have not ended, newest job first."""
-    active = [job for job in await system.records.jobs.active_jobs() if job.tenant == tenant]
+    """The tenant's unfinished runs, newest job first."""
+    active = [job for job in await system.records.active_jobs() if job.tenant == tenant]
     after = sorted(
         (job for job in active if cursor is None or job.job_id < cursor), key=lambda job: job.job_id, reverse=True
     )
@@ -52,9 +52,9 @@ async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit
 
 
 async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
-    """How many there are; and of those that run long tasks of the tenant, which."""
+    """How many workers are alive, and which of them run long tasks of the tenant."""
     alive, rows = await asyncio.gather(
-        system.coordinator.held(WORKERS), system.records.documents.documents(BEAT, BEAT_TENANT, None, _MOST_WORKERS)
+        system.coordinator.held(WORKERS), system.records.rows(BEAT, BEAT_TENANT, None, _MAX_WORKERS)
     )
     busy = []
     for row in rows.items:
@@ -68,8 +68,8 @@ async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
 
 async def _lane_json(system: System, job: Job) -> dict[str, Any]:
     run = job.run
-    (fresh, again), running, wait = await asyncio.gather(
-        _queued(system, job),
+    (queued, recovering), running, wait = await asyncio.gather(
+        _queue_depths(system, job),
         system.coordinator.held(run_slots(run.run_id)),
         waiting(system.coordinator, run.run_id),
     )
@@ -82,18 +82,18 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
         "priority": job.options.priority,
         "concurrency": job.options.concurrency,
         "running": running,
-        "queue": msgspec.structs.asdict(fresh),
-        "recovery": msgspec.structs.asdict(again),
+        "queue": msgspec.structs.asdict(queued),
+        "recovery": msgspec.structs.asdict(recovering),
         "waiting": None if wait is None else {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)},
     }
 
 
-async def _queued(system: System, job: Job) -> tuple[Depth, Depth]:
+async def _queue_depths(system: System, job: Job) -> tuple[Depth, Depth]:
     key = f"lane:{job.run.run_id}"
-    kept = await system.coordinator.cached(key)
-    if kept is not None:
-        return _depths.decode(kept)
+    cached = await system.coordinator.cached(key)
+    if cached is not None:
+        return _depths.decode(cached)
     run_id = job.run.run_id
-    found = (await system.queue.depth(run_queue(run_id)), await system.queue.depth(recovery_queue(run_id)))
-    await system.coordinator.cache(key, msgspec.json.encode(found), _FRESH)
-    return found
+    depths = (await system.queue.depth(run_queue(run_id)), await system.queue.depth(recovery_queue(run_id)))
+    await system.coordinator.cache(key, msgspec.json.encode(depths), _FRESH)
+    return depths

@@ -1,7 +1,7 @@
-"""Lines of a list that were no task. Gets a job, reads what its ingest kept of them, and hands on pages or all of it.
+"""Invalid lines of a list. Gets a job, reads the lines that its ingest stored, and returns pages or all of them.
 
-They are kept as JSON lines in objects whose names sort by place in the list. While the list is still ingested, ranges
-that are read later may stand before a cursor; once it is done, a walk finds every line.
+They are stored as JSON lines in objects whose names sort by place in the list. While the ingest runs, later ranges may
+add lines before a cursor; once it is done, a listing has every line.
 """
 
 import re
@@ -13,14 +13,14 @@ from conveyor.errors import BadCursor
 from conveyor.lists.reader import InvalidListLine, decode_invalid
 from conveyor.model import Job, Page, invalid_prefix
 
-# The name of an object and how many of its lines were shown.
+# The name of an object, and how many of its lines were returned.
 _CURSOR = re.compile(r"(\d{6,12}-\d{12})\.(\d{1,6})")
 _SUFFIX = ".jsonl"
 
 
 class _Place(NamedTuple):
     name: str
-    shown: int
+    returned: int
 
 
 async def invalid_page(blobs: Blobs, job: Job, limit: int, cursor: str | None) -> Page[InvalidListLine]:
@@ -30,19 +30,19 @@ async def invalid_page(blobs: Blobs, job: Job, limit: int, cursor: str | None) -
     place = start
     async for name, lines in _objects(blobs, job, start):
         if len(items) == limit:
-            # There is more, and the last place is where it begins.
+            # There is more: the next page begins at the last place.
             return Page(items, _encode(place))
-        shown = start.shown if name == start.name else 0
-        taken = lines[shown : shown + limit - len(items)]
-        items += map(decode_invalid, taken)
-        place = _Place(name, shown + len(taken))
-        if place.shown < len(lines):
+        skip = start.returned if name == start.name else 0
+        page = lines[skip : skip + limit - len(items)]
+        items += map(decode_invalid, page)
+        place = _Place(name, skip + len(page))
+        if place.returned < len(lines):
             return Page(items, _encode(place))
     return Page(items)
 
 
 async def invalid_lines(blobs: Blobs, job: Job) -> AsyncIterator[bytes]:
-    """All of them as JSON lines, an object at a time."""
+    """All invalid lines as JSON lines, one object at a time."""
     async for info in blobs.listing(invalid_prefix(job)):
         data = await blobs.get(info.key)
         if data:
@@ -61,7 +61,7 @@ async def _objects(blobs: Blobs, job: Job, start: _Place) -> AsyncIterator[tuple
 
 
 def _encode(place: _Place) -> str:
-    return f"{place.name}.{place.shown}"
+    return f"{place.name}.{place.returned}"
 
 
 def _decode(cursor: str | None) -> _Place:

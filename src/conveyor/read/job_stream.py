@@ -1,9 +1,9 @@
-"""Stream: what happens to a job, as it happens, as server-sent events. The job's notices, each under its id; between
-them its counts, at most once a second and only while they change; a comment now and then, so that nobody on the way
-takes the line for dead. It ends with the end of the run.
+"""The stream of a job, as server-sent events: its outbox events, each with its id; between them its counts, at most
+once a second and only if they changed; a comment now and then, so that no proxy closes an idle connection. It ends when
+the run is finished.
 
-A client that was cut off names the last id that it saw and misses nothing. One that has seen the end is told, by an
-answer without content, that it need not come again.
+A client that reconnects sends the last id that it saw and misses nothing. A client that has seen the last event gets
+204 No Content, so that it does not reconnect.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from conveyor.system import System
 
 LOOK_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 15.0
-# How long a client waits before it comes again.
+# How long a client waits before it reconnects.
 RETRY_MILLISECONDS = 2000
 
 _PAGE = 100
 
 
 class Streams:
-    """All streams of this process: how many each tenant has, and whether they are to end."""
+    """The streams of this process: how many each tenant has open, and whether they have to end."""
 
-    def __init__(self, most: int, stop: asyncio.Event) -> None:
-        self._most = most
+    def __init__(self, max_per_tenant: int, stop: asyncio.Event) -> None:
+        self._max_per_tenant = max_per_tenant
         self._open: Counter[TenantId] = Counter()
         self._stop = stop
 
@@ -45,9 +45,9 @@ class Streams:
 
     @contextmanager
     def place(self, tenant: TenantId) -> Iterator[None]:
-        """Room for one more. Raises TooManyStreams."""
-        if self._open[tenant] >= self._most:
-            raise TooManyStreams(limit=self._most)
+        """Count one more stream while the block runs. Raises TooManyStreams."""
+        if self._open[tenant] >= self._max_per_tenant:
+            raise TooManyStreams(limit=self._max_per_tenant)
         self._open[tenant] += 1
         try:
             yield
@@ -57,7 +57,7 @@ class Streams:
                 del self._open[tenant]
 
     async def rest(self, clock: Clock, seconds: float) -> None:
-        """Let time pass, unless the process is to stop."""
+        """Wait, unless the process has to stop."""
         timer = asyncio.ensure_future(clock.sleep(seconds))
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
@@ -68,7 +68,7 @@ class Streams:
 
 
 class JobStream:
-    """One client's look at one job."""
+    """The stream of one job to one client."""
 
     def __init__(self, system: System, streams: Streams, job: Job) -> None:
         self._records: Records = system.records
@@ -76,52 +76,52 @@ class JobStream:
         self._clock = system.clock
         self._streams = streams
         self._job = job
-        # Of the last event that was sent, or that the client has.
+        # The last event that was sent, or that the client has.
         self._cursor: str | None = None
 
     async def resume(self, last_id: str | None) -> bool:
-        """Go on behind the event that the client saw last; from the beginning if that is none of this job's. False if
-        there is nothing more to come."""
-        seen = await self._find(last_id) if last_id else None
-        if seen is None:
+        """Resume after the event that the client saw last; from the beginning if the job has no such event. False if
+        no event will follow."""
+        last = await self._find(last_id) if last_id else None
+        if last is None:
             return True
-        self._cursor = str(seen.seq)
-        return self._job.state not in ENDED or bool(await self._news(1))
+        self._cursor = str(last.seq)
+        return self._job.state not in ENDED or bool(await self._new_events(1))
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The frames, until the end of the run."""
+        """The frames, until the run is finished."""
         with self._streams.place(self._job.tenant):
             yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-            shown: dict[str, Any] | None = None
-            said = self._clock.monotonic()
+            sent: dict[str, Any] | None = None
+            sent_at = self._clock.monotonic()
             while not self._streams.stopping:
-                # Before the events: a run that is seen to have ended has its last one among them.
-                job = await self._records.jobs.job(self._job.tenant, self._job.job_id)
+                # Before the events: the last event of a finished run is then among them.
+                job = await self._records.job(self._job.tenant, self._job.job_id)
                 if job is None:
                     return
                 self._job = job
                 counts = await self._progress()
-                if counts != shown:
-                    shown, said = counts, self._clock.monotonic()
+                if counts != sent:
+                    sent, sent_at = counts, self._clock.monotonic()
                     yield frame("progress", counts)
-                async for told in self._events():
-                    said = self._clock.monotonic()
-                    yield told
+                async for event in self._events():
+                    sent_at = self._clock.monotonic()
+                    yield event
                 if job.state in ENDED:
                     return
-                if self._clock.monotonic() - said >= KEEP_ALIVE_SECONDS:
-                    said = self._clock.monotonic()
+                if self._clock.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
+                    sent_at = self._clock.monotonic()
                     yield b": still here\n\n"
                 await self._streams.rest(self._clock, LOOK_SECONDS)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        while news := await self._news(_PAGE):
-            for event in news:
+        while events := await self._new_events(_PAGE):
+            for event in events:
                 self._cursor = str(event.seq)
                 yield frame(event.event, event_json(event), event.id)
 
-    async def _news(self, limit: int) -> list[EventRecord]:
-        return (await self._records.outbox.events(self._job.tenant, self._job.job_id, self._cursor, limit)).items
+    async def _new_events(self, limit: int) -> list[EventRecord]:
+        return (await self._records.notices(self._job.tenant, self._job.job_id, self._cursor, limit)).items
 
     async def _find(self, event_id: str) -> EventRecord | None:
         cursor: str | None = None
@@ -149,6 +149,6 @@ class JobStream:
 
 def frame(event: str, data: Any, id: str | None = None) -> bytes:
     """A server-sent event."""
-    # JSON has no line breaks of its own.
+    # Encoded JSON has no line breaks.
     named = f"id: {id}\n" if id else ""
     return f"{named}event: {event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Listings of results: a page, or all of them as lines, of one run or of the newest outcome of each task."""
+"""Listings of results: a page, or all as JSON lines, of one run or of the latest result of each task."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -11,17 +11,17 @@ from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Page, RunKey, Task, TaskId
 from conveyor.read import cursors
-from conveyor.read.latest import union_page, union_tasks
+from conveyor.read.latest import latest_batches, latest_page
 from conveyor.read.results import result_page
 
 log = structlog.get_logger()
 
-# Tasks that are read, and sent, at once.
+# Tasks that are read and sent together.
 _ROWS = 500
 
-# Tasks as they are shown.
-Shown = Callable[[Sequence[Task]], Awaitable[list[dict[str, Any]]]]
-_Stretch = tuple[list[Task], list[TaskId | None]]
+# Makes the public form of tasks.
+Show = Callable[[Sequence[Task]], Awaitable[list[dict[str, Any]]]]
+_Batch = tuple[list[Task], list[TaskId | None]]
 
 
 async def listing_page(
@@ -30,42 +30,42 @@ async def listing_page(
     """Up to `limit` tasks. Raises BadCursor."""
     if len(runs) == 1:
         return await result_page(tasks, runs[0], where, limit, cursor)
-    return await union_page(tasks, runs, where, limit, cursor)
+    return await latest_page(tasks, runs, where, limit, cursor)
 
 
 async def listing_lines(
-    tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, cursor: str | None, shown: Shown
+    tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, cursor: str | None, show: Show
 ) -> AsyncIterator[bytes]:
-    """All that follow the cursor, as JSON lines, read as they are taken away. What goes wrong before the first of them
-    is raised; after that the last line tells of it, with the cursor to go on from. Raises BadCursor."""
+    """All tasks after the cursor as JSON lines, read as the client takes them. An error before the first line is
+    raised; a later one is reported in the last line, with the cursor to resume from. Raises BadCursor."""
     positions = cursors.decode(cursor, runs[0].shard_count)
-    began = False
+    has_lines = False
     try:
-        async with aclosing(_stretches(tasks, runs, where, positions)) as found:
-            async for items, after in found:
+        async with aclosing(_batches(tasks, runs, where, positions)) as batches:
+            async for items, after in batches:
                 if items:
-                    yield b"".join(map(_line, await shown(items)))
-                    began = True
+                    yield b"".join(map(_line, await show(items)))
+                    has_lines = True
                 positions = after
     except Exception as error:
-        if not began:
+        if not has_lines:
             raise
-        log.exception("a stream of results broke off", run=runs[-1].run_id)
-        yield _line({"stream_error": _told(error, cursors.encode(positions))})
+        log.exception("result stream failed", run=runs[-1].run_id)
+        yield _line({"stream_error": _error_json(error, cursors.encode(positions))})
 
 
-def _stretches(
+def _batches(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, positions: Sequence[TaskId | None]
-) -> AsyncGenerator[_Stretch, None]:
+) -> AsyncGenerator[_Batch, None]:
     if len(runs) == 1:
-        return _of_run(tasks, runs[0], where, positions)
-    return union_tasks(tasks, runs, where, positions)
+        return _run_batches(tasks, runs[0], where, positions)
+    return latest_batches(tasks, runs, where, positions)
 
 
-async def _of_run(
+async def _run_batches(
     tasks: Tasks, run: RunKey, where: TaskFilter, positions: Sequence[TaskId | None]
-) -> AsyncGenerator[_Stretch, None]:
-    """Shard by shard: who takes all of them needs no common order."""
+) -> AsyncGenerator[_Batch, None]:
+    """Shard by shard: a reader of all tasks needs no common order."""
     now = list(positions)
     for shard in range(max(run.shard_count, 1)):
         more = True
@@ -78,11 +78,11 @@ async def _of_run(
 
 def _line(value: Any) -> bytes:
     text = msgspec.json.encode(value)
-    # An input goes in as it was written. Inside a JSON string a newline is escaped, so this one is but space.
+    # The input is included as submitted. A newline in it is whitespace: inside a JSON string it would be escaped.
     return (text.replace(b"\n", b" ") if b"\n" in text else text) + b"\n"
 
 
-def _told(error: Exception, cursor: str) -> dict[str, str]:
+def _error_json(error: Exception, cursor: str) -> dict[str, str]:
     if isinstance(error, ConveyorError):
         return {"code": error.code, "detail": error.message, "next_cursor": cursor}
     return {"code": ConveyorError.code, "detail": ConveyorError().message, "next_cursor": cursor}

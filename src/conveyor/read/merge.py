@@ -1,7 +1,7 @@
-"""Merge: one ordered listing out of the shards of a run, reading little more than it returns.
+"""Merge: one ordered listing over the shards of a run that reads little more than it returns.
 
-Each shard is a stream in order of task_id. It is asked for about its share of the page, and again, for a little, only
-when it runs dry while the page is not full: a full page from each of N shards would read N rows for each returned.
+Each shard is a stream in order of task_id. The merge reads about a shard's share of the page, and a little more only if
+the shard runs out before the page is full. Reading a full page from each of N shards would read N rows per result.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.model import RunKey, Task, TaskId
 
-# Of a shard's share of the page: how much is asked for at first, and how much more each time.
+# Fractions of a shard's share of the page: the first read, and each further read.
 _FIRST = 0.85
 _MORE = 0.1
 
@@ -22,7 +22,7 @@ Position = TaskId | None
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """A page of the merged listing. `positions` says what was consumed of each shard; None when nothing is left."""
+    """A page of the merged listing. `positions` is the last task taken from each shard; None at the end."""
 
     items: list[Task]
     positions: list[Position] | None
@@ -30,7 +30,7 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class _Stream:
-    """What is known of one shard: rows read and not yet returned, and whether there are more."""
+    """One shard: the rows that are read but not yet taken, and whether there are more."""
 
     def __init__(self, tasks: Tasks, run: RunKey, shard: int, position: Position, where: TaskFilter) -> None:
         self._tasks = tasks
@@ -44,7 +44,7 @@ class _Stream:
         self.rows_read = 0
 
     @property
-    def dry(self) -> bool:
+    def is_dry(self) -> bool:
         return not self.rows and not self.ended
 
     async def read(self, count: int) -> None:
@@ -65,8 +65,8 @@ class _Stream:
 async def merged_page(
     tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, positions: Sequence[Position]
 ) -> Merged:
-    """The next `limit` tasks after `positions`, in lexicographic order of task_id over all shards. Fewer, or none,
-    where a scan of a shard shows no head and not its end either: what comes next is not known then."""
+    """The next `limit` tasks after `positions`, in order of task_id over all shards. The page is shorter, or empty, if
+    a scan of a shard found no match within its bound: the next task is unknown then."""
     streams = [_Stream(tasks, run, shard, position, where) for shard, position in enumerate(positions)]
     share = limit / len(streams)
     more = max(1, round(share * _MORE))
@@ -74,16 +74,16 @@ async def merged_page(
     heads = [(stream.rows[0].task_id, shard) for shard, stream in enumerate(streams) if stream.rows]
     heapq.heapify(heads)
     items: list[Task] = []
-    # A shard that was looked through as far as one scan goes, and may have more.
-    unknown = any(stream.dry for stream in streams)
+    # Whether a scan of some shard found nothing, and the shard may have more.
+    unknown = any(stream.is_dry for stream in streams)
     while heads and len(items) < limit and not unknown:
         _, shard = heads[0]
         stream = streams[shard]
         items.append(stream.take())
-        # Before the next one is chosen, every shard that may have more must show its head.
-        if stream.dry:
+        # To choose the next task, the first row of every shard must be known.
+        if stream.is_dry:
             await stream.read(more)
-            unknown = stream.dry
+            unknown = stream.is_dry
         if stream.rows:
             heapq.heapreplace(heads, (stream.rows[0].task_id, shard))
         else:

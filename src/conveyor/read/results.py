@@ -1,5 +1,5 @@
-"""Results. Gets a run and a cursor, reads tasks and bodies through the seams, and hands on pages, the public
-shape of a task, and its body, checked against the sha256 that was stored with it.
+"""Results. Gets a run and a cursor, reads tasks and bodies through the seams, and returns pages, the public form of a
+task, and its body, checked against the stored sha256.
 """
 
 from collections.abc import AsyncIterator
@@ -24,14 +24,14 @@ BODY_SECONDS = 86_400.0
 
 
 async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
-    """Up to `limit` tasks that match, in order of task_id. Only so many rows are looked at: where few match, a page may
-    have fewer, or none, and still not be the last. Raises BadCursor."""
+    """Up to `limit` matching tasks, in order of task_id. A page reads a bounded number of rows: where few match, it may
+    have fewer tasks, or none, and still not be the last. Raises BadCursor."""
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
         merged = await merged_page(tasks, run, where, limit, positions)
         _count(merged.rows_read, len(merged.items))
         return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
-    # One more than asked for tells whether there is a next page, without a page that turns out empty.
+    # One row more than the limit tells whether there is a next page, so that no last page is empty.
     scanned = await tasks.scan(run, 0, positions[0], limit + 1, where)
     items = scanned.tasks[:limit]
     _count(len(scanned.tasks), len(items))
@@ -45,8 +45,8 @@ def _count(read: int, returned: int) -> None:
 
 
 def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
-    """A task as the API shows it. `headers` are [name, value] pairs as they were received: names repeat
-    (Set-Cookie) and their order means something. `body_url` is shown only if there is a body to get."""
+    """A task as the API shows it. `headers` are [name, value] pairs as received: names repeat (Set-Cookie) and order
+    matters. `body_url` is shown only if the task has a body."""
     detail = task.detail
     body = detail.body
     return {
@@ -69,26 +69,26 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
 
 
 async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, Any] | None:
-    """How far an attempt at the task is, as the API shows it; None if it has ended, or says nothing of the kind."""
+    """The progress of a long task, as the API shows it; None if the task is finished or reports no progress."""
     if task.status is not TaskStatus.PENDING:
         return None
     row = await records.documents.document(PROGRESS, run.tenant, progress_id(run.run_id, task.index))
     if row is None:
         return None
-    at = msgspec.json.decode(row.body, type=TaskProgress)
+    progress = msgspec.json.decode(row.body, type=TaskProgress)
     return {
-        "at": iso_text(at.at),
-        "attempt": at.attempt,
-        "done": at.done,
-        "total": at.total,
-        "rate": at.rate,
-        "note": at.note,
+        "at": iso_text(progress.at),
+        "attempt": progress.attempt,
+        "done": progress.done,
+        "total": progress.total,
+        "rate": progress.rate,
+        "note": progress.note,
     }
 
 
 async def body_link(blobs: Blobs, task: Task, path: str) -> str:
-    """Where to get the body: the store's own link to it, good for a day, if it is an object by itself and the store
-    signs one; else `path`, of the API."""
+    """The URL of the body: a link that the store signs, valid for a day, if the body is one object; else `path` of the
+    API."""
     body = task.detail.body
     if body is None or body.offset >= 0 or body.piece:
         return path
@@ -98,30 +98,30 @@ async def body_link(blobs: Blobs, task: Task, path: str) -> str:
 
 
 def error_json(task: Task) -> TaskError | None:
-    """Why the task failed. The code is in the row even where the detail was dropped."""
+    """Why the task failed. The row has the code even if the detail was dropped."""
     if task.detail.error is None and task.error_code is not None:
         return TaskError(task.error_code, "")
     return task.detail.error
 
 
 def iso_time(at: float | None) -> str | None:
-    """A time as it is shown; None where there is none."""
+    """A time in ISO 8601, or None."""
     return None if at is None else iso_text(at)
 
 
 def body_ref(task: Task) -> BodyRef:
-    """Where the task's body is. Raises NoBody."""
+    """The reference to the task's body. Raises NoBody."""
     if task.detail.body is None:
         raise NoBody
     return task.detail.body
 
 
 async def read_body(blobs: Blobs, task: Task) -> bytes:
-    """The task's body, whole: for bodies that fit into memory. Raises NoBody."""
+    """The task's whole body, for bodies that fit into memory. Raises NoBody."""
     ref = body_ref(task)
     if ref.piece:
         return b"".join([piece async for piece in stream_body(blobs, ref)])
-    # An object that is longer than it should be is caught by the one byte more.
+    # One byte more detects an object that is too long.
     start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
     data = await blobs.get(ref.key, start, length)
     if data is None:
@@ -131,17 +131,17 @@ async def read_body(blobs: Blobs, task: Task) -> bytes:
 
 
 async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
-    """A body in pieces, in flat memory. It is checked when the last piece has gone out: if it is damaged,
-    the stream ends in an exception and not as if it were whole."""
+    """A body in pieces, in constant memory. It is checked after the last piece: the stream of a damaged body ends with
+    an exception."""
     digest = sha256()
     got = 0
     try:
         async for piece in _pieces(blobs, ref):
-            kept = piece if ref.offset < 0 else piece[: ref.length - got]
-            digest.update(kept)
-            got += len(kept)
-            if kept:
-                yield kept
+            own = piece if ref.offset < 0 else piece[: ref.length - got]
+            digest.update(own)
+            got += len(own)
+            if own:
+                yield own
             if ref.offset >= 0 and got == ref.length:
                 break
     except NotFound:
@@ -150,23 +150,23 @@ async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
 
 
 async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes from `start` up to `end` of a body. Only the whole could be checked against its sha256; who asks for a
-    part compares what it puts together."""
+    """The bytes of a body from `start` up to `end`, unchecked: the sha256 is over the whole body, so a client that
+    reads parts checks what it puts together."""
     left = end - start
     try:
         async for piece in _pieces(blobs, ref, start):
-            kept = piece[:left]
-            left -= len(kept)
-            yield kept
+            own = piece[:left]
+            left -= len(own)
+            yield own
             if left == 0:
                 return
     except NotFound:
         raise missing_body(ref) from None
-    raise EngineFailed("A stored body is shorter than it was.", key=ref.key, offset=ref.offset)
+    raise EngineFailed("A stored body is shorter than when it was written.", key=ref.key, offset=ref.offset)
 
 
 async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[bytes]:
-    """The bytes of a body from `start` on, and of a segment what follows it too. Raises NotFound."""
+    """The bytes from `start` of a body on, including those after it in its segment. Raises NotFound."""
     if not ref.piece:
         async for part in blobs.stream(ref.key, max(ref.offset, 0) + start):
             yield part
@@ -179,7 +179,7 @@ async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[b
 
 
 def check_body(ref: BodyRef, length: int, digest: str) -> None:
-    """Raise unless these are the bytes that were stored."""
+    """Raise EngineFailed unless length and digest are those of the stored body."""
     if length != ref.length or digest != ref.sha256:
         raise EngineFailed(
             f"A stored body is damaged: {length} bytes with sha256 {digest[:16]}…, "
@@ -190,5 +190,5 @@ def check_body(ref: BodyRef, length: int, digest: str) -> None:
 
 
 def missing_body(ref: BodyRef) -> EngineFailed:
-    """A row points to an object that is not there."""
+    """The error for a row whose body object is missing."""
     return EngineFailed("A stored body is missing.", key=ref.key, offset=ref.offset)

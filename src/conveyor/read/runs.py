@@ -1,4 +1,4 @@
-"""Which runs of a job a reader means, and in which of them a task is."""
+"""Runs of a job: choose those that a request names, and find the run that has a task."""
 
 import re
 
@@ -16,8 +16,8 @@ _TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 
 async def chosen_runs(records: Records, job: Job, which: str | None) -> list[RunKey]:
-    """The runs that are meant, oldest first: one by its id or number, the latest, or all of them for the newest outcome
-    of each task. Raises NotFound and InvalidField."""
+    """The runs that `which` names, oldest first: one by its id or number, the latest, or all for the latest result of
+    each task. Raises NotFound and InvalidField."""
     if which is None or which == LATEST:
         return [job.key]
     if which == LATEST_PER_TASK:
@@ -26,14 +26,14 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
         raise InvalidField(
             f"`run` must be the id or the number of a run, `{LATEST}` or `{LATEST_PER_TASK}`.", field="run"
         )
-    found = [run for run in await records.jobs.runs(job.job_id) if which in (run.run_id, str(run.number))]
-    if not found:
+    named = [run for run in await records.runs(job.job_id) if which in (run.run_id, str(run.number))]
+    if not named:
         raise NotFound("The job has no such run.")
-    return [key_of(job, found[0])]
+    return [key_of(job, named[0])]
 
 
 async def locate_task(records: Records, tasks: Tasks, job: Job, task_id: str) -> tuple[RunKey, Task]:
-    """A task of any run of the job, and where it is. Raises NotFound."""
+    """A task of any run of the job, and the key of that run; the latest run first. Raises NotFound."""
     if _TASK_ID.fullmatch(task_id):
         older = await records.jobs.runs(job.job_id) if job.run.number > 1 else []
         for key in [job.key, *(key_of(job, run) for run in reversed(older[:-1]))]:
@@ -44,5 +44,5 @@ async def locate_task(records: Records, tasks: Tasks, job: Job, task_id: str) ->
 
 
 def key_of(job: Job, run: Run) -> RunKey:
-    """Where the tasks of one of a job's runs are."""
+    """The key of one of the job's runs."""
     return RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)

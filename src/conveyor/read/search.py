@@ -1,5 +1,5 @@
-"""Search: tasks of a job by their index, their id, or some text in their input. No engine has an index over inputs, so
-rows are read for that, and only so many of them for one page: a page may be empty and still not be the last."""
+"""Search: tasks of a job by index, by id, or by text in their input. No engine has an index over inputs, so a search
+reads rows, a bounded number per page: a page may be empty and still not be the last."""
 
 import re
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from conveyor.model import Page, RunKey, Task, TaskId
 from conveyor.read.listing import listing_page
 from conveyor.read.walk import matches
 
-# Rows that are read at once, and about how many for one page.
+# Rows of one read, and about how many one page reads at most.
 _ROWS = 500
-_MOST_ROWS = 5000
+_MAX_ROWS = 5000
 
 _INDEX = re.compile(r"[0-9]{1,15}", re.ASCII)
 _TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class SearchPage(msgspec.Struct, frozen=True):
-    """Tasks that match, where to go on, and how many rows that took."""
+    """A page of matching tasks, and how many rows were read for it."""
 
     page: Page[Task]
     read: int
@@ -29,47 +29,48 @@ class SearchPage(msgspec.Struct, frozen=True):
 async def search_page(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, text: str, limit: int, cursor: str | None
 ) -> SearchPage:
-    """Up to `limit` tasks that match. Raises BadCursor."""
+    """Up to `limit` matching tasks. Raises BadCursor."""
     named = await _named(tasks, runs, text)
     items = [task for task in named if cursor is None and matches(task, where)]
     known = {task.index for task in named}
     read = 0
-    while len(items) < limit and read < _MOST_ROWS:
+    while len(items) < limit and read < _MAX_ROWS:
         room = limit - len(items)
         asked = _ROWS
         page = await listing_page(tasks, runs, where, asked, cursor)
-        found = _with(text, page.items, known)
-        if len(found) > room:
-            # A cursor stands behind the rows that were read: so no more of them than there is room for.
+        hits = _containing(text, page.items, known)
+        if len(hits) > room:
+            # The cursor points behind all rows that were read, so read no more than fit on the page.
             asked = room
             page = await listing_page(tasks, runs, where, asked, cursor)
-            found = _with(text, page.items, known)
-        items += found
+            hits = _containing(text, page.items, known)
+        items += hits
         read += len(page.items)
         cursor = page.next_cursor
         if cursor is None or len(page.items) < asked:
-            # The end, or as many rows as a page may look at.
+            # The end, or the bound on the rows of a listing.
             break
     return SearchPage(Page(items, cursor), read)
 
 
 async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:
-    """The task that this is the index or the id of, as the newest run has it."""
+    """The task with this index or id, from the newest run that has it."""
     for run in reversed(runs):
-        if _INDEX.fullmatch(text) and (found := await tasks.at(run, [int(text)])):
-            return found
-        if _TASK_ID.fullmatch(text) and (one := await tasks.task(run, TaskId(text))):
-            return [one]
+        if _INDEX.fullmatch(text) and (by_index := await tasks.at(run, [int(text)])):
+            return by_index
+        if _TASK_ID.fullmatch(text) and (task := await tasks.task(run, TaskId(text))):
+            return [task]
     return []
 
 
-def _with(text: str, found: Sequence[Task], but: set[int]) -> list[Task]:
-    """Those with the text in their input, whatever the case: in its JSON as it was given, or in what that says."""
+def _containing(text: str, tasks: Sequence[Task], known: set[int]) -> list[Task]:
+    """The tasks, except the known ones, with the text in their input, ignoring case: in its JSON as submitted, or
+    decoded."""
     wanted = text.casefold()
     return [
         task
-        for task in found
-        if task.index not in but and (wanted in _json(task).casefold() or wanted in _said(task).casefold())
+        for task in tasks
+        if task.index not in known and (wanted in _json(task).casefold() or wanted in _decoded(task).casefold())
     ]
 
 
@@ -77,7 +78,7 @@ def _json(task: Task) -> str:
     return bytes(task.input).decode(errors="replace")
 
 
-def _said(task: Task) -> str:
-    """A text without its quotes and backslashes."""
+def _decoded(task: Task) -> str:
+    """A string without its quotes and escapes; other values as compact JSON."""
     value = msgspec.json.decode(task.input)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,5 +1,5 @@
-"""Statistics of a run: how its counts went, how long its tasks took, what they failed with. All of it was gathered on
-the way, so that it costs the same at any size; of times long ago, and after a coordinator was lost, there is less."""
+"""Statistics of a run: its counts over time, the latency of its tasks, and their errors. All of it was collected while
+the run worked, so the cost does not depend on its size. Old samples, and those of a lost coordinator, are missing."""
 
 import asyncio
 from typing import Any
@@ -15,53 +15,53 @@ from conveyor.states import ENDED
 
 TOP_ERRORS = 100
 
-# Notices of a job that are looked at for counts.
-_NOTICES = 500
+# Events of a job that are read for counts.
+_EVENTS = 500
 
 
 async def statistics_json(
     records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job, run: Run
 ) -> dict[str, Any]:
-    """Of one of the job's runs."""
+    """The statistics of one of the job's runs."""
     key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
-    counts, errors, durations, kept, told = await asyncio.gather(
+    counts, errors, durations, samples, events = await asyncio.gather(
         tasks.counts(key),
         tasks.error_codes(key, TOP_ERRORS),
         histogram(coordinator, run.run_id),
         history(coordinator, run.run_id),
-        records.outbox.events(job.tenant, job.job_id, None, _NOTICES),
+        records.notices(job.tenant, job.job_id, None, _EVENTS),
     )
     until = run.ended_at if run.state in ENDED and run.ended_at is not None else clock.now()
-    noted = [found for event in told.items if event.run_id == run.run_id and (found := _noted(event))]
+    reported = [sample for event in events.items if event.run_id == run.run_id and (sample := _sample_in(event))]
     return {
         "run_id": run.run_id,
-        "samples": [_sample_json(each) for each in _in_order(run, [*kept, *noted], moment(until, counts))],
+        "samples": [_sample_json(sample) for sample in _in_order(run, [*samples, *reported], moment(until, counts))],
         "durations": [{"seconds": seconds, "count": count} for seconds, count in durations],
         "errors": [{"code": code, "count": count} for code, count in errors],
     }
 
 
-def _noted(event: EventRecord) -> Moment | None:
-    """The counts that a notice carries: those of quarters, failures and ends."""
+def _sample_in(event: EventRecord) -> Moment | None:
+    """The counts in an event: progress events, failures and final events have them."""
     counts = event.data.get("counts")
     if not isinstance(counts, dict):
         return None
     return moment(event.at, Counts(*(int(counts.get(name, 0)) for name in ("succeeded", "failed", "cancelled"))))
 
 
-def _in_order(run: Run, found: list[Moment], last: Moment) -> list[Moment]:
-    """From the run's beginning to `last`. What was told late and so would go back is left out."""
+def _in_order(run: Run, samples: list[Moment], last: Moment) -> list[Moment]:
+    """From the start of the run to `last`, without late samples by which the counts would decrease."""
     moments = [Moment(run.created_at, 0, 0, 0)]
-    for each in sorted(found, key=lambda found: (found.at, found.ended)):
-        if moments[-1].at < each.at < last.at and moments[-1].ended <= each.ended <= last.ended:
-            moments.append(each)
+    for sample in sorted(samples, key=lambda sample: (sample.at, sample.ended)):
+        if moments[-1].at < sample.at < last.at and moments[-1].ended <= sample.ended <= last.ended:
+            moments.append(sample)
     return [*moments, last]
 
 
-def _sample_json(each: Moment) -> dict[str, Any]:
+def _sample_json(sample: Moment) -> dict[str, Any]:
     return {
-        "at": iso_text(each.at),
-        "succeeded": each.succeeded,
-        "failed": each.failed,
-        "cancelled": each.cancelled,
+        "at": iso_text(sample.at),
+        "succeeded": sample.succeeded,
+        "failed": sample.failed,
+        "cancelled": sample.cancelled,
     }

@@ -1,6 +1,6 @@
-"""Progress. Gets a job as it is stored, adds what is known of its run at this moment (counts, what workers hold, rate,
-time left, what it waits for, how long tasks take, most frequent errors), and hands on the public job. None of it is
-counted for that: the cost does not grow with the job, and readers within the same moment share what one of them found.
+"""Status. Gets a job as stored, adds the current state of its run (counts, tasks in progress, rate, time left, what it
+waits for, task latency, top errors), and returns the public job. Nothing is counted for it: the cost does not grow with
+the job, and concurrent readers share one cached result.
 """
 
 import asyncio
@@ -23,30 +23,29 @@ from conveyor.states import ENDED, WORKABLE, RunState
 T = TypeVar("T")
 
 TOP_ERRORS = 5
-# Earlier runs that a job is shown with, the newest of them.
+# Earlier runs shown with a job, newest first.
 MOST_RUNS = 50
 
 _HIDDEN = "[hidden]"
 _WINDOW = 10.0
 _SAMPLE_EVERY = 0.5
 _SAMPLE_TTL = 60.0
-# How old what is shown may be, before it is found out anew, and at all.
+# Age of a cached status in seconds: when to refresh it, and when to drop it.
 _FRESH = 0.5
 _OLDEST = 1.0
-# How far a list is does not change once all of it is ingested.
+# The progress of a finished ingest does not change any more.
 _INGESTED_TTL = 600.0
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """How many tasks had ended, at a time. The wall clock, since readers in several processes share the
-    samples."""
+    """How many tasks were finished at a time, by the wall clock: readers in several processes share the samples."""
 
     at: float
     ended: int
 
 
 class Live(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a run at one moment."""
+    """The state of a run at one moment."""
 
     at: float
     run: Run
@@ -67,16 +66,15 @@ _ingested = msgspec.json.Decoder(Ingested)
 
 
 async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
-    """A job as the API lists it. `options` has only what differs from the defaults."""
-    return _job_json(job, await _look(records, tasks, coordinator, clock, job))
+    """A job as listings show it. `options` has only values that differ from the defaults."""
+    return _job_json(job, await _read_live(records, tasks, coordinator, clock, job))
 
 
 async def status_json(
     records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job
 ) -> dict[str, Any]:
-    """The same with all its runs. What was found for another reader a moment ago serves this one too; a run that has
-    moved since is looked at again."""
-    live = await _kept(coordinator, job)
+    """A job with all its runs. A fresh cached status is reused; a change of state has a cache entry of its own."""
+    live = await _cached_live(coordinator, job)
     if live is None or not _is_fresh(live, clock):
         live = await refresh_status(records, tasks, coordinator, clock, job)
     return _status_json(job, live)
@@ -85,23 +83,25 @@ async def status_json(
 async def hot_status_json(
     records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job
 ) -> tuple[dict[str, Any], bool]:
-    """The same, for who asks again and again: of a moment before that, if need be, rather than late. The second says
-    that it is time to find it out anew."""
-    live = await _kept(coordinator, job)
+    """`status_json` for clients that poll: it returns a stale status rather than wait. The flag says that the caller
+    should refresh it."""
+    live = await _cached_live(coordinator, job)
     if live is None:
         live = await refresh_status(records, tasks, coordinator, clock, job)
     return _status_json(job, live), not _is_fresh(live, clock)
 
 
 async def refresh_status(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
-    """Look, and keep what is found for others."""
-    found, older = await asyncio.gather(_look(records, tasks, coordinator, clock, job), _older(records, tasks, job))
-    live = msgspec.structs.replace(found, older=older)
+    """Read the state of the run, and cache it for other readers."""
+    current, older = await asyncio.gather(
+        _read_live(records, tasks, coordinator, clock, job), _older_runs(records, tasks, job)
+    )
+    live = msgspec.structs.replace(current, older=older)
     await coordinator.cache(_status_key(job), msgspec.json.encode(live), _OLDEST)
     return live
 
 
-async def _kept(coordinator: Coordinator, job: Job) -> Live | None:
+async def _cached_live(coordinator: Coordinator, job: Job) -> Live | None:
     return _decoded(_live, await coordinator.cached(_status_key(job)))
 
 
@@ -115,10 +115,10 @@ def _is_fresh(live: Live, clock: Clock) -> bool:
 
 def _status_json(job: Job, live: Live) -> dict[str, Any]:
     shown = _job_json(job, live)
-    return {**shown, "runs": [shown["run"], *(run_json(*each, 0) for each in live.older)]}
+    return {**shown, "runs": [shown["run"], *(run_json(run, counts, 0) for run, counts in live.older)]}
 
 
-async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Counts]]:
+async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Counts]]:
     if job.run.number == 1:
         return []
     before = [run for run in await records.jobs.runs(job.job_id) if run.number < job.run.number]
@@ -128,14 +128,14 @@ async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Co
 
 
 async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any]:
-    """Count the rows of every run, and hold the kept counts to them; what differs is mended. While a run goes on, tasks
-    end between the two looks: then only counts that are ahead of the rows are known to be wrong."""
-    found: list[dict[str, Any]] = []
-    for run in await records.jobs.runs(job.job_id):
+    """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
+    tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
+    runs: list[dict[str, Any]] = []
+    for run in await records.runs(job.job_id):
         kept = await tasks.counts(_key(job, run))
         counted = await tasks.recount(_key(job, run))
         exact = run.state in ENDED and counted.ended == run.total
-        found.append(
+        runs.append(
             {
                 "run": run.run_id,
                 "number": run.number,
@@ -145,7 +145,7 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
                 "exact": exact,
             }
         )
-    return {"drift": sum(each["drift"] for each in found), "runs": found}
+    return {"drift": sum(run["drift"] for run in runs), "runs": runs}
 
 
 def _drift(kept: Counts, counted: Counts, exact: bool) -> int:
@@ -153,9 +153,9 @@ def _drift(kept: Counts, counted: Counts, exact: bool) -> int:
     return sum(abs(ours - truth) if exact else max(0, ours - truth) for ours, truth in pairs)
 
 
-async def _look(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
+async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
-    # At the same time: each is a moment of waiting for the store.
+    # Concurrently: each is a round trip to the store.
     counts, errors, ingest = await asyncio.gather(
         tasks.counts(job.key), tasks.error_codes(job.key, TOP_ERRORS), _ingest(records, coordinator, job)
     )
@@ -178,7 +178,7 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
         "id": job.job_id,
         "name": job.name,
         "state": job.state,
-        "reason": job.reason or _held_back(live.wait),
+        "reason": job.reason or _wait_reason(live.wait),
         "waiting": None if live.wait is None else _wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
@@ -198,7 +198,7 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
 
 
 def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
-    """A run as the API shows it. What an ended one has pending is still to be cancelled behind it."""
+    """A run as the API shows it. Pending tasks of a finished run will be cancelled by the sweeper."""
     return {
         "id": run.run_id,
         "number": run.number,
@@ -229,16 +229,16 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers and gateways carry passwords: who may look at a job need not know them."""
+    """Options with secrets hidden: headers, gateways and bodies may contain passwords."""
     shown: dict[str, Any] = {}
     for name, value in options.items():
         if name == "headers" and isinstance(value, Mapping):
             shown[name] = dict.fromkeys(value, _HIDDEN)
         elif name == "body" and value is not None:
-            # Of a call to an export API.
+            # The body of a call to an export API.
             shown[name] = _HIDDEN
         elif name == "gateway" and isinstance(value, Mapping):
-            shown[name] = {part: _HIDDEN for part, given in value.items() if given}
+            shown[name] = {field: _HIDDEN for field, text in value.items() if text}
         else:
             shown[name] = without_secrets(value) if isinstance(value, Mapping) else value
     return shown
@@ -252,22 +252,22 @@ def _without_secrets(run: Run) -> Run:
 
 
 async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | None:
-    """Why nothing of it starts now, if something holds it back."""
+    """Why no task of the run starts now, or None."""
     run = job.run
     if run.state in ENDED:
         return None
     if run.state is RunState.PAUSED:
-        return Wait("paused", "It is paused; resume it to go on.")
-    said = await waiting(coordinator, run.run_id)
-    if said is not None or run.state is not RunState.INGESTING or counts.ended < run.total:
-        return said
+        return Wait("paused", "The job is paused. Resume it to continue.")
+    wait = await waiting(coordinator, run.run_id)
+    if wait is not None or run.state is not RunState.INGESTING or counts.ended < run.total:
+        return wait
     if job.mode is Mode.OPEN and not run.sealed and run.lineage is None:
-        return Wait("open", "It waits for tasks to be added.")
-    return Wait("ingesting", "Its list is being ingested.")
+        return Wait("open", "The job waits for more tasks.")
+    return Wait("ingesting", "The list is being ingested.")
 
 
-def _held_back(wait: Wait | None) -> str | None:
-    """That its list is not there yet is in the nature of an ingest, and no reason to show."""
+def _wait_reason(wait: Wait | None) -> str | None:
+    """The reason to show with the job. An ingest, or an open job without tasks, is no reason."""
     return None if wait is None or wait.code in ("open", "ingesting") else wait.detail
 
 
@@ -280,23 +280,23 @@ def _key(job: Job, run: Run) -> RunKey:
 
 
 async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:
-    """How far its list is; None for a run that was written whole when it was accepted."""
+    """The progress of the ingest; None for a run whose tasks were written on accept."""
     run = job.run
     if job.source is None and job.mode is Mode.CLOSED and run.lineage is None:
         return None
     if not run.last_batch:
-        return await records.ingests.ingested(run.run_id)
-    # An open job may have been made of very many ranges.
+        return await records.ingested(run.run_id)
+    # Cached: an open job may have very many ranges.
     key = f"ingested:{run.run_id}"
-    found = _decoded(_ingested, await coordinator.cached(key))
-    if found is None:
-        found = await records.ingests.ingested(run.run_id)
-        await coordinator.cache(key, msgspec.json.encode(found), _INGESTED_TTL)
-    return found
+    ingested = _decoded(_ingested, await coordinator.cached(key))
+    if ingested is None:
+        ingested = await records.ingested(run.run_id)
+        await coordinator.cache(key, msgspec.json.encode(ingested), _INGESTED_TTL)
+    return ingested
 
 
 async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:
-    """What workers hold. It lags behind the counts, so it is kept within what can be left."""
+    """Tasks in progress. The figure lags behind the counts, so it is limited to the unfinished tasks."""
     if run.state not in WORKABLE:
         return 0
     return max(min(await coordinator.held(run_slots(run.run_id)), run.total - counts.ended), 0)
@@ -306,26 +306,27 @@ async def _rate(coordinator: Coordinator, clock: Clock, run: Run, counts: Counts
     if run.state in ENDED:
         return _average(run, run.total, run.created_at if run.ended_at is None else run.ended_at)
     sample = Sample(clock.now(), counts.ended)
-    before = await _remember(coordinator, f"rate:{run.run_id}", sample)
+    before = await _add_sample(coordinator, f"rate:{run.run_id}", sample)
     anchor = _anchor(before, sample.at)
     if anchor is None:
         return _average(run, counts.ended, sample.at)
     return max(sample.ended - anchor.ended, 0) / (sample.at - anchor.at)
 
 
-async def _remember(coordinator: Coordinator, key: str, sample: Sample) -> list[Sample]:
-    """The samples before this one, which is kept too unless the last is fresh. Readers may overwrite each
-    other's: a lost sample makes the window a little longer."""
-    before = [each for each in _decoded(_samples, await coordinator.cached(key)) or [] if each.at <= sample.at]
+async def _add_sample(coordinator: Coordinator, key: str, sample: Sample) -> list[Sample]:
+    """Store a sample, unless the last one is fresh, and return the samples before it. Readers may overwrite each
+    other's samples: a lost sample makes the window a little longer."""
+    cached = _decoded(_samples, await coordinator.cached(key)) or []
+    before = [earlier for earlier in cached if earlier.at <= sample.at]
     if not before or sample.at - before[-1].at >= _SAMPLE_EVERY:
-        old = [each for each in before if each.at < sample.at - _WINDOW]
+        old = [earlier for earlier in before if earlier.at < sample.at - _WINDOW]
         recent = before[len(old) :]
         await coordinator.cache(key, msgspec.json.encode([*old[-1:], *recent, sample]), _SAMPLE_TTL)
     return before
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | None) -> T | None:
-    """None for a value that another version wrote: it is made again."""
+    """None for a value in the form of another version: it is computed again."""
     try:
         return decoder.decode(raw) if raw else None
     except msgspec.MsgspecError:
@@ -333,10 +334,10 @@ def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | None) -> T | None:
 
 
 def _anchor(before: list[Sample], now: float) -> Sample | None:
-    """The oldest sample of the last seconds; if nobody looked for a while, the newest from before. Never one
-    so fresh that the quotient is noise."""
-    old = [each for each in before if each.at < now - _WINDOW]
-    recent = [each for each in before if now - _WINDOW <= each.at <= now - _SAMPLE_EVERY]
+    """The sample to compute the rate from: the oldest in the window, or else the newest before it. Never one so fresh
+    that the quotient is noise."""
+    old = [sample for sample in before if sample.at < now - _WINDOW]
+    recent = [sample for sample in before if now - _WINDOW <= sample.at <= now - _SAMPLE_EVERY]
     return next(iter([*recent[:1], *old[-1:]]), None)
 
 
@@ -346,7 +347,7 @@ def _average(run: Run, ended: int, until: float) -> float:
 
 
 def _eta(run: Run, counts: Counts, rate: float) -> float | None:
-    """Seconds to the end at this rate; None when it can not be told: ended, paused, or the total not final."""
+    """Seconds to completion at this rate; None if the run is finished or paused, or its total is not final."""
     if run.state not in WORKABLE or not run.last_batch or rate <= 0:
         return None
     return round(max(run.total - counts.ended, 0) / rate, 1)

@@ -1,7 +1,7 @@
-"""Walk: the tasks of an export in the order of the user's list, from any place in it.
+"""Walk: the tasks of an export in the order of the user's list, from any position.
 
-One run, or several of the same job of which for each task the latest counts. Every run, or every part of one that was
-sorted elsewhere, is a stream in order of index; what all of them are known up to goes on together.
+It reads one run, or several runs of a job and takes the latest result of each task. Each run, or each sorted object of
+one, is a stream in order of index. The walk merges the streams up to the index that all of them have reached.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 from conveyor.engines.tasks import TaskFilter, WalksByIndex
 from conveyor.model import RunKey, Task
 
-# Rows that are read at once.
+# Rows of one read.
 ROWS = 2000
 
 # Higher than any index.
@@ -21,15 +21,15 @@ END = 1 << 62
 
 
 class Position(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a walk goes on: after this index; `offsets` is where in each stream that is."""
+    """Where a walk resumes: after this index; `offsets` are the places in the streams."""
 
     after: int = -1
     offsets: Sequence[int] = ()
 
 
 class TaskBatch(NamedTuple):
-    """Tasks in order of index, each once. `position` is from where a walk finds them again, `last` the index up to
-    which there are no others, `read` how many rows it took."""
+    """Tasks in order of index, each once. A walk from `position` yields them again; up to the index `last` there are no
+    others; `read` is the number of rows that were read."""
 
     tasks: list[Task]
     position: Position
@@ -38,24 +38,24 @@ class TaskBatch(NamedTuple):
 
 
 class TaskStream(Protocol):
-    """Tasks in order of index. `known` is the index up to which all are in `tasks`, or were taken."""
+    """Tasks in order of index. All tasks up to the index `known` are in `tasks`, or were taken before."""
 
     tasks: list[Task]
     known: int
-    # Rows read since it was last asked.
+    # Rows read since the last batch.
     read: int
     # Where the first of `tasks` can be read again.
     offset: int
 
     async def more(self) -> None:
-        """Read on. `tasks` is empty: all that was known went on."""
+        """Read the next rows. Called when `tasks` is empty."""
 
 
 async def merged(
     streams: Sequence[TaskStream], after: int, where: TaskFilter | None = None
 ) -> AsyncGenerator[TaskBatch, None]:
-    """What follows `after`: of tasks with the same index that of the first stream that has one. `where` is for what
-    the streams did not see to: a task counts by its latest run, and so is known only here."""
+    """The tasks after `after`. If several streams have a task, the first stream wins. `where` filters by the latest
+    result, which is known only after the merge."""
     done = after
     while done < END:
         while behind := [stream for stream in streams if stream.known <= done]:
@@ -64,8 +64,8 @@ async def merged(
             await asyncio.gather(*(stream.more() for stream in behind))
         known = min((stream.known for stream in streams), default=END)
         position = Position(done, [stream.offset for stream in streams])
-        found = [_take(stream, done, known) for stream in streams]
-        tasks = found[0] if len(found) == 1 else _first_of(found)
+        by_stream = [_take(stream, done, known) for stream in streams]
+        tasks = by_stream[0] if len(by_stream) == 1 else _first_of(by_stream)
         if where is not None:
             tasks = [task for task in tasks if matches(task, where)]
         read = sum(stream.read for stream in streams)
@@ -76,7 +76,7 @@ async def merged(
 
 
 class RunStream:
-    """A run, read from an engine whose rows stand by index."""
+    """A run on an engine that stores rows by index."""
 
     def __init__(self, tasks: WalksByIndex, run: RunKey, where: TaskFilter, after: int) -> None:
         self._engine = tasks
@@ -95,7 +95,7 @@ class RunStream:
 
 
 def matches(task: Task, where: TaskFilter) -> bool:
-    """Whether a task is one of those that a listing with this filter returns."""
+    """Whether a task matches the filter."""
     return (
         (where.status is None or task.status == where.status)
         and (where.error_code is None or task.error_code == where.error_code)
@@ -105,7 +105,7 @@ def matches(task: Task, where: TaskFilter) -> bool:
 
 
 def _take(stream: TaskStream, done: int, known: int) -> list[Task]:
-    """The tasks after `done` up to `known`. Those before were taken when the walk was last here."""
+    """Remove and return the tasks after `done` up to `known`. Earlier ones were taken before the walk was resumed."""
     cut = len(stream.tasks)
     if known < stream.known:
         cut = next((at for at, task in enumerate(stream.tasks) if task.index > known), cut)
@@ -115,17 +115,17 @@ def _take(stream: TaskStream, done: int, known: int) -> list[Task]:
     return taken
 
 
-def _first_of(found: Sequence[list[Task]]) -> list[Task]:
+def _first_of(by_stream: Sequence[list[Task]]) -> list[Task]:
     by_index: dict[int, Task] = {}
-    for tasks in found:
+    for tasks in by_stream:
         for task in tasks:
             by_index.setdefault(task.index, task)
     return [by_index[index] for index in sorted(by_index)]
 
 
-def _tag(given: msgspec.Raw) -> object:
+def _tag(task_input: msgspec.Raw) -> object:
     try:
-        value = msgspec.json.decode(given)
+        value = msgspec.json.decode(task_input)
     except msgspec.DecodeError:
         return None
     return value.get("tag") if isinstance(value, dict) else None

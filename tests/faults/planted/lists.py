@@ -7,14 +7,15 @@ import pytest
 from conveyor.cli import run_command as run
 from conveyor.cli.snapshot import Snapshot
 from conveyor.egress.outbound import Outbound, Pairs
+from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import parse_url
 from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
 from conveyor.export.parquet import ParquetPart
-from conveyor.export.writer import ExportWriter, Turn
+from conveyor.export.writer import ExportWriter, TimeSlice
 from conveyor.lists import reader as lists
 from tests.faults.planted import Planted
-from tests.flow.test_export_turns import a_turn_is_not_spent_on_getting_back, every_turn_gets_on
+from tests.flow.test_export_time_slices import every_time_slice_makes_progress, resuming_takes_no_time_slice
 from tests.flow.test_run_kept import an_unfinished_run_is_not_purged, what_was_fetched_is_kept
 from tests.flow.test_webhooks import the_head_of_an_answer_decides
 from tests.unit.test_lists import (
@@ -42,7 +43,8 @@ def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is one when its body was read."""
 
     async def post(self: Any, url: str, headers: Pairs, body: bytes, timeout: float) -> tuple[int, str | None]:
-        async with self._open("POST", parse_url(url), headers, body, timeout) as response:
+        request = OutgoingRequest("POST", parse_url(url), tuple(headers), body)
+        async with self._open(request, timeout) as response:
             await response.body_reader.read(1 << 16)
             return response.status, response.get_header("retry-after")
 
@@ -51,26 +53,26 @@ def bodies_of_answers_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parquet_parts_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a Parquet part nothing is durable before its end."""
-    keep = ExportWriter._keep_if_due
+    checkpoint_if_due = ExportWriter._checkpoint_if_due
 
-    async def keep_if_due(self: ExportWriter) -> None:
+    async def pause_only(self: ExportWriter) -> None:
         if isinstance(self._part, ParquetPart):
-            await self._pause_if_asked()
+            await self._pause_if_due()
         else:
-            await keep(self)
+            await checkpoint_if_due(self)
 
-    monkeypatch.setattr(ExportWriter, "_keep_if_due", keep_if_due)
+    monkeypatch.setattr(ExportWriter, "_checkpoint_if_due", pause_only)
 
 
-def turns_begin_before_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is spent on reading again what the last one has read."""
-    begin = Turn.begin
+def time_slices_begin_before_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading up to the checkpoint counts as part of the time slice."""
+    begin = TimeSlice.begin
 
-    def begin_once(self: Turn) -> None:
+    def begin_once(self: TimeSlice) -> None:
         if not hasattr(self, "_until"):
             begin(self)
 
-    monkeypatch.setattr(Turn, "begin", begin_once)
+    monkeypatch.setattr(TimeSlice, "begin", begin_once)
 
 
 def unreadable_lists_were_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +99,10 @@ PLANTED = [
     ),
     Planted("a list is inflated in one turn of the loop", readers_keep_the_loop, others_run_between_two_pieces),
     Planted("an answer whose body is cut counts as none", bodies_of_answers_count, the_head_of_an_answer_decides),
-    Planted("a Parquet part starts over at every turn", parquet_parts_start_over, every_turn_gets_on),
-    Planted("a turn is spent on getting back", turns_begin_before_the_way_back, a_turn_is_not_spent_on_getting_back),
+    Planted(
+        "a Parquet part starts over in every time slice", parquet_parts_start_over, every_time_slice_makes_progress
+    ),
+    Planted("a time slice is spent on resuming", time_slices_begin_before_resuming, resuming_takes_no_time_slice),
     Planted("a list that is cut off takes all data along", unreadable_lists_were_never_run, what_was_fetched_is_kept),
     Planted("an unfinished run purges itself", runs_purge_themselves, an_unfinished_run_is_not_purged),
 ]

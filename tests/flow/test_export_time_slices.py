@@ -1,4 +1,4 @@
-"""Exports are made in turns: each of them gets on, in every format, however short it is and whoever takes the next."""
+"""Exports are made in time slices. Each makes progress, in every format, however short it is, and in any process."""
 
 import dataclasses
 import io
@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.export import exporter, sorting
-from conveyor.export import writer as assembly
+from conveyor.export import exporter, sorting, writer
 from conveyor.export.exports import ExportRecord, ExportState
 from conveyor.model import BodyRef, InputJson, Job, OutboxEvent, TaskSeed
 from conveyor.read import walk
@@ -28,8 +27,8 @@ from tests.flow.test_exports import UNPACK, contents
 from tests.places import quick_place
 
 TASKS = 600
-# Turns that a small export takes when each does the least that it can.
-MOST_TURNS = 150
+# Time slices of a small export, if each does as little as possible.
+MAX_SLICES = 150
 PARQUET: dict[str, Any] = {"format": "parquet", "bodies": "binary"}
 SPECS: list[dict[str, Any]] = [
     {"compression": "none"},
@@ -70,39 +69,39 @@ async def slow_system(by_index: bool = True) -> AsyncIterator[System]:
                 yield dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
 
 
-def how_far(export: ExportRecord) -> tuple[Any, ...]:
+def progress_of(export: ExportRecord) -> tuple[Any, ...]:
     making = export.making
     return len(export.parts), making.sorting, making.position, making.size, making.step
 
 
-async def by_turns(system: System, export_id: str, seconds: float, one_process: bool) -> int:
-    """Have it made in turns of so many seconds, each of which gets on; how many it took."""
-    role, turns = new_exporter(system), 0
-    before = how_far(await found(system, export_id))
+async def in_time_slices(system: System, export_id: str, seconds: float, one_process: bool) -> int:
+    """Make an export in time slices of this length, check that each makes progress, and count them."""
+    role, slices = new_exporter(system), 0
+    before = progress_of(await found(system, export_id))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter, "_TURN_SECONDS", seconds)
+        patch.setattr(exporter, "_SLICE_SECONDS", seconds)
         while (await found(system, export_id)).state in {ExportState.QUEUED, ExportState.RUNNING}:
-            turns += 1
-            await (role if one_process else new_exporter(system, f"exporter {turns}")).tick()
-            now = how_far(await found(system, export_id))
-            assert now != before, f"turn {turns} has left the export where it was: {now}"
-            assert turns <= MOST_TURNS
+            slices += 1
+            await (role if one_process else new_exporter(system, f"exporter {slices}")).tick()
+            now = progress_of(await found(system, export_id))
+            assert now != before, f"time slice {slices} made no progress: {now}"
+            assert slices <= MAX_SLICES
             before = now
-    return turns
+    return slices
 
 
-async def every_turn_gets_on(
+async def every_time_slice_makes_progress(
     spec: dict[str, Any] = PARQUET, seconds: float = 0.0, by_index: bool = True, one_process: bool = False
 ) -> None:
     async with slow_system(by_index) as system:
         job = await stored_job(system, TASKS, per_segment=200)
         export_id = await asked(system, job, **spec)
-        turns = await by_turns(system, export_id, seconds, one_process)
-        assert turns > 1 or seconds > 10
+        slices = await in_time_slices(system, export_id, seconds, one_process)
+        assert slices > 1 or seconds > 10
         parts = await parts_of(system, export_id)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exporter, "_TURN_SECONDS", 1e9)
-            patch.setattr(assembly, "_SHOWN_SECONDS", 1e9)
+            patch.setattr(exporter, "_SLICE_SECONDS", 1e9)
+            patch.setattr(writer, "_CHECKPOINT_SECONDS", 1e9)
             _, expected = await made(system, job, **spec)
         assert results_in(spec, parts) == results_in(spec, expected)
 
@@ -115,26 +114,26 @@ def results_in(spec: dict[str, Any], parts: list[bytes]) -> Any:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "-".join(map(str, spec.values())))
-async def test_every_turn_gets_on_in_every_format(spec: dict[str, Any]) -> None:
-    await every_turn_gets_on(spec)
+async def test_every_time_slice_makes_progress_in_every_format(spec: dict[str, Any]) -> None:
+    await every_time_slice_makes_progress(spec)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(SPECS), st.sampled_from([0.0, 1.0, 3.0, 8.0, 30.0, 100.0]), st.booleans(), st.booleans())
-async def test_every_turn_gets_on_however_long_it_is(
+async def test_every_time_slice_makes_progress_however_long_it_is(
     spec: dict[str, Any], seconds: float, by_index: bool, one_process: bool
 ) -> None:
-    await every_turn_gets_on(spec, seconds, by_index, one_process)
+    await every_time_slice_makes_progress(spec, seconds, by_index, one_process)
 
 
-async def test_groups_of_many_turns_make_one_parquet_file() -> None:
+async def test_groups_of_many_time_slices_make_one_parquet_file() -> None:
     """It is a file like any other: its groups stand one behind another, and none is empty."""
     import pyarrow.parquet as pq
 
     async with slow_system() as system:
         job = await stored_job(system, TASKS, per_segment=200)
         export_id = await asked(system, job, **PARQUET)
-        await by_turns(system, export_id, 0.0, one_process=False)
+        await in_time_slices(system, export_id, 0.0, one_process=False)
         (data,) = await parts_of(system, export_id)
         file = pq.ParquetFile(io.BytesIO(data))
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -171,8 +170,8 @@ async def large_body(system: System, pieces: int) -> tuple[Job, bytes]:
     return job, body
 
 
-async def a_turn_is_not_spent_on_getting_back() -> None:
-    """A body that takes longer to read than a turn is: what was read before is read again, and then there is a turn."""
+async def resuming_takes_no_time_slice() -> None:
+    """A body that takes longer to read than a time slice: reading up to the checkpoint does not count."""
     with quick_place() as place:
         clock = ManualClock()
         chosen = Settings.load({}, data=place / "data", export_piece_bytes=64 * 1024)
@@ -182,16 +181,16 @@ async def a_turn_is_not_spent_on_getting_back() -> None:
             system = dataclasses.replace(opened, blobs=blobs)
             job, body = await large_body(system, pieces=120)
             export_id = await asked(system, job, compression="none")
-            turns = 0
+            slices = 0
             while (await found(system, export_id)).state is not ExportState.READY:
-                turns += 1
-                assert turns < 10, "turns of 20 pieces each are enough for 120"
-                await new_exporter(system, f"exporter {turns}").tick()
+                slices += 1
+                assert slices < 10, "slices of 20 pieces each are enough for 120"
+                await new_exporter(system, f"exporter {slices}").tick()
             (data,) = await parts_of(system, export_id)
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 assert archive.read(archive.namelist()[0]) == body
-            assert turns > 4
+            assert slices > 4
 
 
-async def test_a_turn_is_not_spent_on_getting_back() -> None:
-    await a_turn_is_not_spent_on_getting_back()
+async def test_resuming_takes_no_time_slice() -> None:
+    await resuming_takes_no_time_slice()
