@@ -208,11 +208,11 @@ def _ingest_in_order(steps: str) -> None:
                     await references.send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
                     crashpoint("ingest.enqueue.after")
                 else:
-                    await self.records.checkpoint(job.run.run_id, range_, lease.fence)
+                    await self.records.ingests.checkpoint(job.run.run_id, range_, lease.fence)
                     crashpoint("ingest.checkpoint.after")
                 # Others have time to look in between.
                 await asyncio.sleep(0.03)
-        await self.records.checkpoint(job.run.run_id, msgspec.structs.replace(range_, done=True), lease.fence)
+        await self.records.ingests.checkpoint(job.run.run_id, msgspec.structs.replace(range_, done=True), lease.fence)
         crashpoint("ingest.done.after")
         await self.finish(job)
         return True

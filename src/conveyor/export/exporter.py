@@ -63,7 +63,7 @@ class Exporter:
         self._digest: tuple[str, int, Digest] | None = None
 
     async def tick(self) -> float:
-        for row in await self._records.due_rows(EXPORT, self._clock.now(), _CANDIDATES):
+        for row in await self._records.documents.due_rows(EXPORT, self._clock.now(), _CANDIDATES):
             if row.job_id is None or not self._is_unfinished(row):
                 continue
             lease = await self._coordinator.lease(export_lease(row.job_id, row.id), self.name, LEASE_SECONDS)
@@ -83,8 +83,8 @@ class Exporter:
         """Work at an export under its lease. False: there was nothing to do."""
         ended = False
         try:
-            row = await self._records.row(EXPORT, seen.tenant, seen.id)
-            job = await self._records.job(seen.tenant, seen.job_id) if seen.job_id is not None else None
+            row = await self._records.documents.document(EXPORT, seen.tenant, seen.id)
+            job = await self._records.jobs.job(seen.tenant, seen.job_id) if seen.job_id is not None else None
             if row is None or job is None or not self._is_unfinished(row):
                 return False
             ended = await self._work(job, row, lease)
@@ -161,7 +161,7 @@ class Exporter:
     async def _pause(self, writer: ExportWriter) -> None:
         """Release the claim, behind all exports that wait."""
         export = msgspec.structs.replace(export_of(writer.row), is_claimed=False)
-        row = await self._records.replace_row(_with(writer.row, export, self._clock.now()))
+        row = await self._records.documents.replace_row(_with(writer.row, export, self._clock.now()))
         if row is not None and export.making.pieces:
             self._digest = (row.id, row.version, writer.digest)
 
@@ -174,7 +174,7 @@ class Exporter:
             log.warning("export failed, will retry", job=job.job_id, export=row.id, error=repr(error))
             backoff = _FIRST_BACKOFF * 2 ** (tries - 1)
             again = msgspec.structs.replace(export, tries=tries, is_claimed=False)
-            await self._records.replace_row(_with(row, again, self._clock.now() + backoff))
+            await self._records.documents.replace_row(_with(row, again, self._clock.now() + backoff))
             return False
         code = error.code if isinstance(error, ConveyorError) else "internal_error"
         message = redacted(str(error)) if isinstance(error, ConveyorError) else type(error).__name__
@@ -189,7 +189,7 @@ class Exporter:
         log.error("export failed", job=job.job_id, export=row.id, error=repr(error))
         event = export_event(self._clock, job, row, failed, "export.failed")
         crashpoint("exports.fail.before")
-        written = await self._records.replace_row(_with(row, failed, row.expires_at), event)
+        written = await self._records.documents.replace_row(_with(row, failed, row.expires_at), event)
         crashpoint("exports.fail.after")
         return written is not None
 

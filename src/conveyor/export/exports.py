@@ -197,7 +197,7 @@ class Exports:
 
     async def _create(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
         export = await self._validate(job, spec)
-        existing = await self._system.records.rows(EXPORT, job.tenant, None, _MAX_PER_JOB, job.job_id)
+        existing = await self._system.records.documents.documents(EXPORT, job.tenant, None, _MAX_PER_JOB, job.job_id)
         if len(existing.items) >= _MAX_PER_JOB:
             raise LimitReached(f"The job has {_MAX_PER_JOB} exports already. Delete one first.", limit=_MAX_PER_JOB)
         row = Document(
@@ -212,7 +212,7 @@ class Exports:
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
         answer = ticket.answer(ACCEPTED, body, self._requests.keep_until)
         crashpoint("exports.create.before")
-        earlier = await self._system.records.create_rows([row], answer=answer)
+        earlier = await self._system.records.documents.create_rows([row], answer=answer)
         crashpoint("exports.create.after")
         if earlier is not None and answer is not None:
             return standing_answer(earlier, answer.fingerprint)

@@ -350,10 +350,10 @@ class ExportWriter:
 
     async def _write(self, row: Document, event: OutboxEvent | None = None) -> None:
         """The row is the fence: only the process that wrote it last may continue."""
-        if await self._records.job(self._job.tenant, self._job.job_id) is None:
+        if await self._records.jobs.job(self._job.tenant, self._job.job_id) is None:
             raise ExportSuperseded
         crashpoint("exports.checkpoint.before")
-        written = await self._records.replace_row(row, event)
+        written = await self._records.documents.replace_row(row, event)
         crashpoint("exports.checkpoint.after")
         if written is None:
             raise ExportSuperseded

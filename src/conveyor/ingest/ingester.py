@@ -87,7 +87,7 @@ class Ingester:
 
     async def _job(self, message: Message) -> Job | None:
         """The job with the run that the message names, which may no longer be its latest."""
-        job = await self._ingest.records.job(message.tenant, message.job_id)
+        job = await self._ingest.records.jobs.job(message.tenant, message.job_id)
         if job is None or job.run.run_id == message.run_id:
             return job
         run = await self._ingest.records.jobs.run(job.job_id, message.run_id)
@@ -113,7 +113,7 @@ class Ingester:
         if isinstance(message, IngestJob):
             await self._ingest.split(job, renew)
             return True
-        range_ = await self._ingest.records.range(job.run.run_id, message.number)
+        range_ = await self._ingest.records.ingests.range(job.run.run_id, message.number)
         if range_ is None or range_.done:
             await self._ingest.finish(job)
             return True

@@ -59,8 +59,8 @@ class IngestPipeline:
                 await reject_invalid(self.blobs, ranges, job.kind, max_bytes, store_invalid, renew)
             if not await self._write_plan(job, ranges):
                 return
-        elif not (await self.records.ingested(job.run.run_id)).done:
-            ranges = await self.records.ranges(job.run.run_id)
+        elif not (await self.records.ingests.ingested(job.run.run_id)).done:
+            ranges = await self.records.ingests.ranges(job.run.run_id)
         await self.enqueue([(job, range_) for range_ in ranges if not range_.done])
         await self.finish(job)
 
@@ -98,13 +98,13 @@ class IngestPipeline:
             metrics.INGESTED.add(len(batch.seeds), "task")
             metrics.INGESTED.add(len(batch.invalid), "invalid")
             range_ = _advanced(range_, batch)
-            if not await self.records.checkpoint(job.run.run_id, range_, lease.fence):
+            if not await self.records.ingests.checkpoint(job.run.run_id, range_, lease.fence):
                 return False
             crashpoint("ingest.checkpoint.after")
             if not await renew():
                 return False
         done = msgspec.structs.replace(range_, done=True)
-        if not await self.records.checkpoint(job.run.run_id, done, lease.fence):
+        if not await self.records.ingests.checkpoint(job.run.run_id, done, lease.fence):
             return False
         crashpoint("ingest.done.after")
         await self.finish(job)
@@ -118,7 +118,7 @@ class IngestPipeline:
 
     async def finish(self, job: Job) -> None:
         """Set the total and latch the run if every range is done and no more can be added."""
-        run = await self.records.run(job.job_id, job.run.run_id)
+        run = await self.records.jobs.run(job.job_id, job.run.run_id)
         if run is None or not run.sealed or run.last_batch or run.state is not RunState.INGESTING:
             return
         ingested = await self.records.ingests.ingested(run.run_id)

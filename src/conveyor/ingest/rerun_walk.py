@@ -37,7 +37,7 @@ from conveyor.states import TaskStatus
 async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, renew: Renew) -> list[Range]:
     """The ranges of a rerun. Raises LeaseLostError."""
     lineage = _lineage(job)
-    runs = _source_runs(lineage, await records.runs(job.job_id))
+    runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
     if TaskStatus.CANCELLED in lineage.statuses:
         for run in runs:
             await _cancel_pending(tasks, clock, job, run, renew)
@@ -117,7 +117,7 @@ async def _without_later(tasks: Tasks, later_runs: Sequence[RunKey], seeds: list
 async def _later_runs(records: Records, job: Job, lineage: Lineage, walk: Walk) -> list[RunKey]:
     if not _is_selective(lineage):
         return []
-    runs = _source_runs(lineage, await records.runs(job.job_id))
+    runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
     number = next(run.number for run in runs if run.run_id == walk.run_id)
     return [_run_key(job, run.run_id) for run in reversed(runs) if run.number > number]
 

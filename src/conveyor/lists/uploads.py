@@ -105,7 +105,7 @@ class Uploads:
             raise UploadRefused("The list's sha256 is not the one that was announced.")
         await self._system.blobs.put_stream(upload.key, _announced(pieces, upload))
         crashpoint("upload.stored.before")
-        if not await self._system.records.mark_stored(upload_id):
+        if not await self._system.records.access.mark_stored(upload_id):
             await self._raise_not_stored(upload)
         crashpoint("upload.stored.after")
 
@@ -140,7 +140,7 @@ class Uploads:
         body = msgspec.json.encode(view)
         row = ticket.answer(CREATED, body, self._requests.keep_until)
         crashpoint("upload.promise.before")
-        earlier = await self._system.records.create_upload(upload, row)
+        earlier = await self._system.records.access.create_upload(upload, row)
         crashpoint("upload.promise.after")
         if earlier is not None and row is not None:
             return standing_answer(earlier, row.fingerprint)
@@ -151,7 +151,7 @@ class Uploads:
 
     async def _raise_not_stored(self, upload: UploadRecord) -> None:
         """Another request stored the same bytes first, or the upload expired meanwhile."""
-        if await self._system.records.upload(upload.upload_id) is None:
+        if await self._system.records.access.upload(upload.upload_id) is None:
             await self._system.blobs.delete([upload.key])
             raise SignatureRefused
         raise _stored_before()

@@ -42,7 +42,7 @@ async def breakers_json(system: System, tenant: TenantId) -> list[dict[str, Any]
 
 async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit: int) -> dict[str, Any]:
     """The tenant's unfinished runs, newest job first."""
-    active = [job for job in await system.records.active_jobs() if job.tenant == tenant]
+    active = [job for job in await system.records.jobs.active_jobs() if job.tenant == tenant]
     after = sorted(
         (job for job in active if cursor is None or job.job_id < cursor), key=lambda job: job.job_id, reverse=True
     )
@@ -54,7 +54,7 @@ async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit
 async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
     """How many workers are alive, and which of them run long tasks of the tenant."""
     alive, rows = await asyncio.gather(
-        system.coordinator.held(WORKERS), system.records.rows(BEAT, BEAT_TENANT, None, _MAX_WORKERS)
+        system.coordinator.held(WORKERS), system.records.documents.documents(BEAT, BEAT_TENANT, None, _MAX_WORKERS)
     )
     busy = []
     for row in rows.items:

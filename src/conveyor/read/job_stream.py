@@ -96,7 +96,7 @@ class JobStream:
             sent_at = self._clock.monotonic()
             while not self._streams.stopping:
                 # Before the events: the last event of a finished run is then among them.
-                job = await self._records.job(self._job.tenant, self._job.job_id)
+                job = await self._records.jobs.job(self._job.tenant, self._job.job_id)
                 if job is None:
                     return
                 self._job = job
@@ -121,7 +121,7 @@ class JobStream:
                 yield frame(event.event, event_json(event), event.id)
 
     async def _new_events(self, limit: int) -> list[EventRecord]:
-        return (await self._records.notices(self._job.tenant, self._job.job_id, self._cursor, limit)).items
+        return (await self._records.outbox.events(self._job.tenant, self._job.job_id, self._cursor, limit)).items
 
     async def _find(self, event_id: str) -> EventRecord | None:
         cursor: str | None = None

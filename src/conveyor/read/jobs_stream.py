@@ -46,7 +46,7 @@ class JobsStream:
                 await self._streams.rest(clock, max(LOOK_SECONDS, LOOK_SECONDS_A_JOB * self._active))
 
     async def _changes(self) -> AsyncIterator[bytes]:
-        jobs = (await self._system.records.jobs(self._tenant, None, NEWEST)).items
+        jobs = (await self._system.records.jobs.jobs(self._tenant, None, NEWEST)).items
         current = {job.job_id for job in jobs}
         self._active = sum(job.state not in ENDED for job in jobs)
         # A job below this one may have been pushed down by newer jobs, and is not gone.

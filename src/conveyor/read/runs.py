@@ -26,7 +26,7 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
         raise InvalidField(
             f"`run` must be the id or the number of a run, `{LATEST}` or `{LATEST_PER_TASK}`.", field="run"
         )
-    named = [run for run in await records.runs(job.job_id) if which in (run.run_id, str(run.number))]
+    named = [run for run in await records.jobs.runs(job.job_id) if which in (run.run_id, str(run.number))]
     if not named:
         raise NotFound("The job has no such run.")
     return [key_of(job, named[0])]

@@ -29,7 +29,7 @@ async def statistics_json(
         tasks.error_codes(key, TOP_ERRORS),
         histogram(coordinator, run.run_id),
         history(coordinator, run.run_id),
-        records.notices(job.tenant, job.job_id, None, _EVENTS),
+        records.outbox.events(job.tenant, job.job_id, None, _EVENTS),
     )
     until = run.ended_at if run.state in ENDED and run.ended_at is not None else clock.now()
     reported = [sample for event in events.items if event.run_id == run.run_id and (sample := _sample_in(event))]

@@ -131,7 +131,7 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
     """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
     tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
     runs: list[dict[str, Any]] = []
-    for run in await records.runs(job.job_id):
+    for run in await records.jobs.runs(job.job_id):
         kept = await tasks.counts(_key(job, run))
         counted = await tasks.recount(_key(job, run))
         exact = run.state in ENDED and counted.ended == run.total
@@ -285,12 +285,12 @@ async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Inges
     if job.source is None and job.mode is Mode.CLOSED and run.lineage is None:
         return None
     if not run.last_batch:
-        return await records.ingested(run.run_id)
+        return await records.ingests.ingested(run.run_id)
     # Cached: an open job may have very many ranges.
     key = f"ingested:{run.run_id}"
     ingested = _decoded(_ingested, await coordinator.cached(key))
     if ingested is None:
-        ingested = await records.ingested(run.run_id)
+        ingested = await records.ingests.ingested(run.run_id)
         await coordinator.cache(key, msgspec.json.encode(ingested), _INGESTED_TTL)
     return ingested
 
