@@ -22,8 +22,19 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: $(INSTALLED) ## Run 10,000 URLs against a small site on loopback
+demo: $(INSTALLED) ## Fetch 10,000 URLs from a small site on loopback
 	$(BIN)/conveyor demo $(ARGS)
+
+.PHONY: python-check
+python-check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+
+.PHONY: quick
+quick: python-check ## Run the inner loop: Python checks, unit tests, conformance on SQLite
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not server and not slow" tests/unit tests/conformance $(ARGS)
 
 .PHONY: test
 test: check browser ## Run the checks, then every test
@@ -34,11 +45,7 @@ PAGES = src/conveyor/dashboard/static
 DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
 
 .PHONY: check
-check: $(DEV) ## Check format, lint, types and import rules
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
+check: python-check ## Check format, lint, types and import rules
 	$(DENO) fmt --quiet --check $(PAGES)
 	$(DENO) lint --quiet $(PAGES)
 	$(DENO) check --quiet $(PAGES)/main.js
@@ -54,7 +61,7 @@ browser:
 		$(APT) 2> /dev/null || { apt-get -qq update > /dev/null && $(APT); }; }
 
 .PHONY: format
-format: $(DEV) ## Format the source and mend what the linter can
+format: $(DEV) ## Format the source and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(DENO) fmt --quiet $(PAGES)
@@ -67,7 +74,7 @@ docs: $(DEV) ## Build the documentation site into build/docs/site
 	cd build/docs && $(abspath $(BIN))/zensical build --strict
 
 .PHONY: bench
-bench: $(INSTALLED) ## Measure, each figure as a ratio to a bare limit
+bench: $(INSTALLED) ## Run the benchmarks, each figure as a ratio to a bare limit
 	$(BIN)/python -m bench $(ARGS)
 
 # --no-config and the two --no-emit options keep this machine's registry out of the lock.
@@ -75,7 +82,7 @@ LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS)
 
 .PHONY: lock
-lock: $(DEV) ## Write the lock files again (ARGS=--upgrade for newer versions)
+lock: $(DEV) ## Rewrite the lock files (ARGS=--upgrade for newer versions)
 	$(LOCK) -o requirements/run.txt --extra server pyproject.toml requirements/build.in
 	$(LOCK) -o requirements/dev.txt -c requirements/run.txt --extra dev pyproject.toml
 

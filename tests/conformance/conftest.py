@@ -61,9 +61,17 @@ ENGINES: dict[str, Engine] = {
 Opener = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-def behind(seam: str) -> list[str]:
-    """The names of the engines behind a seam."""
-    return [name for name, engine in ENGINES.items() if seam in engine.seams]
+# These need no server: `make quick` runs the suites on them alone.
+EMBEDDED = {"sqlite", "local"}
+
+
+def behind(seam: str) -> list[Any]:
+    """The names of the engines behind a seam, as parameters of a fixture or a test."""
+    return [
+        pytest.param(name, marks=[] if name in EMBEDDED else pytest.mark.server)
+        for name, engine in ENGINES.items()
+        if seam in engine.seams
+    ]
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from tests.servers.dynamodb import open_engine, url_for
 
 replace = msgspec.structs.replace
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 async def engine(place: Path, clock: ManualClock) -> AsyncIterator[DynamoEngine]:

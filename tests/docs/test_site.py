@@ -71,8 +71,8 @@ def test_what_is_made_from_the_code_is_what_the_code_says() -> None:
 
 
 def test_every_error_code_of_a_task_is_described() -> None:
-    rooms = (ROOT / "src/conveyor/process", ROOT / "src/conveyor/egress")
-    source = "".join(path.read_text() for room in rooms for path in room.rglob("*.py"))
+    folders = (ROOT / "src/conveyor" / name for name in ("process", "egress", "lists"))
+    source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for code in re.findall(r"(?:TaskError|Failure)\(\s*\"([a-z_]+)\"", source):
         assert code in reference.TASK_ERRORS, code
     for code in reference.TASK_ERRORS:

@@ -76,6 +76,7 @@ names = st.text("abcXYZ019._- äß漢/", min_size=1, max_size=20)
 bodies = st.one_of(st.binary(max_size=300), st.binary(max_size=20).map(lambda data: data * 500))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     entries=st.dictionaries(names, st.tuples(bodies, st.booleans()), max_size=8),
@@ -196,6 +197,7 @@ def test_one_entry_at_a_time() -> None:
     assert opened(data).read("a") == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [65_534, 65_535, 65_536, 70_000])
 def test_more_entries_than_sixteen_bits_count(count: int, tmp_path: Path) -> None:
     archive = ZipWriter(modified=WHEN)
@@ -268,6 +270,7 @@ def test_a_body_in_memory_of_four_gibibytes_has_a_long_header() -> None:
     assert struct.unpack("<2H2Q", header[31:]) == (1, 16, 4 * GIB - 1, 7)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_entries() -> None:
     archive = ZipWriter(modified=WHEN)
     drained = 0
@@ -284,6 +287,7 @@ def test_memory_does_not_grow_with_entries() -> None:
     assert peak < 1024 * 1024
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     entries=st.lists(st.tuples(bodies, st.booleans()), max_size=6),

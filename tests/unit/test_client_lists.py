@@ -71,6 +71,7 @@ def test_a_file_however_few() -> None:
     assert gather(["a"], whole=True).lines == ["a"]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_list() -> None:
     """A hundred thousand tasks of 1 KB: a hundred MB pass through."""
 

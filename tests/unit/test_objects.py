@@ -18,6 +18,8 @@ from tests.servers.aws import REGION, aws
 
 MIB = 1024 * 1024
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[ObjectEngine]:

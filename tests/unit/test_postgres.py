@@ -29,6 +29,8 @@ from tests.servers.postgres import open_engine, server, url_of
 
 OWN_FROM = 100
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def place() -> Iterator[Path]:

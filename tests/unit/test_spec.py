@@ -312,6 +312,7 @@ def check_only_bad_input(body: bytes) -> None:
         assert error.message
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(anything)
 @example({"tasks": ["\ud800"]})
@@ -320,6 +321,7 @@ def test_any_json_is_accepted_or_bad_input(value: Any) -> None:
     check_only_bad_input(json.dumps(value).encode())
 
 
+@pytest.mark.slow
 @settings(max_examples=800, deadline=None)
 @given(
     st.dictionaries(field_names, anything, max_size=4),
