@@ -302,7 +302,7 @@ class TestLists:
         key = await self.blob_of(server, job_id)
         await server.system.blobs.delete([key])
         async with working(server.system):
-            await self.failed(server, job_id, "not there any more")
+            await self.failed(server, job_id, "no longer exists")
             await server.system.blobs.put(key, data)
             again = await server.post(f"/v1/jobs/{job_id}/rerun")
             assert again.status == 202, again.body

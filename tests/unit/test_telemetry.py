@@ -1,15 +1,20 @@
-"""Cells, the measured seams and the catalogue."""
+"""Instruments, the measured seams and the catalogue."""
 
 import inspect
 import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.engines.queue import TellsAge
 from conveyor.engines.tasks import WalksByIndex
 from conveyor.errors import EngineFailed
+from conveyor.notify.callback_monitor import CallbackPass
+from conveyor.recover.monitored import Monitored
+from conveyor.recover.retention import Removed
+from conveyor.recover.sweeper import Swept
 from conveyor.settings import Settings
 from conveyor.system import SEAMS, System, opened_engines
 from conveyor.telemetry import metrics
@@ -50,6 +55,20 @@ def test_there_are_never_more_series_than_the_cap() -> None:
     for metric in (counter, gauge, histogram):
         assert len(metric.series) == MOST_SERIES + 1
     assert counter.series[OTHER,] == 2 * MOST_SERIES
+
+
+@pytest.mark.parametrize(
+    ("metric", "counts"),
+    [
+        (metrics.SWEPT, Swept),
+        (metrics.MONITORED, Monitored),
+        (metrics.CALLBACKS, CallbackPass),
+        (metrics.REMOVED, Removed),
+    ],
+)
+def test_label_values_are_the_counts_of_a_pass(metric: Counter, counts: type[msgspec.Struct]) -> None:
+    fields = [field.name for field in msgspec.structs.fields(counts) if field.type is int]
+    assert [*metric.values.values()] == [tuple(fields)]
 
 
 def test_the_text_is_cumulative_and_has_every_metric_from_the_start() -> None:
