@@ -219,7 +219,7 @@ class TestInvalidLines:
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"], done["invalid_lines"]) == ("completed", 3, 3)
         page = (await server.get(f"/v1/jobs/{job_id}/invalid")).json
-        msgspec.convert(page, shapes.InvalidPage)
+        msgspec.convert(page, shapes.InvalidLinesPage)
         assert [(item["line"], item["text"]) for item in page["items"]][:2] == [(3, lines[2]), (4, lines[3])]
         assert all(item["reason"] for item in page["items"])
         assert len(page["items"][2]["text"]) <= 200

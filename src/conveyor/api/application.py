@@ -1,4 +1,4 @@
-"""The application. Gets a System, hands back the ASGI app: the edge, and behind it the routes."""
+"""The ASGI application of one System: the edge, the dashboard's files and the routes."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ from conveyor.system import System
 
 
 class Api:
-    """One system behind the routes. Routing errors pass no middleware of theirs, but they pass here."""
+    """One system behind the routes. Litestar's middleware does not see routing errors; this class does."""
 
     def __init__(self, system: System, stop: asyncio.Event) -> None:
         self._clock = system.clock
@@ -42,7 +42,7 @@ class Api:
 
 
 def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
-    """The API over one system. Streams, which would go on for ever, end when `stop` is set."""
+    """The API of one system. Endless streams stop when `stop` is set."""
     return Api(system, stop or asyncio.Event())
 
 

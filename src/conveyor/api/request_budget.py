@@ -1,5 +1,5 @@
-"""Intake: how many request bodies are in the hands of this process at once, and how large they are together. What is
-over that is refused before it is read: a flood costs answers and no memory."""
+"""Request budget: limits the number and the total size of the request bodies that this process handles at once. A
+request above the budget is refused before its body is read, so a flood costs no memory."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _AGAIN = 2
 
 
 class RequestBudget:
-    """One for each app."""
+    """The budget of one application."""
 
     def __init__(self, settings: Settings) -> None:
         self.most = settings.max_requests
@@ -22,7 +22,7 @@ class RequestBudget:
 
 
 class InHand:
-    """The body of one request: in hand from its first byte to the end of the answer."""
+    """The share of one request: from the first byte of its body to the end of the response."""
 
     def __init__(self, intake: RequestBudget) -> None:
         self._intake = intake
@@ -30,7 +30,7 @@ class InHand:
         self._bytes = 0
 
     def enter(self, announced: int) -> None:
-        """A body of about so many bytes is about to be read. Raises Overloaded."""
+        """Reserve a request whose body announces this many bytes. Raises Overloaded."""
         intake = self._intake
         if intake.requests >= intake.most or intake.bytes + announced > intake.most_bytes:
             raise _full()
@@ -38,7 +38,7 @@ class InHand:
         self._entered = True
 
     def take(self, count: int) -> None:
-        """So many bytes of it have come. Raises Overloaded."""
+        """Add `count` bytes that arrived. Raises Overloaded."""
         if self._intake.bytes + count > self._intake.most_bytes:
             raise _full()
         self._intake.bytes += count
@@ -52,13 +52,13 @@ class InHand:
 
 
 def hand(scope: Any, intake: RequestBudget) -> InHand:
-    """What a request that just came in holds: nothing yet."""
+    """Attach an empty share to a new request."""
     scope["state"][_STATE] = made = InHand(intake)
     return made
 
 
 def in_hand(scope: Any) -> InHand | None:
-    """The same, where its body is read; None for a request that came in by another way."""
+    """The share of a request; None if the request did not pass the edge."""
     found: InHand | None = scope.get("state", {}).get(_STATE)
     return found
 
@@ -66,7 +66,7 @@ def in_hand(scope: Any) -> InHand | None:
 def _full() -> Overloaded:
     metrics.REFUSALS.add(1, Overloaded.code, "requests")
     return Overloaded(
-        "The server has as many requests in hand as it can. Send this again in a moment.",
+        "The server is at its limit of concurrent requests. Retry in a moment.",
         reason="requests",
         retry_after=_AGAIN,
     )

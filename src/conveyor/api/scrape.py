@@ -1,4 +1,4 @@
-"""A port for scrapers alone, for roles that serve no API: /metrics and /healthz, and nothing else."""
+"""The metrics port of roles that serve no API: /metrics and /healthz only."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 @asynccontextmanager
 async def scraped(settings: Settings) -> AsyncIterator[None]:
-    """Answer scrapers while the block runs, if the settings name a port for it."""
+    """Serve CONVEYOR_METRICS_PORT while the block runs; without one, do nothing."""
     if settings.metrics_port == 0:
         yield
         return
@@ -62,12 +62,12 @@ def _answer(settings: Settings, scope: Scope) -> tuple[int, bytes, str]:
     if scope["path"] != "/metrics":
         return HTTPStatus.NOT_FOUND, b"", _TEXT
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    if settings.metrics_token is not None and not _may(settings, headers.get(b"authorization")):
+    if settings.metrics_token is not None and not _is_allowed(settings, headers.get(b"authorization")):
         return HTTPStatus.UNAUTHORIZED, b"", _TEXT
     return HTTPStatus.OK, *exposed(headers.get(b"accept", ""))
 
 
-def _may(settings: Settings, authorization: str | None) -> bool:
+def _is_allowed(settings: Settings, authorization: str | None) -> bool:
     try:
         return is_token(settings, bearer(authorization))
     except Unauthorized:
