@@ -18,8 +18,8 @@ from conveyor.recover.sweeper import Swept
 from conveyor.settings import Settings
 from conveyor.system import SEAMS, System, opened_engines
 from conveyor.telemetry import metrics
-from conveyor.telemetry.exposition import exposed
-from conveyor.telemetry.instruments import MOST_SERIES, OTHER, Counter, Gauge, Histogram
+from conveyor.telemetry.exposition import exposition
+from conveyor.telemetry.instruments import MAX_SERIES, OTHER, Counter, Gauge, Histogram
 from conveyor.telemetry.seams import PROTOCOLS, metered
 from tests.clocks import ManualClock
 
@@ -48,13 +48,13 @@ def test_a_value_that_a_label_can_not_have_counts_as_other() -> None:
 
 def test_there_are_never_more_series_than_the_cap() -> None:
     counter, gauge, histogram = Counter("a", "", x=None), Gauge("b", "", x=None), Histogram("c", "", (1.0,), x=None)
-    for number in range(3 * MOST_SERIES):
+    for number in range(3 * MAX_SERIES):
         counter.add(1, f"job_{number}")
         gauge.set(1, f"job_{number}")
         histogram.observe(1, f"job_{number}")
     for metric in (counter, gauge, histogram):
-        assert len(metric.series) == MOST_SERIES + 1
-    assert counter.series[OTHER,] == 2 * MOST_SERIES
+        assert len(metric.series) == MAX_SERIES + 1
+    assert counter.series[OTHER,] == 2 * MAX_SERIES
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_label_values_are_the_counts_of_a_pass(metric: Counter, counts: type[msg
 
 def test_the_text_is_cumulative_and_has_every_metric_from_the_start() -> None:
     metrics.ATTEMPT_SECONDS.observe_all([0.002, 0.3, 1e9], "fetch")
-    text = exposed("")[0].decode()
+    text = exposition("")[0].decode()
     buckets = [line for line in text.splitlines() if line.startswith('conveyor_attempt_seconds_bucket{kind="fetch"')]
     counts = [float(line.rpartition(" ")[2]) for line in buckets]
     assert counts == sorted(counts)
@@ -82,7 +82,7 @@ def test_the_text_is_cumulative_and_has_every_metric_from_the_start() -> None:
         # The older text names a counter without its ending.
         assert f"# TYPE {metric.name} {metric.kind}" in text, metric.name
     assert "process_resident_memory_bytes" in text
-    assert exposed("application/openmetrics-text; version=1.0.0")[0].endswith(b"# EOF\n")
+    assert exposition("application/openmetrics-text; version=1.0.0")[0].endswith(b"# EOF\n")
 
 
 def test_names_and_labels_of_the_catalogue_follow_the_customs_of_prometheus() -> None:

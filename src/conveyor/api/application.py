@@ -6,7 +6,7 @@ from typing import Any
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
-from conveyor.api.dependencies import PARTS, Dependencies
+from conveyor.api.dependencies import SCOPE_KEY, Dependencies
 from conveyor.api.edge import EdgeExchange
 from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
@@ -27,17 +27,17 @@ class Api:
 
     def __init__(self, system: System, stop: asyncio.Event) -> None:
         self._clock = system.clock
-        self._intake = RequestBudget(system.settings)
-        self._files = Files(system.blobs)
-        self._parts = _parts(system, stop)
+        self._budget = RequestBudget(system.settings)
+        self._dashboard = Files(system.blobs)
+        self._dependencies = _dependencies(system, stop)
         self._routes = application()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await EdgeExchange(self._clock, self._intake, scope, send).run(self._answer, receive)
+        await EdgeExchange(self._clock, self._budget, scope, send).run(self._answer, receive)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if not await self._files.answer(scope, send):
-            scope[PARTS] = self._parts
+        if not await self._dashboard.answer(scope, send):
+            scope[SCOPE_KEY] = self._dependencies
             await self._routes(scope, receive, send)
 
 
@@ -46,7 +46,7 @@ def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
     return Api(system, stop or asyncio.Event())
 
 
-def _parts(system: System, stop: asyncio.Event) -> Dependencies:
+def _dependencies(system: System, stop: asyncio.Event) -> Dependencies:
     return Dependencies(
         system=system,
         keys=KeyCache(system.records, system.clock),

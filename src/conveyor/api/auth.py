@@ -12,8 +12,8 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from conveyor.api.dependencies import parts_of
-from conveyor.auth.keys import authenticate, bearer
+from conveyor.api.dependencies import dependencies_of
+from conveyor.auth.keys import authenticate, bearer_token
 from conveyor.errors import CrossSite, Forbidden, InvalidKey
 from conveyor.model import ApiKey, TenantId
 
@@ -27,14 +27,16 @@ _READS = frozenset({"GET", "HEAD"})
 
 async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Accept a request with a valid key, or with the cookie of a session."""
-    parts = parts_of(connection.scope)
+    dependencies = dependencies_of(connection.scope)
     header = authorization(connection)
     session = None if header else session_of(connection)
     if session is None:
-        connection.scope["auth"] = await authenticate(parts.keys, parts.system.clock, bearer(header))
+        connection.scope["auth"] = await authenticate(
+            dependencies.keys, dependencies.system.clock, bearer_token(header)
+        )
         return
     check_site(connection)
-    connection.scope["auth"] = await parts.sessions.authenticate(session)
+    connection.scope["auth"] = await dependencies.sessions.authenticate(session)
     connection.scope["state"]["session"] = session
 
 

@@ -12,7 +12,7 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed_optional, read_optional
 from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, answer, find_job
-from conveyor.api.job_routes import shown
+from conveyor.api.job_routes import full_job_json
 from conveyor.errors import NotFound
 from conveyor.model import Job, TenantId
 from conveyor.system import System
@@ -95,4 +95,4 @@ async def _control(
 ) -> Response[bytes]:
     job = await find_job(system.records, tenant, job_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
-    return answer(await shown(system, await move(job)))
+    return answer(await full_job_json(system, await move(job)))

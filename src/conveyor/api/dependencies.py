@@ -40,7 +40,7 @@ SessionsPart = NamedDependency[SkipValidation[Sessions]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
 
 # Key of the dependencies in the scope of a request.
-PARTS = "conveyor"
+SCOPE_KEY = "conveyor"
 
 
 class Dependencies(msgspec.Struct, frozen=True):
@@ -59,9 +59,9 @@ class Dependencies(msgspec.Struct, frozen=True):
     streams: Streams
 
 
-def parts_of(scope: Any) -> Dependencies:
+def dependencies_of(scope: Any) -> Dependencies:
     """The dependencies, for guards, which get no injection."""
-    dependencies: Dependencies = scope[PARTS]
+    dependencies: Dependencies = scope[SCOPE_KEY]
     return dependencies
 
 
@@ -94,13 +94,13 @@ async def stream(
     return Stream(all_pieces(), media_type=media_type, headers=headers, status_code=status)
 
 
-def wants_lines(request: ApiRequest) -> bool:
+def wants_ndjson(request: ApiRequest) -> bool:
     """Whether the client asks for the whole listing as NDJSON."""
     media_types = request.headers.get("accept", "").lower().split(",")
     return any(media_type.partition(";")[0].strip() == NDJSON for media_type in media_types)
 
 
-def asked_range(asked: str | None, condition: str | None, etag: str, length: int) -> tuple[int, int] | None:
+def requested_range(asked: str | None, condition: str | None, etag: str, length: int) -> tuple[int, int] | None:
     """The start and end of the requested range; None for the whole body. Raises RangeRefused. A header that is not one
     byte range, or whose If-Range names another version, is ignored."""
     match = _RANGE.fullmatch((asked or "").strip())

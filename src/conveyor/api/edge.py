@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from conveyor.api.request_budget import RequestBudget, hand
+from conveyor.api.request_budget import RequestBudget, attach_reservation
 from conveyor.clock import Clock
 from conveyor.telemetry import metrics
 from conveyor.telemetry.traces import called_by
@@ -39,7 +39,7 @@ def request_id(scope: Any) -> str:
 class EdgeExchange:
     """One request and its response."""
 
-    def __init__(self, clock: Clock, intake: RequestBudget, scope: Scope, send: Send) -> None:
+    def __init__(self, clock: Clock, budget: RequestBudget, scope: Scope, send: Send) -> None:
         self._clock = clock
         self._scope = scope
         self._send = send
@@ -49,7 +49,7 @@ class EdgeExchange:
         scope.setdefault("state", {})["request_id"] = _client_id(scope) or clock.new_id("req")
         structlog.contextvars.bind_contextvars(request_id=request_id(scope))
         called_by(_header(scope, b"traceparent").decode("latin-1"))
-        self._held = hand(scope, intake)
+        self._reservation = attach_reservation(scope, budget)
 
     async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive) -> None:
         """Run `app`. If it fails while it streams, the status is already sent, so the connection is cut."""
@@ -60,7 +60,7 @@ class EdgeExchange:
             if not self._status:
                 raise
         finally:
-            self._held.leave()
+            self._reservation.leave()
             self._count()
             self._log()
 

@@ -17,9 +17,9 @@ from conveyor.api.dependencies import (
     SystemPart,
     TenantPart,
     answer,
-    asked_range,
     attachment,
     find_job,
+    requested_range,
     stream,
 )
 from conveyor.errors import Conflict, NotFound
@@ -122,7 +122,7 @@ async def get_part(
         "ETag": f'"{part.sha256}"',
         **attachment(part_name(row, export, number)),
     }
-    asked = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
+    asked = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
     start, end = asked or (0, part.size)
     if asked is not None:
         headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{part.size}"}

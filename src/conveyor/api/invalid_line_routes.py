@@ -17,7 +17,7 @@ from conveyor.api.dependencies import (
     attachment,
     find_job,
     stream,
-    wants_lines,
+    wants_ndjson,
 )
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
 
@@ -37,7 +37,7 @@ async def list_invalid(
 ) -> Response[Any]:
     """In the order of the list. `Accept: application/x-ndjson` returns all of them as a download, one per line."""
     job = await find_job(system.records, tenant, job_id)
-    if wants_lines(request):
+    if wants_ndjson(request):
         return await stream(invalid_lines(system.blobs, job), NDJSON, attachment(f"{job.job_id}-invalid.jsonl"))
     page = await invalid_page(system.blobs, job, limit, cursor)
     return answer({"items": page.items, "next_cursor": page.next_cursor})

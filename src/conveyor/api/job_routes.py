@@ -71,7 +71,7 @@ async def list_jobs(
     """The tenant's jobs, newest first."""
     check_job_cursor(cursor)
     page = await system.records.jobs(tenant, cursor, limit)
-    items = await asyncio.gather(*(_listed(system, job) for job in page.items))
+    items = await asyncio.gather(*(_listed_job_json(system, job) for job in page.items))
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
@@ -83,9 +83,9 @@ async def show_job(
     all runs. With `verify`, the server also counts the rows and compares them with the counters."""
     job = await find_job(system.records, tenant, job_id)
     if not verify:
-        return await _hot(system, job)
+        return await _cached_status(system, job)
     verified = await verify_json(system.records, system.tasks, job)
-    return answer({**await shown(system, job), "verify": verified})
+    return answer({**await full_job_json(system, job), "verify": verified})
 
 
 @patch(
@@ -101,10 +101,10 @@ async def change_job(
     the options that they started with."""
     job = await find_job(system.records, tenant, job_id)
     changes = await read_spec(request, system.settings.max_request_bytes, dict[str, Any])
-    return answer(await shown(system, await change_options(system, job, changes)))
+    return answer(await full_job_json(system, await change_options(system, job, changes)))
 
 
-async def _hot(system: System, job: Job) -> Response[bytes]:
+async def _cached_status(system: System, job: Job) -> Response[bytes]:
     """Respond with the cached status; a stale one is refreshed after the response."""
     parts = (system.records, system.tasks, system.coordinator, system.clock, job)
     status, is_stale = await hot_status_json(*parts)
@@ -121,13 +121,13 @@ async def _refresh(*parts: Any) -> None:
         log.warning("status refresh failed", error=str(error))
 
 
-async def shown(system: System, job: Job) -> dict[str, Any]:
+async def full_job_json(system: System, job: Job) -> dict[str, Any]:
     """The JSON of a job with all its runs, without secrets."""
     status = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
     return {**status, "options": without_secrets(status["options"])}
 
 
-async def _listed(system: System, job: Job) -> dict[str, Any]:
+async def _listed_job_json(system: System, job: Job) -> dict[str, Any]:
     view = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
     return {**view, "options": without_secrets(view["options"])}
 

@@ -8,14 +8,14 @@ from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
 
 from conveyor.api.auth import Connection, authorization
-from conveyor.api.dependencies import parts_of
-from conveyor.auth.keys import authenticate, bearer
+from conveyor.api.dependencies import dependencies_of
+from conveyor.auth.keys import authenticate, bearer_token
 from conveyor.errors import Forbidden
 from conveyor.settings import Settings
-from conveyor.telemetry.exposition import exposed
+from conveyor.telemetry.exposition import exposition
 
 
-def is_token(settings: Settings, text: str) -> bool:
+def is_metrics_token(settings: Settings, text: str) -> bool:
     """Whether `text` is CONVEYOR_METRICS_TOKEN."""
     token = settings.metrics_token
     return token is not None and hmac.compare_digest(text.encode(), token.encode())
@@ -23,11 +23,11 @@ def is_token(settings: Settings, text: str) -> bool:
 
 async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Require an administrator's key or the metrics token; a dashboard session is not enough."""
-    parts = parts_of(connection.scope)
-    text = bearer(authorization(connection))
-    if is_token(parts.system.settings, text):
+    dependencies = dependencies_of(connection.scope)
+    text = bearer_token(authorization(connection))
+    if is_metrics_token(dependencies.system.settings, text):
         return
-    key = await authenticate(parts.keys, parts.system.clock, text)
+    key = await authenticate(dependencies.keys, dependencies.system.clock, text)
     if not key.admin:
         raise Forbidden
     connection.scope["auth"] = key
@@ -42,5 +42,5 @@ async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
 )
 async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Metrics of this process in the format of Prometheus. Each process has its own."""
-    body, media_type = exposed(request.headers.get("accept", ""))
+    body, media_type = exposition(request.headers.get("accept", ""))
     return Response(body, media_type=media_type)

@@ -9,7 +9,7 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional
 from conveyor.api.dependencies import AddTasksPart, ApiRequest, SystemPart, TenantPart, answer, find_job
-from conveyor.api.job_routes import shown
+from conveyor.api.job_routes import full_job_json
 
 
 @post(
@@ -44,4 +44,4 @@ async def close_job(
     job = await find_job(system.records, tenant, job_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
     await adding.close(job)
-    return answer(await shown(system, await find_job(system.records, tenant, job_id)))
+    return answer(await full_job_json(system, await find_job(system.records, tenant, job_id)))

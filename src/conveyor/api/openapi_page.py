@@ -20,7 +20,7 @@ OPENAPI = OpenAPIConfig(
 )
 
 
-def page(described: Callable[[], Litestar]) -> HTTPRouteHandler:
+def openapi_route(described: Callable[[], Litestar]) -> HTTPRouteHandler:
     """The route that serves the description of `described`, which is built on the first request."""
 
     @cache

@@ -44,7 +44,7 @@ class Problem(msgspec.Struct, frozen=True):
     detail: str
 
 
-def of(error: ConveyorError) -> Problem:
+def problem_of(error: ConveyorError) -> Problem:
     """The problem that the client sees. The message of an internal failure goes to the log only."""
     is_internal = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded)
     return Problem(
@@ -89,7 +89,7 @@ HANDLERS: ExceptionHandlersMap = {
 
 
 def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict[str, Any]) -> Response[bytes]:
-    problem = msgspec.structs.asdict(of(error))
+    problem = msgspec.structs.asdict(problem_of(error))
     more = {name: value for name, value in details.items() if name not in problem}
     response = Response(msgspec.json.encode({**problem, **more}), status_code=error.status, media_type=MEDIA_TYPE)
     if error.status == HTTPStatus.UNAUTHORIZED:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
-from conveyor.api.request_budget import in_hand
+from conveyor.api.request_budget import reservation_of
 from conveyor.errors import BadInput, BodyTooLarge, UnsupportedMediaType
 
 # Maximum pause between two pieces, and maximum time for a body: a slow body occupies a connection and memory.
@@ -44,16 +44,16 @@ async def read_body(
     """The complete body. Raises BodyTooLarge as soon as the limit is passed."""
     if (announced_length(request) or 0) > limit:
         raise _too_large(limit)
-    held = in_hand(request.scope)
-    if held is not None:
-        held.enter(announced_length(request) or 0)
+    reservation = reservation_of(request.scope)
+    if reservation is not None:
+        reservation.enter(announced_length(request) or 0)
     data = bytearray()
     digest = sha256(f"{request.method} {request.scope['path']}\n".encode())
     try:
         async with asyncio.timeout(total):
             async for piece in pieces(request, idle):
-                if held is not None:
-                    held.take(len(piece))
+                if reservation is not None:
+                    reservation.take(len(piece))
                 digest.update(piece)
                 data += piece
                 if len(data) > limit:

@@ -7,66 +7,66 @@ from conveyor.errors import Overloaded
 from conveyor.settings import Settings
 from conveyor.telemetry import metrics
 
-_STATE = "body_in_hand"
-_AGAIN = 2
+_STATE = "body_reservation"
+_RETRY_AFTER = 2
 
 
 class RequestBudget:
     """The budget of one application."""
 
     def __init__(self, settings: Settings) -> None:
-        self.most = settings.max_requests
-        self.most_bytes = settings.max_requests_bytes
+        self.max_requests = settings.max_requests
+        self.max_bytes = settings.max_requests_bytes
         self.requests = 0
         self.bytes = 0
 
 
-class InHand:
-    """The share of one request: from the first byte of its body to the end of the response."""
+class BodyReservation:
+    """The reservation of one request: from the first byte of its body to the end of the response."""
 
-    def __init__(self, intake: RequestBudget) -> None:
-        self._intake = intake
+    def __init__(self, budget: RequestBudget) -> None:
+        self._budget = budget
         self._entered = False
         self._bytes = 0
 
     def enter(self, announced: int) -> None:
         """Reserve a request whose body announces this many bytes. Raises Overloaded."""
-        intake = self._intake
-        if intake.requests >= intake.most or intake.bytes + announced > intake.most_bytes:
-            raise _full()
-        intake.requests += 1
+        budget = self._budget
+        if budget.requests >= budget.max_requests or budget.bytes + announced > budget.max_bytes:
+            raise _overloaded()
+        budget.requests += 1
         self._entered = True
 
     def take(self, count: int) -> None:
         """Add `count` bytes that arrived. Raises Overloaded."""
-        if self._intake.bytes + count > self._intake.most_bytes:
-            raise _full()
-        self._intake.bytes += count
+        if self._budget.bytes + count > self._budget.max_bytes:
+            raise _overloaded()
+        self._budget.bytes += count
         self._bytes += count
 
     def leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._intake.requests -= 1
-            self._intake.bytes -= self._bytes
+            self._budget.requests -= 1
+            self._budget.bytes -= self._bytes
 
 
-def hand(scope: Any, intake: RequestBudget) -> InHand:
-    """Attach an empty share to a new request."""
-    scope["state"][_STATE] = made = InHand(intake)
-    return made
+def attach_reservation(scope: Any, budget: RequestBudget) -> BodyReservation:
+    """Attach an empty reservation to a new request."""
+    scope["state"][_STATE] = reservation = BodyReservation(budget)
+    return reservation
 
 
-def in_hand(scope: Any) -> InHand | None:
-    """The share of a request; None if the request did not pass the edge."""
-    found: InHand | None = scope.get("state", {}).get(_STATE)
-    return found
+def reservation_of(scope: Any) -> BodyReservation | None:
+    """The reservation of a request; None if the request did not pass the edge."""
+    reservation: BodyReservation | None = scope.get("state", {}).get(_STATE)
+    return reservation
 
 
-def _full() -> Overloaded:
+def _overloaded() -> Overloaded:
     metrics.REFUSALS.add(1, Overloaded.code, "requests")
     return Overloaded(
         "The server is at its limit of concurrent requests. Retry in a moment.",
         reason="requests",
-        retry_after=_AGAIN,
+        retry_after=_RETRY_AFTER,
     )

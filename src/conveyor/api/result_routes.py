@@ -19,11 +19,11 @@ from conveyor.api.dependencies import (
     SystemPart,
     TenantPart,
     answer,
-    asked_range,
     attachment,
     find_job,
+    requested_range,
     stream,
-    wants_lines,
+    wants_ndjson,
 )
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
@@ -75,11 +75,11 @@ async def list_results(
     where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
-    if wants_lines(request):
-        lines = listing_lines(system.tasks, runs, where, cursor, partial(shown_tasks, system, job))
+    if wants_ndjson(request):
+        lines = listing_lines(system.tasks, runs, where, cursor, partial(tasks_json, system, job))
         return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
     page = await listing_page(system.tasks, runs, where, limit, cursor)
-    return answer({"items": await shown_tasks(system, job, page.items), "next_cursor": page.next_cursor})
+    return answer({"items": await tasks_json(system, job, page.items), "next_cursor": page.next_cursor})
 
 
 @get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
@@ -89,7 +89,7 @@ async def show_task(
     """A task and its result, of any run of the job; with its progress, if it is running and reports any."""
     job = await find_job(system.records, tenant, job_id)
     run, task = await locate_task(system.records, system.tasks, job, task_id)
-    [shown] = await shown_tasks(system, job, [task])
+    [shown] = await tasks_json(system, job, [task])
     progress = await task_progress(system.records, run, task)
     return answer(shown if progress is None else {**shown, "progress": progress})
 
@@ -117,7 +117,7 @@ async def get_body(
     }
     if _VISIBLE.fullmatch(task.detail.content_type or ""):
         headers["X-Conveyor-Content-Type"] = task.detail.content_type or ""
-    part = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
+    part = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
     if part is None:
         return await stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
     start, end = part
@@ -155,7 +155,7 @@ def _status(label: str | None) -> TaskStatus | None:
     return _STATUSES[label]
 
 
-async def shown_tasks(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The JSON of tasks, with links to their bodies."""
     shown = []
     for number, task in enumerate(tasks, start=1):

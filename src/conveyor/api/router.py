@@ -30,15 +30,15 @@ from conveyor.api import stream_routes as stream
 from conveyor.api import upload_routes as uploads
 from conveyor.api import webhook_routes as webhooks
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
-from conveyor.api.dependencies import Dependencies, parts_of, refuse_unknown_parameters
-from conveyor.api.openapi_page import OPENAPI, page
+from conveyor.api.dependencies import Dependencies, dependencies_of, refuse_unknown_parameters
+from conveyor.api.openapi_page import OPENAPI, openapi_route
 
 
 @cache
 def application() -> Litestar:
     """The Litestar application. Its caller puts the dependencies of a system into the scope."""
     return Litestar(
-        route_handlers=[*_routes(), page(_described)],
+        route_handlers=[*_routes(), openapi_route(_described)],
         dependencies=_providers(),
         exception_handlers=problems.HANDLERS,
         before_request=refuse_unknown_parameters,
@@ -62,7 +62,7 @@ def _providers() -> dict[str, Provide]:
 
 def _part(name: str) -> Callable[[Scope], Any]:
     def provide(scope: Scope) -> Any:
-        return getattr(parts_of(scope), name)
+        return getattr(dependencies_of(scope), name)
 
     return provide
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from conveyor.api.edge import HEADERS, Receive, Scope, Send
-from conveyor.api.metrics_route import is_token
+from conveyor.api.metrics_route import is_metrics_token
 from conveyor.api.server import Application, serve_app
-from conveyor.auth.keys import bearer
+from conveyor.auth.keys import bearer_token
 from conveyor.errors import Unauthorized
 from conveyor.settings import Settings
-from conveyor.telemetry.exposition import exposed
+from conveyor.telemetry.exposition import exposition
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -64,11 +64,11 @@ def _answer(settings: Settings, scope: Scope) -> tuple[int, bytes, str]:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     if settings.metrics_token is not None and not _is_allowed(settings, headers.get(b"authorization")):
         return HTTPStatus.UNAUTHORIZED, b"", _TEXT
-    return HTTPStatus.OK, *exposed(headers.get(b"accept", ""))
+    return HTTPStatus.OK, *exposition(headers.get(b"accept", ""))
 
 
 def _is_allowed(settings: Settings, authorization: str | None) -> bool:
     try:
-        return is_token(settings, bearer(authorization))
+        return is_metrics_token(settings, bearer_token(authorization))
     except Unauthorized:
         return False

@@ -7,7 +7,7 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
-from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, shown_tasks, task_filter
+from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
 from conveyor.errors import NotFound
 from conveyor.read.runs import chosen_runs
 from conveyor.read.search import search_page
@@ -64,5 +64,5 @@ async def search_tasks(
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
     matches = await search_page(system.tasks, runs, where, text, limit, cursor)
-    items = await shown_tasks(system, job, matches.page.items)
+    items = await tasks_json(system, job, matches.page.items)
     return answer({"items": items, "next_cursor": matches.page.next_cursor, "read": matches.read})
