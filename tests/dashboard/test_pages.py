@@ -228,7 +228,7 @@ class TestJobs:
         assert here.state(job) == "running"
         expect(page.locator(".tile.succeeded b")).not_to_have_text("0")
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         expect(button(page, "Delete")).to_be_visible()
         expect(button(page, "Cancel")).to_have_count(0)
         assert here.state(job) == "cancelled"
@@ -320,7 +320,7 @@ class TestNewJob:
         button(page, "Submit").click()
         expect(heading(page, "numbers of mine")).to_be_visible()
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         page.goto(f"{here.url}/#/new")
         button(page, "Submit").click()
         expect(page.get_by_role("alert")).to_contain_text("The list is empty")
@@ -612,5 +612,5 @@ class TestEverywhere:
         expect(page.locator(".standing")).to_have_text("Live")
         expect(done).not_to_have_text(before)
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         expect(page.locator(".title .pill")).to_have_text("cancelled")

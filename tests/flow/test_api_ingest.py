@@ -321,7 +321,7 @@ class TestLists:
         key = await self.blob_of(server, job_id)
         await server.system.blobs.put(key, changed)
         async with working(server.system) as echo:
-            await self.failed(server, job_id, "not the one that was accepted")
+            await self.failed(server, job_id, "has changed since it was accepted")
             assert echo.ran == {}
             await server.system.blobs.put(key, data)
             assert (await server.post(f"/v1/jobs/{job_id}/rerun", {})).status == 202

@@ -113,6 +113,6 @@ async def test_the_cache_is_bounded_and_remembers_the_unknown() -> None:
     cache = KeyCache(kept, clock, size=10)
     for number in range(100):
         assert await cache.key(f"{number}") is None
-    assert len(cache._kept) == 10
+    assert len(cache._entries) == 10
     await cache.key("99")
     assert kept.reads == 100
