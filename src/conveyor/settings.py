@@ -179,7 +179,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_grace_seconds: float = 60.0
     # How long a schedule may take to read its list from a URL, in seconds.
     schedule_fetch_seconds: float = 600.0
-    # Where the state machines are that wait for jobs: stepfunctions://REGION. Without it, jobs carry no task tokens.
+    # Region of the state machines that wait for jobs: stepfunctions://REGION. Without it, jobs cannot have task tokens.
     step_functions: str | None = None
     # HeartbeatSeconds of state machines that wait for jobs, unless a job says otherwise; heartbeats are sent well
     # within it.

@@ -17,7 +17,7 @@ from conveyor.errors import NotFound
 from conveyor.model import Job, TenantId
 from conveyor.system import System
 
-_CONTROLLED = shapes.answers(shapes.JobShape, 400, 404, 409)
+_RESPONSES = shapes.answers(shapes.JobShape, 400, 404, 409)
 _takes_nothing = operations.takes(operations.Nothing, required=False)
 
 
@@ -35,8 +35,8 @@ async def rerun_job(
     result. Indexes and the results of earlier runs stay. If the ingest of the job's list failed, it resumes instead."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/rerun"
-    spec, asked = await read_keyed_optional(request, system.settings.max_request_bytes, RerunSpec, route)
-    return accepted(await Rerun(system).rerun(job, spec, asked), f"/v1/jobs/{job.job_id}")
+    spec, idempotent = await read_keyed_optional(request, system.settings.max_request_bytes, RerunSpec, route)
+    return accepted(await Rerun(system).rerun(job, spec, idempotent), f"/v1/jobs/{job.job_id}")
 
 
 @post(
@@ -44,7 +44,7 @@ async def rerun_job(
     summary="Cancel a job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_CONTROLLED,
+    responses=_RESPONSES,
 )
 async def cancel_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
@@ -59,7 +59,7 @@ async def cancel_job(
     summary="Pause a job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_CONTROLLED,
+    responses=_RESPONSES,
 )
 async def pause_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
@@ -73,12 +73,12 @@ async def pause_job(
     summary="Resume a paused job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_CONTROLLED,
+    responses=_RESPONSES,
 )
 async def resume_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """Continues a paused job."""
+    """Tasks start again where the job was paused."""
     return await _control(request, system, tenant, job_id, Control(system).resume)
 
 
@@ -91,8 +91,8 @@ async def delete_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPa
 
 
 async def _control(
-    request: ApiRequest, system: System, tenant: TenantId, job_id: str, move: Callable[[Job], Awaitable[Job]]
+    request: ApiRequest, system: System, tenant: TenantId, job_id: str, control: Callable[[Job], Awaitable[Job]]
 ) -> Response[bytes]:
     job = await find_job(system.records, tenant, job_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
-    return answer(await full_job_json(system, await move(job)))
+    return answer(await full_job_json(system, await control(job)))

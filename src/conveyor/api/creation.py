@@ -41,11 +41,11 @@ async def read_keyed_optional(
     """Like read_keyed; an empty body gives the defaults of `shape`."""
     key = _idempotency_key(request)
     body = await read_body(request, limit)
-    asked = IdempotentRequest(route, key, body.fingerprint) if key else None
+    idempotent = IdempotentRequest(route, key, body.fingerprint) if key else None
     if not body.data:
-        return shape(), asked
+        return shape(), idempotent
     require_json(request)
-    return await _decode(body.data, shape), asked
+    return await _decode(body.data, shape), idempotent
 
 
 async def read_optional(request: ApiRequest, limit: int, shape: type[S]) -> S:

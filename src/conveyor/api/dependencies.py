@@ -100,11 +100,11 @@ def wants_ndjson(request: ApiRequest) -> bool:
     return any(media_type.partition(";")[0].strip() == NDJSON for media_type in media_types)
 
 
-def requested_range(asked: str | None, condition: str | None, etag: str, length: int) -> tuple[int, int] | None:
+def requested_range(range_header: str | None, if_range: str | None, etag: str, length: int) -> tuple[int, int] | None:
     """The start and end of the requested range; None for the whole body. Raises RangeRefused. A header that is not one
     byte range, or whose If-Range names another version, is ignored."""
-    match = _RANGE.fullmatch((asked or "").strip())
-    if match is None or (condition is not None and condition.strip() != etag):
+    match = _RANGE.fullmatch((range_header or "").strip())
+    if match is None or (if_range is not None and if_range.strip() != etag):
         return None
     first, last = match[1], match[2]
     if not first:

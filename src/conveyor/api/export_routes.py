@@ -43,8 +43,8 @@ async def create_export(
     reports the end."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/exports"
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)
-    outcome = await exports.create(job, spec, asked)
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)
+    outcome = await exports.create(job, spec, idempotent)
     return accepted(outcome, f"/v1/exports/{outcome.subject}")
 
 
@@ -122,13 +122,13 @@ async def get_part(
         "ETag": f'"{part.sha256}"',
         **attachment(part_name(row, export, number)),
     }
-    asked = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
-    start, end = asked or (0, part.size)
-    if asked is not None:
+    span = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
+    start, end = span or (0, part.size)
+    if span is not None:
         headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{part.size}"}
     pieces = part_range(system.blobs, part, start, end)
     media_type = media_type_of(export.format, export.compression)
-    return await stream(pieces, media_type, headers, 200 if asked is None else 206)
+    return await stream(pieces, media_type, headers, 200 if span is None else 206)
 
 
 async def _shown(system: System, stored: StoredExport) -> dict[str, Any]:

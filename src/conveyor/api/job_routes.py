@@ -59,8 +59,8 @@ async def submit_job(
     """A small job is written in one transaction, and its tasks are readable at once: 201. Large and open jobs, jobs
     from an upload, and those with `Prefer: respond-async` are ingested: 202. With an `Idempotency-Key`, a repeated
     request gets the same response and creates no second job."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
-    outcome = await submit.submit(tenant, spec, asked, _prefers_async(request))
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
+    outcome = await submit.submit(tenant, spec, idempotent, _prefers_async(request))
     return accepted(outcome, f"/v1/jobs/{outcome.subject}")
 
 

@@ -26,8 +26,8 @@ async def add_tasks(
     repeated batch is added once."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/tasks"
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, TasksSpec, route)
-    return accepted(await adding.add(job, spec, asked))
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, TasksSpec, route)
+    return accepted(await adding.add(job, spec, idempotent))
 
 
 @post(

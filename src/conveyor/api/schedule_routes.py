@@ -23,8 +23,8 @@ async def create_schedule(
 ) -> Response[bytes]:
     """`job` is a body of POST /v1/jobs, with its tasks, or with a `source` that each fire reads: an upload or a `url`.
     The server validates it now."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, ScheduleSpec, ROUTE)
-    outcome = await schedules.create(tenant, spec, asked)
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ScheduleSpec, ROUTE)
+    outcome = await schedules.create(tenant, spec, idempotent)
     return accepted(outcome, f"/v1/schedules/{outcome.subject}")
 
 

@@ -33,13 +33,13 @@ async def create_upload(
 ) -> Response[bytes]:
     """Returns a link that accepts one list of this size and sha256, once. Then create a job with `source:
     {upload_id}`."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, UploadSpec, ROUTE)
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, UploadSpec, ROUTE)
     base = _base_url(request)
 
     def link(upload_id: str, signature: str) -> str:
         return f"{base}/v1/uploads/{upload_id}/content?signature={signature}"
 
-    outcome = await uploads.promise(tenant, spec, link, asked)
+    outcome = await uploads.promise(tenant, spec, link, idempotent)
     return accepted(outcome, f"/v1/uploads/{outcome.subject}")
 
 

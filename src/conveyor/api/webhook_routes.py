@@ -37,8 +37,8 @@ async def create_webhook(
 ) -> Response[bytes]:
     """The endpoint gets the events of all jobs, or those that `events` names. Only this response contains its secret,
     which signs each delivery by the Standard Webhooks specification."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, WebhookSpec, ROUTE)
-    outcome = await webhooks.create(tenant, spec, asked)
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, WebhookSpec, ROUTE)
+    outcome = await webhooks.create(tenant, spec, idempotent)
     return accepted(outcome, f"/v1/webhooks/{outcome.subject}")
 
 

@@ -59,8 +59,8 @@ class Files:
         file = self._files.get(scope["path"]) if scope["method"] in ("GET", "HEAD") else None
         if file is None:
             return False
-        asked = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
-        fresh = asked.decode("latin-1") == file.etag
+        if_none_match = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
+        fresh = if_none_match.decode("latin-1") == file.etag
         body = b"" if fresh or scope["method"] == "HEAD" else file.body
         headers = [
             (b"content-type", file.media_type.encode()),

@@ -71,13 +71,13 @@ def _value(name: str, value: Any) -> Any:
     return redacted(value if isinstance(value, str) else repr(value))
 
 
-def _pair(found: re.Match[str]) -> str:
+def _pair(match: re.Match[str]) -> str:
     # Small numbers are counts, not secrets.
-    return found[0] if found[2].isdecimal() and len(found[2]) < 10 else found[1] + GONE
+    return match[0] if match[2].isdecimal() and len(match[2]) < 10 else match[1] + GONE
 
 
-def _url(found: re.Match[str]) -> str:
-    scheme, rest = found[1], found[2]
+def _url(match: re.Match[str]) -> str:
+    scheme, rest = match[1], match[2]
     end = rest[len(rest.rstrip(_CLOSING)) :]
     rest = rest.removesuffix(end)
     return scheme + _without_query(_without_user(scheme, rest)) + end
