@@ -1,5 +1,5 @@
-"""Who calls an engine: a role, or somebody who waits for an answer. Engines keep readers apart for the two, so that
-however much is asked for, roles go on; nothing else depends on it."""
+"""Whether a role or a request calls an engine. Engines keep separate readers for the two, so that a flood of requests
+does not stop the roles. Nothing else depends on it."""
 
 from contextvars import ContextVar
 
@@ -7,7 +7,7 @@ _in_role: ContextVar[bool] = ContextVar("conveyor_in_role", default=False)
 
 
 def enter_role() -> None:
-    """From here on this task, and every task that it starts, calls for a role."""
+    """Mark this asyncio task, and every task that it starts, as part of a role."""
     _in_role.set(True)
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 
 class ConveyorError(Exception):
-    """Something went wrong inside Conveyor; the log has the details."""
+    """Internal error in Conveyor. See the server's log for the details."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
@@ -32,32 +32,32 @@ class ConveyorError(Exception):
 
 
 class BadInput(ConveyorError):
-    """The request is not valid."""
+    """The request is invalid. Correct it and send it again."""
 
     code = "bad_input"
     status = 400
 
 
 class MalformedJson(BadInput):
-    """The body is not valid JSON."""
+    """The body is not valid JSON. Send one JSON object."""
 
     code = "malformed_json"
 
 
 class UnknownField(BadInput):
-    """The body has a field that this route does not know."""
+    """The body has an unknown field. Remove it; `/v1/openapi.json` lists the fields of each route."""
 
     code = "unknown_field"
 
 
 class InvalidField(BadInput):
-    """A field has a value that it can not have."""
+    """A field has an invalid value. `/v1/openapi.json` lists the values that it may have."""
 
     code = "invalid_field"
 
 
 class InvalidTasks(BadInput):
-    """Some tasks are not valid; `errors` names each by its index. Nothing was written."""
+    """Some tasks are invalid. Correct those that `errors` lists by index; nothing was written."""
 
     code = "invalid_tasks"
 
@@ -69,265 +69,265 @@ class NoTasks(BadInput):
 
 
 class BadCursor(BadInput):
-    """The cursor is not one that this listing gave out. Start again without a cursor."""
+    """The cursor is invalid for this listing. Start again without a cursor."""
 
     code = "bad_cursor"
 
 
 class InvalidSetting(BadInput):
-    """A setting has a value that it can not have."""
+    """A setting has an invalid value. `conveyor doctor` shows all settings."""
 
     code = "invalid_setting"
 
 
 class ListUnreadable(BadInput):
-    """The list of tasks could not be read."""
+    """The list of tasks cannot be read. Check its format and compression."""
 
     code = "list_unreadable"
 
 
 class ListMissing(ListUnreadable):
-    """The staged list is not there any more."""
+    """The staged list no longer exists. Upload it again."""
 
     code = "list_missing"
 
 
 class ListChanged(ListUnreadable):
-    """The staged list is not the one that was accepted: its size or sha256 is another."""
+    """The staged list has changed since it was accepted: its size or sha256 differs. Upload it again."""
 
     code = "list_changed"
 
 
 class ListRejected(ListUnreadable):
-    """The list has lines that are not valid, and the job asked for such a list to be refused."""
+    """The list has invalid lines, and the job has `on_invalid: reject`. Correct them, or use `skip`."""
 
     code = "list_rejected"
 
 
 class TooManyTasks(BadInput):
-    """The request carries more tasks than one request may. Send the list in several jobs, or use `conveyor run`."""
+    """The request has more tasks than one request may. Upload the list, or use `conveyor run`."""
 
     code = "too_many_tasks"
     status = 413
 
 
 class BodyTooLarge(BadInput):
-    """The request body is larger than the server takes."""
+    """The request body is too large. Split it, or upload the list."""
 
     code = "body_too_large"
     status = 413
 
 
 class UnsupportedMediaType(BadInput):
-    """The body must be JSON: send `Content-Type: application/json`."""
+    """The body is not declared as JSON. Send `Content-Type: application/json`."""
 
     code = "unsupported_media_type"
     status = 415
 
 
 class RangeRefused(BadInput):
-    """The body has no bytes in the range that was asked for."""
+    """The range is outside the body. Ask for a range within its length."""
 
     code = "range_not_satisfiable"
     status = 416
 
 
 class Unauthorized(ConveyorError):
-    """The request is not authorised."""
+    """The request is not authorized. Send a valid API key."""
 
     code = "unauthorized"
     status = 401
 
 
 class MissingKey(Unauthorized):
-    """No API key was given. Send `Authorization: Bearer <key>`; `conveyor keys create` makes one."""
+    """The API key is missing. Send `Authorization: Bearer <key>`; `conveyor keys create` makes one."""
 
     code = "missing_key"
 
 
 class InvalidKey(Unauthorized):
-    """The API key is not known, has expired or was revoked. `conveyor keys create` makes one."""
+    """The API key is unknown, expired or revoked. `conveyor keys create` makes a new one."""
 
     code = "invalid_key"
 
 
 class SessionEnded(Unauthorized):
-    """The session has ended. Sign in again: `conveyor dashboard` prints a link."""
+    """The session has expired. Sign in again: `conveyor dashboard` prints a link."""
 
     code = "session_ended"
 
 
 class LinkRefused(Unauthorized):
-    """The link was used before, or has expired. `conveyor dashboard` prints a new one."""
+    """The link has expired or was already used. `conveyor dashboard` prints a new one."""
 
     code = "link_refused"
 
 
 class NotFound(ConveyorError):
-    """There is nothing under this id."""
+    """Not found. Check the id, and that the key belongs to the right tenant."""
 
     code = "not_found"
     status = 404
 
 
 class RouteNotFound(NotFound):
-    """There is no such route. `/v1/openapi.json` lists them."""
+    """Unknown route. `/v1/openapi.json` lists all routes."""
 
     code = "route_not_found"
 
 
 class NoBody(NotFound):
-    """The task has no result body."""
+    """The task has no result body. Its `status` and `error` say why."""
 
     code = "no_body"
 
 
 class Forbidden(ConveyorError):
-    """This key may not do that."""
+    """This key lacks the permission. Use an administrator's key."""
 
     code = "forbidden"
     status = 403
 
 
 class CrossSite(Forbidden):
-    """The request comes from a page that is not the dashboard's own."""
+    """The request comes from another site. Use the dashboard's own pages, or send an API key."""
 
     code = "cross_site"
 
 
 class MethodNotAllowed(ConveyorError):
-    """The route does not take this method."""
+    """The route does not support this method. `/v1/openapi.json` lists those that it does."""
 
     code = "method_not_allowed"
     status = 405
 
 
 class Conflict(ConveyorError):
-    """The request conflicts with the present state."""
+    """The request conflicts with the current state. Read the state, then decide whether to send it again."""
 
     code = "conflict"
     status = 409
 
 
 class IdempotencyMismatch(Conflict):
-    """The Idempotency-Key was used before with another body. Use a new key for a new request."""
+    """The Idempotency-Key was already used with another body. Use a new key for a new request."""
 
     code = "idempotency_key_reused"
 
 
 class IdempotencyInFlight(Conflict):
-    """A request with this Idempotency-Key is still under way. Send it again in a moment."""
+    """A request with this Idempotency-Key is still in progress. Retry in a moment."""
 
     code = "idempotency_key_in_flight"
 
 
 class JobClosed(Conflict):
-    """The job is closed: no tasks can be added to it."""
+    """The job is closed and accepts no more tasks. Create a new job for them."""
 
     code = "job_closed"
 
 
 class UploadConflict(Conflict):
-    """The upload is not in a state for this: it was stored already, or was not stored yet."""
+    """The upload is in the wrong state: already stored, or not stored yet. GET /v1/uploads/{id} shows it."""
 
     code = "upload_conflict"
 
 
 class RunNotEnded(Conflict):
-    """The job's latest run has not ended. Wait for it, or cancel it first."""
+    """The job's latest run has not finished. Wait for it, or cancel it first."""
 
     code = "run_not_ended"
 
 
 class JobEnded(Conflict):
-    """The job has ended. POST /v1/jobs/{id}/rerun runs its tasks again."""
+    """The job has finished. POST /v1/jobs/{id}/rerun runs its tasks again."""
 
     code = "job_ended"
 
 
 class NothingToRerun(Conflict):
-    """No task of the job is one of those that were asked for."""
+    """No task of the job matches the request. Widen it, or check the job's results."""
 
     code = "nothing_to_rerun"
 
 
 class LimitReached(Conflict):
-    """There are as many of these as a tenant may have. Remove one first."""
+    """The tenant has reached the maximum number of these. Delete one first."""
 
     code = "limit_reached"
 
 
 class TooManyStreams(ConveyorError):
-    """As many event streams are open as a tenant may have at once. Close one, or try again later."""
+    """The tenant has reached the maximum number of open event streams. Close one, or retry later."""
 
     code = "too_many_streams"
     status = 429
 
 
 class ExportFailed(Conflict):
-    """The export failed; it says why."""
+    """The export failed. Its `error` says why; create a new one."""
 
     code = "export_failed"
 
 
 class FormatUnavailable(BadInput):
-    """The server can not write this format: a library that it takes is not installed there."""
+    """The server cannot write this format, because a library is not installed there. Use another format."""
 
     code = "format_unavailable"
 
 
 class QuotaExceeded(ConveyorError):
-    """The tenant has as much under way as it may. Wait until some of it has ended."""
+    """The tenant has reached its quota of unfinished work. Wait until some of it has finished."""
 
     code = "quota_exceeded"
     status = 429
 
 
 class UploadRefused(BadInput):
-    """The upload is not what was announced: its size or sha256 is another."""
+    """The upload differs from its announcement in size or sha256. Send the file again."""
 
     code = "upload_refused"
 
 
 class SignatureRefused(Unauthorized):
-    """The link's signature is not valid, or it has expired. Ask for a new upload."""
+    """The link's signature is invalid or has expired. Create a new upload."""
 
     code = "signature_refused"
     status = 403
 
 
 class Unavailable(ConveyorError):
-    """The service can not answer now. Try again."""
+    """The service is temporarily unavailable. Retry in a moment."""
 
     code = "unavailable"
     status = 503
 
 
 class DataDirectoryInUse(Unavailable):
-    """Another Conveyor process owns this data directory. Stop it, or choose another with --data."""
+    """Another Conveyor process uses this data directory. Stop it, or choose another with --data."""
 
     code = "data_directory_in_use"
 
 
 class ServerUnreachable(Unavailable):
-    """No Conveyor server answers. Start one with `conveyor up`, or set CONVEYOR_URL."""
+    """No Conveyor server responds. Start one with `conveyor up`, or set CONVEYOR_URL."""
 
     code = "server_unreachable"
 
 
 class EngineFailed(Unavailable):
-    """A storage engine failed."""
+    """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
 
 
 class Overloaded(Unavailable):
-    """There is no room for more work now. Nothing was accepted; send it again after a while."""
+    """The server is at capacity and accepted nothing. Retry later."""
 
     code = "overloaded"
 
 
 class NoWorkers(Overloaded):
-    """Too few workers are alive for work to be accepted."""
+    """Too few workers are alive, so the server accepted nothing. Start `conveyor work`, then retry."""
 
     code = "no_workers"

@@ -1,4 +1,4 @@
-"""The one loop of every background role: tick() -> delay. Errors, back-off, wake-ups and stopping live only here."""
+"""The loop of every background role: tick() -> delay. Error handling, backoff, wake-ups and stopping are only here."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,26 +13,26 @@ from conveyor.telemetry import metrics
 log = structlog.get_logger()
 
 _FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 30.0
+_MAX_PAUSE = 30.0
 
 
 class Role(Protocol):
-    """A background role. `tick` does what is due and returns how many seconds nothing more will be."""
+    """A background role. `tick` does the work that is due and returns the seconds until the next tick."""
 
     name: str
-    # Set by the service; a role calls it when there is something to do before its delay is over.
+    # Set by the service; a role calls it to be ticked before its delay is over.
     wake: Callable[[], None]
-    # Set by the service when it is to end: a tick that takes long comes to an end between two of its steps.
+    # Set by the service when it stops: a long tick returns between two of its steps.
     stopping: bool
 
     async def tick(self) -> float: ...
 
     async def close(self) -> None:
-        """Finish or give back what is held; called once, after the last tick."""
+        """Finish or requeue work in flight. Called once, after the last tick."""
 
 
 class Service:
-    """Runs one role until it is told to stop."""
+    """Runs one role until `stop` is called."""
 
     def __init__(self, role: Role, clock: Clock) -> None:
         self.role = role
@@ -42,17 +42,17 @@ class Service:
         role.wake = self.wake
 
     def wake(self) -> None:
-        """Tick now rather than when the delay is over."""
+        """Tick now, without waiting for the delay."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Finish the present tick, close the role, end."""
+        """Finish the current tick, close the role and return from `run`."""
         self._stopping = self.role.stopping = True
         self._wake.set()
 
     async def run(self) -> None:
         pause = _FIRST_PAUSE
-        # A task of its own runs this: the name is on every line that the role logs.
+        # This runs in its own task, so every log line of the role has its name.
         structlog.contextvars.bind_contextvars(role=self.role.name)
         enter_role()
         try:
@@ -62,14 +62,14 @@ class Service:
                     delay = await self._tick()
                     pause = _FIRST_PAUSE
                 except Exception:
-                    log.exception("role failed; it goes on after a pause", role=self.role.name, pause=pause)
-                    delay, pause = pause, min(pause * 2, _LONGEST_PAUSE)
+                    log.exception("role tick failed", role=self.role.name, pause=pause)
+                    delay, pause = pause, min(pause * 2, _MAX_PAUSE)
                 await self._rest(delay)
         finally:
             await self.role.close()
 
     async def _tick(self) -> float:
-        # Without the part that makes the name of one of several unlike the others'.
+        # The name without its number: all loops of a role share one label.
         role = self.role.name.partition("_")[0]
         began = self._clock.monotonic()
         try:
@@ -95,7 +95,7 @@ class Service:
 
 
 async def run_until(services: Sequence[Service], stopped: Callable[[], Awaitable[object]]) -> None:
-    """Run services side by side until `stopped` returns; then stop them all and wait for each to close."""
+    """Run services concurrently until `stopped` returns; then stop all of them and wait until they are closed."""
     tasks = [asyncio.create_task(service.run(), name=service.role.name) for service in services]
     try:
         await stopped()

@@ -16,214 +16,215 @@ from conveyor.errors import InvalidSetting
 
 PREFIX = "CONVEYOR_"
 
-_SHORTEST_SECRET = 32
+_MIN_SECRET_LENGTH = 32
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set. The defaults are the embedded system on this machine, closed to all others."""
+    """All settings. The defaults run the embedded system on this machine, reachable from this machine only."""
 
-    # Directory of the embedded engines: database, blobs, the local key.
+    # Directory of the embedded engines: the database, the blobs and the local key.
     data: Path = Path("conveyor-data")
-    # Where jobs are kept: postgres://… or dynamodb://…; embedded without it.
+    # Where to keep jobs: postgres://… or dynamodb://…. Default: the embedded database.
     records: str | None = None
-    # Where tasks are kept: postgres://… or dynamodb://…; embedded without it.
+    # Where to keep tasks: postgres://… or dynamodb://…. Default: the embedded database.
     tasks: str | None = None
-    # Where messages are kept: postgres://… or sqs://…; embedded without it.
+    # Where to keep messages: postgres://… or sqs://…. Default: the embedded database.
     queue: str | None = None
-    # Where leases and limits are kept: redis://…; embedded without it.
+    # Where to keep leases and limits: redis://…. Default: the embedded database.
     coordinator: str | None = None
-    # Where lists, bodies and exports are kept: s3://…, gs://… or az://…; a directory under `data` without it.
+    # Where to keep lists, bodies and exports: s3://…, gs://… or az://…. Default: a directory under `data`.
     blobs: str | None = None
     # Address that the API listens on.
     host: str = "127.0.0.1"
-    # Port that the API listens on; 0 takes a free one.
+    # Port that the API listens on; 0 picks a free one.
     port: int = 8080
     # Server that the command line talks to.
     url: str = "http://127.0.0.1:8080"
-    # Key that the command line sends; without it, the one that `conveyor up` left in the data directory.
+    # API key that the command line sends. Default: the key that `conveyor up` left in the data directory.
     api_key: str | None = None
     # Module with the functions registered by @conveyor.task, as module or module:name.
     app: str | None = None
     # Worker loops in this process.
     workers: int = 1
-    # Tasks that one worker loop runs at once.
+    # Maximum number of tasks that one worker loop runs at once.
     worker_concurrency: int = 256
-    # Processes that fetch for the workers of this one; 0: the worker fetches in its own.
+    # Child processes that fetch for the workers of this process; 0: the worker fetches by itself.
     fetchers: int = 2
-    # Fetch from private, loopback and link-local addresses too.
+    # Allow requests to private, loopback and link-local addresses.
     allow_private_targets: bool = False
-    # Gateway for jobs that name none: an HTTP proxy URL, or a URL template with {url}.
+    # Gateway for jobs that name none: the URL of an HTTP proxy, or a URL template with {url}.
     gateway: str | None = None
-    # Largest request body, in bytes.
+    # Maximum size of a request body, in bytes.
     max_request_bytes: int = 64 * 1024 * 1024
-    # Most tasks in one request body.
+    # Maximum number of tasks in one request body.
     max_inline_tasks: int = 100_000
-    # Most tasks of a job that is written in the request itself; one with more is ingested.
+    # Maximum number of tasks of a job that the request itself writes; a larger job is ingested.
     sync_task_limit: int = 1000
-    # Shards of a large or open job, on engines that want them.
+    # Shards of a large or open job, on engines that shard.
     task_shard_count: int = 8
-    # Shard on engines that do not want it too, to try the layout out.
+    # For tests: shard on engines that do not need it, too.
     force_task_shards: bool = False
-    # Largest staged list, in bytes, as it is stored and once decompressed.
+    # Maximum size of a staged list, in bytes, both stored and decompressed.
     max_list_bytes: int = 8 * 1024 * 1024 * 1024
-    # Bytes of a plain list that one ingest worker takes at a time.
+    # Size of the ranges that a plain list is split into for ingest workers, in bytes.
     ingest_range_bytes: int = 4 * 1024 * 1024
     # Ingest loops in this process.
     ingesters: int = 2
-    # Seconds until an upload that nobody made a job of expires.
+    # How long to keep an upload that no job uses, in seconds.
     upload_seconds: float = 86_400.0
-    # Seconds that an answer is kept for replay under its Idempotency-Key.
+    # How long an Idempotency-Key replays its response, in seconds.
     idempotency_seconds: float = 86_400.0
-    # Seconds after which an unanswered request under an Idempotency-Key may be taken over.
+    # How long a claimed Idempotency-Key blocks other requests before they may take it over, in seconds.
     idempotency_lease_seconds: float = 60.0
-    # Secret that upload links are signed with and webhook secrets made from, at least 32 characters; without it, one is
-    # kept in the data directory.
+    # Secret that signs upload links and derives webhook secrets, at least 32 characters. Default: a key kept in the
+    # data directory.
     signing_key: str | None = None
-    # The signing key before this one: task tokens that were sealed with it can still be used.
+    # The signing key before this one, so that task tokens sealed with it stay usable.
     previous_signing_key: str | None = None
-    # Runs that have a queue of their own on SQS; those beyond share one.
+    # Maximum number of runs with an SQS queue of their own; further runs share one queue.
     run_queue_limit: int = 500
-    # Seconds that a worker holds a message between heartbeats.
+    # How long a worker leases a message between two renewals, in seconds.
     lease_seconds: float = 30.0
-    # Starts of a chunk without an outcome before its tasks are tried alone; then as many again for each.
+    # Maximum number of lost starts of a chunk before its tasks run alone; then of each task before it fails.
     max_lost_starts: int = 3
-    # Longest time a result waits for others before it is written, in seconds.
+    # How long a result may wait for others before it is written, in seconds.
     flush_seconds: float = 0.05
-    # Longest time between two writes of a long task's progress, in seconds.
+    # Maximum time between two writes of a long task's progress, in seconds.
     progress_seconds: float = 120.0
-    # Part of a long task, of 1, after which its progress is written sooner.
+    # Share of a long task, from 0 to 1, after which its progress is written sooner.
     progress_share: float = 0.05
-    # Seconds without progress after which a long task counts as stuck.
+    # How long a long task may go without progress before it counts as stuck, in seconds.
     stuck_after: float = 600.0
-    # Seconds between two passes of the monitor.
+    # Interval between two passes of the monitor, in seconds.
     monitor_seconds: float = 60.0
-    # Times that a run past its deadline is queued again before it fails.
+    # How often a run past its deadline is requeued before it fails.
     deadline_tries: int = 3
-    # References that come again which a worker takes for each new one, while there are both.
+    # How many retried or requeued references a worker takes for each new one, while both wait.
     recovery_ratio: int = 4
-    # Part of a target's attempts, of 1, that fail when it is taken to be down; above 1: never.
+    # Share of failed attempts, from 0 to 1, that opens a target's breaker; above 1 it never opens.
     breaker_ratio: float = 0.7
-    # Attempts at a target in the window before that is decided.
+    # Minimum number of attempts in the window before a breaker may open.
     breaker_least: int = 20
-    # Seconds over which they are counted.
+    # Window in which a breaker counts attempts, in seconds.
     breaker_window: float = 60.0
-    # Seconds after which a target that is down is tried again; twice as long each time that it still is.
+    # How long a breaker stays open before the first probe, in seconds; doubles while probes fail.
     breaker_seconds: float = 30.0
-    # Longest time until it is tried again, in seconds.
+    # Maximum time between two probes of an open breaker, in seconds.
     breaker_longest: float = 900.0
-    # Memory for large bodies that are being read, in bytes, over all fetchers of a worker's process.
+    # Memory for large bodies that are being read, in bytes, over all fetchers of this process.
     body_budget_bytes: int = 512 * 1024 * 1024
-    # Memory for messages that one worker loop holds, in bytes; above it only runs that wait for work get more.
+    # Memory for the messages that one worker loop has in flight, in bytes; above it only idle runs receive more.
     worker_held_bytes: int = 128 * 1024 * 1024
-    # Tasks that all workers together run at once; 0: as many as each may.
+    # Maximum number of tasks that all workers together run at once; 0: no limit.
     fleet_concurrency: int = 0
-    # Worker loops that must be alive for jobs to be accepted.
+    # Number of worker loops that must be alive before jobs are accepted.
     min_workers: int = 0
-    # Unfinished tasks of all tenants above which no more are accepted.
+    # Maximum number of unfinished tasks of all tenants; above it the server refuses more.
     max_queued_tasks: int = 50_000_000
-    # Unfinished tasks of one tenant above which no more are accepted.
+    # Maximum number of unfinished tasks of one tenant; above it the server refuses more.
     tenant_queued_tasks: int = 10_000_000
-    # Jobs that have not ended, of all tenants, above which no more are accepted.
+    # Maximum number of unfinished jobs of all tenants; above it the server refuses more.
     max_jobs: int = 10_000
-    # Jobs that have not ended, of one tenant, above which no more are accepted.
+    # Maximum number of unfinished jobs of one tenant; above it the server refuses more.
     tenant_jobs: int = 1_000
-    # Bytes of lists that wait for their ingest, of all tenants, above which no more are accepted.
+    # Maximum size of all lists that wait for ingest, in bytes; above it the server refuses more.
     max_staged_bytes: int = 256 * 1024 * 1024 * 1024
-    # Bytes of lists that wait for their ingest, of one tenant, above which no more are accepted.
+    # Maximum size of one tenant's lists that wait for ingest, in bytes; above it the server refuses more.
     tenant_staged_bytes: int = 64 * 1024 * 1024 * 1024
-    # Requests with a body that are carried out at once in this process.
+    # Maximum number of requests with a body that this process handles at once.
     max_requests: int = 1000
-    # Bytes of their bodies together.
+    # Maximum total size of the request bodies that this process handles at once, in bytes.
     max_requests_bytes: int = 512 * 1024 * 1024
-    # Largest piece that a download is kept in, in bytes; small files are kept in smaller ones.
+    # Maximum size of the pieces that a download is stored in, in bytes; small files get smaller ones.
     download_piece_bytes: int = 16 * 1024 * 1024
-    # Times that a failed call of an export API is made again.
+    # How often a failed call of an export API is retried.
     export_retries: int = 5
-    # Seconds before the first of them.
+    # Wait before the first retry of a call of an export API, in seconds.
     export_retry_base: float = 60.0
-    # How many times longer each wait is than the one before.
+    # Factor by which the wait grows with each further retry of a call of an export API.
     export_retry_rate: float = 2.0
-    # Longest wait before a call of an export API is made again, in seconds.
+    # Maximum wait before a retry of a call of an export API, in seconds.
     export_retry_cap: float = 900.0
-    # Processes that run the handlers of a worker's python tasks; 0 runs them inside the worker, without protection.
+    # Child processes that run the handlers of a worker's python tasks; 0 runs them in the worker, without isolation.
     handler_processes: int = 2
-    # Handlers that are not async which one such process runs at once.
+    # Maximum number of synchronous handlers that one handler process runs at once.
     handler_threads: int = 16
-    # Calls after which such a process is replaced; 0: never.
+    # Number of calls after which a handler process is replaced; 0: never.
     handler_calls: int = 1_000_000
-    # Memory above which such a process is replaced, in MiB; 0: never.
+    # Memory above which a handler process is replaced, in MiB; 0: never.
     handler_mib: int = 1024
-    # Seconds that the receiver of a webhook has to answer.
+    # How long the receiver of a webhook may take to respond, in seconds.
     webhook_timeout: float = 15.0
-    # Seconds before each further try of a webhook, separated by blanks; after the last it is given up.
+    # Waits before the retries of a webhook, in seconds, separated by spaces; after the last one the delivery fails.
     webhook_retries: str = "5 30 120 600 3600 10800 28800 86400 86400"
-    # Webhooks that are under way to one endpoint at once, in this process.
+    # Maximum number of deliveries to one endpoint at once, in this process.
     webhook_concurrency: int = 8
-    # Webhooks that are under way at once in all, in this process; a tenant may have a quarter of them.
+    # Maximum number of deliveries at once, in this process; one tenant gets at most a quarter.
     webhook_slots: int = 256
-    # Seconds that a webhook and the log of its tries are kept.
+    # How long to keep a delivery and the log of its attempts, in seconds.
     webhook_log_seconds: float = 1_209_600.0
-    # Seconds that the old secret of an endpoint signs beside the new one.
+    # How long the old secret of an endpoint still signs after a rotation, in seconds.
     webhook_overlap_seconds: float = 86_400.0
-    # Most endpoints of one tenant.
+    # Maximum number of webhook endpoints of one tenant.
     max_webhooks: int = 50
-    # Least seconds between two notices that tasks of a run have failed.
+    # Minimum interval between two `tasks.failed` events of a run, in seconds.
     failure_notice_seconds: float = 60.0
-    # Event streams that one tenant may have open at once, in this process.
+    # Maximum number of event streams that one tenant has open at once, in this process.
     max_streams: int = 50
-    # Most schedules of one tenant.
+    # Maximum number of schedules of one tenant.
     max_schedules: int = 1000
-    # Most fires of a schedule that are made up for after a downtime, if it asks for all.
+    # Maximum number of missed fires that a schedule catches up on, if it asks for all.
     schedule_catch_up: int = 100
-    # Seconds after which a fire that is skipped when missed counts as missed.
+    # How late a fire may be before it counts as missed, in seconds.
     schedule_grace_seconds: float = 60.0
-    # Seconds that a schedule may take to read its list from a URL.
+    # How long a schedule may take to read its list from a URL, in seconds.
     schedule_fetch_seconds: float = 600.0
-    # Where the state machines are that wait for jobs: stepfunctions://REGION; without it, jobs carry no task tokens.
+    # Region of the state machines that wait for jobs: stepfunctions://REGION. Without it, jobs cannot have task tokens.
     step_functions: str | None = None
-    # HeartbeatSeconds of those state machines, unless a job says otherwise: heartbeats are sent well within it.
+    # HeartbeatSeconds of state machines that wait for jobs, unless a job says otherwise; heartbeats are sent well
+    # within it.
     callback_heartbeat_seconds: float = 300.0
-    # Seconds without any progress of a run after which a state machine that waits for it is told WORKER_STUCK.
+    # How long a run may go without progress before its state machine gets WORKER_STUCK, in seconds.
     callback_stuck_after: float = 1200.0
-    # Seconds that is kept what a state machine was told.
+    # How long to keep the log of a callback, in seconds.
     callback_log_seconds: float = 1_209_600.0
-    # Queues that jobs come in by, separated by blanks, the first one first: sqs://REGION/NAME, or a queue of our own.
+    # Queues that jobs arrive by, separated by spaces, highest priority first: sqs://REGION/NAME, or a queue of
+    # Conveyor's own.
     intake: str | None = None
-    # Tenant of the jobs that come in by queue.
+    # Tenant of the jobs that arrive by queue.
     intake_tenant: str = "local"
-    # Loops in this process that make exports.
+    # Export loops in this process.
     exporters: int = 1
-    # Seconds that an export is kept.
+    # How long to keep an export, in seconds.
     export_seconds: float = 3 * 86_400.0
-    # Bytes of an export that are made durable at a time: what a crash repeats.
+    # How many bytes of an export become durable at a time, and so at most how many a crash repeats.
     export_piece_bytes: int = 16 * 1024 * 1024
-    # Seconds in which a link that signs in to the dashboard can be used, once.
+    # How long a link that signs in to the dashboard stays valid, in seconds; it works once.
     sign_in_link_seconds: float = 3600.0
-    # Seconds after which a session of the dashboard ends.
+    # How long a dashboard session lasts, in seconds.
     session_seconds: float = 14 * 86_400.0
-    # Level of the log on standard error: debug, info, warning, error.
+    # Level of the log on standard error: debug, info, warning or error.
     log_level: str = "info"
-    # Form of its lines: json, console, or auto, which is console on a terminal and json elsewhere.
+    # Format of the log: json, console, or auto (console on a terminal, json elsewhere).
     log_format: str = "auto"
-    # Secret that a scraper sends as its Bearer token to read /metrics, at least 32 characters; without it, /metrics of
-    # the API takes an administrator's key.
+    # Bearer token for /metrics, at least 32 characters. Without it, /metrics of the API takes an administrator's key.
     metrics_token: str | None = None
-    # Port on which every command that runs a role serves /metrics and /healthz too; 0: none.
+    # Port on which every command that runs a role also serves /metrics and /healthz; 0: none.
     metrics_port: int = 0
-    # Address of that port; one that is not loopback takes CONVEYOR_METRICS_TOKEN.
+    # Address of CONVEYOR_METRICS_PORT; any other than loopback requires CONVEYOR_METRICS_TOKEN.
     metrics_host: str = "127.0.0.1"
-    # Seconds between two looks at the depth and the age of queues, for the metrics.
+    # Interval between two samples of queue depth and age for the metrics, in seconds.
     sample_seconds: float = 15.0
-    # Where spans of jobs are sent, by OTLP over HTTP: http://HOST:4318; without it, none are made.
+    # Where to send traces, by OTLP over HTTP: http://HOST:4318. Without it, none are made.
     otlp_endpoint: str | None = None
-    # Part of all jobs, of 1, that are traced.
+    # Share of jobs, from 0 to 1, that are traced.
     trace_ratio: float = 0.1
     # For tests: die at a crash point, as name:n.
     crash_at: str | None = None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
-        """From CONVEYOR_* variables; an override that is None counts as not given."""
+        """Read the CONVEYOR_* variables. An override replaces its variable, unless it is None."""
         source = os.environ if environ is None else environ
         raw: dict[str, Any] = {
             field: source[PREFIX + field.upper()]
@@ -240,7 +241,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def foreign_environment() -> dict[str, str]:
-    """The environment for processes that run the user's own functions: all of it but Conveyor's settings, which hold
+    """The environment for processes that run the user's own functions: without Conveyor's settings, which hold
     secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
@@ -257,7 +258,7 @@ def _explain(error: msgspec.ValidationError) -> str:
     return f"{PREFIX}{field.upper()}: {message}" if field else message
 
 
-_LEAST = {
+_MINIMUM = {
     "workers": 1,
     "worker_concurrency": 1,
     "fetchers": 0,
@@ -334,30 +335,30 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def _check(settings: Settings) -> None:
-    for field, least in _LEAST.items():
-        # Written so that a NaN is refused too.
-        if not least <= getattr(settings, field) < math.inf:
-            raise InvalidSetting(f"{PREFIX}{field.upper()} must be at least {least}")
+    for field, minimum in _MINIMUM.items():
+        # In this form, the comparison refuses a NaN too.
+        if not minimum <= getattr(settings, field) < math.inf:
+            raise InvalidSetting(f"{PREFIX}{field.upper()} must be at least {minimum}")
     if not 0 <= settings.port <= 65535:
         raise InvalidSetting(f"{PREFIX}PORT must be between 0 and 65535")
     _check_telemetry(settings)
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
     if not all(_is_seconds(text) for text in settings.webhook_retries.split()):
-        raise InvalidSetting(f"{PREFIX}WEBHOOK_RETRIES must be numbers of seconds, separated by blanks")
-    if settings.signing_key is not None and len(settings.signing_key) < _SHORTEST_SECRET:
-        raise InvalidSetting(f"{PREFIX}SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
-    if settings.previous_signing_key is not None and len(settings.previous_signing_key) < _SHORTEST_SECRET:
-        raise InvalidSetting(f"{PREFIX}PREVIOUS_SIGNING_KEY must have at least {_SHORTEST_SECRET} characters")
+        raise InvalidSetting(f"{PREFIX}WEBHOOK_RETRIES must be numbers of seconds, separated by spaces")
+    if settings.signing_key is not None and len(settings.signing_key) < _MIN_SECRET_LENGTH:
+        raise InvalidSetting(f"{PREFIX}SIGNING_KEY must have at least {_MIN_SECRET_LENGTH} characters")
+    if settings.previous_signing_key is not None and len(settings.previous_signing_key) < _MIN_SECRET_LENGTH:
+        raise InvalidSetting(f"{PREFIX}PREVIOUS_SIGNING_KEY must have at least {_MIN_SECRET_LENGTH} characters")
 
 
 def _check_telemetry(settings: Settings) -> None:
     if not 0 <= settings.metrics_port <= 65535:
         raise InvalidSetting(f"{PREFIX}METRICS_PORT must be between 0 and 65535")
-    if settings.metrics_token is not None and len(settings.metrics_token) < _SHORTEST_SECRET:
-        raise InvalidSetting(f"{PREFIX}METRICS_TOKEN must have at least {_SHORTEST_SECRET} characters")
+    if settings.metrics_token is not None and len(settings.metrics_token) < _MIN_SECRET_LENGTH:
+        raise InvalidSetting(f"{PREFIX}METRICS_TOKEN must have at least {_MIN_SECRET_LENGTH} characters")
     if settings.metrics_token is None and settings.metrics_port and not _is_loopback(settings.metrics_host):
-        raise InvalidSetting(f"{PREFIX}METRICS_HOST is open to others: set {PREFIX}METRICS_TOKEN")
+        raise InvalidSetting(f"{PREFIX}METRICS_HOST is not a loopback address. Set {PREFIX}METRICS_TOKEN")
     if settings.otlp_endpoint is not None and not settings.otlp_endpoint.startswith(("http://", "https://")):
         raise InvalidSetting(f"{PREFIX}OTLP_ENDPOINT must be a URL: http://HOST:4318")
     if settings.log_format not in _LOG_FORMATS:

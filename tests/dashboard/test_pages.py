@@ -62,7 +62,7 @@ def cookies(here: World, browser: Browser) -> Any:
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(here.url + link[1])
-        expect(page.get_by_role("alert")).to_contain_text("used before")
+        expect(page.get_by_role("alert")).to_contain_text("already used")
     return kept
 
 
@@ -228,7 +228,7 @@ class TestJobs:
         assert here.state(job) == "running"
         expect(page.locator(".tile.succeeded b")).not_to_have_text("0")
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         expect(button(page, "Delete")).to_be_visible()
         expect(button(page, "Cancel")).to_have_count(0)
         assert here.state(job) == "cancelled"
@@ -252,15 +252,15 @@ class TestJobs:
         page.get_by_role("searchbox").fill("page/79")
         expect(table.get_by_role("row")).to_have_count(2)
         page.get_by_role("searchbox").fill("")
-        page.get_by_role("combobox", name="Outcome").select_option("succeeded")
+        page.get_by_role("combobox", name="Status").select_option("succeeded")
         expect(table.get_by_text("failed")).to_have_count(0)
-        page.get_by_role("combobox", name="Outcome").select_option("")
-        expect(page.get_by_role("img", name=re.compile("80 of 80 tasks ended"))).to_be_visible()
-        expect(page.get_by_role("img", name=re.compile("Task times: half within"))).to_be_visible()
+        page.get_by_role("combobox", name="Status").select_option("")
+        expect(page.get_by_role("img", name=re.compile("80 of 80 tasks finished"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("Latency: p50"))).to_be_visible()
         button(page, "Rerun failed").click()
         confirm(page, "Rerun failed")
         runs = page.get_by_role("table", name="Runs")
-        expect(runs.get_by_text("failed of the run before")).to_be_visible()
+        expect(runs.get_by_text("failed of the previous run")).to_be_visible()
         expect(runs.get_by_text("completed")).to_have_count(2)
         button(page, "Run 1").click()
         expect(page.get_by_role("button", name="Remove the filter: run 1")).to_be_visible()
@@ -314,19 +314,19 @@ class TestNewJob:
         numbers.write_text("".join(json.dumps({"number": number, **line}) + "\n" for number in range(5_000)))
         page = visit("#/new")
         page.locator("input[type=file]").set_input_files(numbers)
-        page.get_by_role("combobox", name="What to do").select_option("python")
+        page.get_by_role("combobox", name="Kind").select_option("python")
         page.get_by_role("textbox", name="Function").fill("naps")
         page.get_by_role("textbox", name="Name").fill("numbers of mine")
         button(page, "Submit").click()
         expect(heading(page, "numbers of mine")).to_be_visible()
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         page.goto(f"{here.url}/#/new")
         button(page, "Submit").click()
-        expect(page.get_by_role("alert")).to_contain_text("Give a list")
+        expect(page.get_by_role("alert")).to_contain_text("The list is empty")
         page.get_by_role("textbox", name="Or type it").fill(f"{here.site.url}/page/1\nnonsense\n")
         button(page, "Submit").click()
-        lines = page.get_by_role("table", name="Lines that were no task")
+        lines = page.get_by_role("table", name="Invalid lines")
         expect(lines.get_by_role("row").last).to_contain_text("nonsense")
         sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000]
         script = """async (sizes) => {
@@ -345,13 +345,13 @@ class TestOperations:
         letters = page.get_by_role("table", name="Dead letters")
         expect(letters.get_by_text(job)).to_be_visible()
         expect(button(page, "Redrive")).to_be_disabled()
-        button(page, "Pick all").click()
+        button(page, "Select all").click()
         expect(letters.get_by_role("checkbox").first).to_be_checked()
-        button(page, "Pick none").click()
+        button(page, "Select none").click()
         letters.get_by_role("row").filter(has_text=job).get_by_role("checkbox").check()
         button(page, "Redrive 1").click()
         confirm(page, "Redrive")
-        expect(page.get_by_role("status").get_by_text("1 sent back.")).to_be_visible()
+        expect(page.get_by_role("status").get_by_text("1 redriven.")).to_be_visible()
 
     def test_schedules_are_paused_and_deleted(self, here: World, visit: Open) -> None:
         for name in ("Every night", "Hourly"):
@@ -455,7 +455,7 @@ class TestDefence:
         expect(heading(page, "Sign in to Conveyor")).to_be_visible()
         page.get_by_label("API key").fill("cv_nonsense")
         button(page, "Sign in").click()
-        expect(page.get_by_role("alert")).to_contain_text("not known")
+        expect(page.get_by_role("alert")).to_contain_text("unknown, expired")
         page.get_by_label("API key").fill(here.up.key)
         page.keyboard.press("Enter")
         expect(heading(page, "100,000 pages")).to_be_visible()
@@ -507,7 +507,7 @@ class TestEverywhere:
         expect(page.get_by_role("listitem").filter(has_text="by keys")).to_be_visible()
         page.get_by_role("banner").get_by_role("link").first.focus()
         page.keyboard.press("Shift+Tab")
-        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
         page.keyboard.press("Enter")
         expect(page.get_by_role("main")).to_be_focused()
         for _ in range(30):
@@ -566,10 +566,10 @@ class TestEverywhere:
 
     def test_what_is_not_there_is_said(self, here: World, visit: Open) -> None:
         page = visit(f"#/jobs/job_{'0' * 26}", errors=True)
-        expect(heading(page, "There is nothing here")).to_be_visible()
+        expect(heading(page, "Not found")).to_be_visible()
         with page.expect_response("**/v1/jobs/*"):
             button(page, "Try again").click()
-        expect(heading(page, "There is nothing here")).to_be_visible()
+        expect(heading(page, "Not found")).to_be_visible()
         page.get_by_role("link", name="All jobs").click()
         expect(heading(page, "Jobs")).to_be_visible()
         page.goto(f"{here.url}/#/nonsense")
@@ -612,5 +612,5 @@ class TestEverywhere:
         expect(page.locator(".standing")).to_have_text("Live")
         expect(done).not_to_have_text(before)
         button(page, "Cancel").click()
-        confirm(page, "Cancel the job")
+        confirm(page, "Cancel job")
         expect(page.locator(".title .pill")).to_have_text("cancelled")

@@ -90,7 +90,7 @@ async def search(api: Api, job: Job, text: str, more: str = "") -> list[int]:
     indexes: list[int] = []
     cursor = ""
     while True:
-        found = await ask(api, f"/v1/jobs/{job.job_id}/search?limit=7&text={text}{more}{cursor}", shapes.FoundPage)
+        found = await ask(api, f"/v1/jobs/{job.job_id}/search?limit=7&text={text}{more}{cursor}", shapes.TaskSearchPage)
         assert len(found.items) <= 7
         indexes += [task.index for task in found.items]
         if found.next_cursor is None:
@@ -118,7 +118,7 @@ async def test_search_finds_each_task_once(server: Api, shards: int) -> None:
 
 async def test_a_search_reads_so_much_and_no_more(server: Api) -> None:
     job = await started(server.system, 12_000)
-    found = await ask(server, f"/v1/jobs/{job.job_id}/search?text=nowhere", shapes.FoundPage)
+    found = await ask(server, f"/v1/jobs/{job.job_id}/search?text=nowhere", shapes.TaskSearchPage)
     assert (found.items, found.read) == ([], 5000)
     assert found.next_cursor is not None
 

@@ -1,4 +1,4 @@
-"""The page of limits: each number from where it stands in the code, with what happens there."""
+"""The page of limits. Each number comes from the code, with the effect of reaching it."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ _DAY = 86_400
 
 
 class Limit(NamedTuple):
-    """What is limited, by how much, by what setting or option it is moved, and what happens there."""
+    """A limit: its subject, its value, the setting or option that changes it, and the effect of reaching it."""
 
     what: str
     value: str
@@ -57,10 +57,10 @@ def requests() -> list[Limit]:
     default = Settings()
     return [
         Limit(
-            "Body of a request",
+            "Request body",
             size(default.max_request_bytes),
             _set("max_request_bytes"),
-            "413 `body_too_large`, counted as it arrives. A list of any size is uploaded instead.",
+            "413 `body_too_large`, as soon as the limit is passed. Upload the list instead.",
         ),
         Limit(
             "Tasks in one request",
@@ -69,39 +69,39 @@ def requests() -> list[Limit]:
             "413 `too_many_tasks`. Upload the list.",
         ),
         Limit(
-            "Tasks of a job that is written in the request",
+            "Tasks of a job that the request itself writes",
             _count(default.sync_task_limit),
             _set("sync_task_limit"),
-            "Above it the answer is 202 and the list is ingested.",
+            "Above it, the response is 202 and the list is ingested.",
         ),
         Limit(
-            "A list, as stored and once decompressed",
+            "A list, stored and decompressed",
             size(default.max_list_bytes),
             _set("max_list_bytes"),
-            "The upload is refused, or the ingest fails with the reason; the job can be resumed or deleted.",
+            "The upload is refused, or the ingest fails with a reason; resume or delete the job.",
         ),
         Limit(
             "One task's input, or one line",
             size(inputs.MAX_INPUT_BYTES),
             "",
-            "The task is not valid: it is refused or left out. A line far longer fails the list.",
+            "The task is invalid: it is rejected or skipped. A much longer line fails the list.",
         ),
-        Limit("Depth of a task's JSON", _count(inputs.MAX_DEPTH), "", "The task is not valid."),
-        Limit("A URL", f"{_count(targets.MAX_URL_LENGTH)} characters", "", "The task is not valid."),
+        Limit("Depth of a task's JSON", _count(inputs.MAX_DEPTH), "", "The task is invalid."),
+        Limit("A URL", f"{_count(targets.MAX_URL_LENGTH)} characters", "", "The task is invalid."),
         Limit(
             "Headers of a task or job",
             f"{inputs.MAX_HEADERS}, {size(inputs.MAX_HEADER_BYTES)}",
             "",
-            "400 `invalid_field`, or the task is not valid.",
+            "400 `invalid_field`, or the task is invalid.",
         ),
         Limit("Name of a job", f"{limits.MAX_NAME} characters", "", "400 `invalid_field`."),
-        Limit("`id` and `tag` of a task", f"{_count(inputs.MAX_LABEL)} characters", "", "The task is not valid."),
-        Limit("Items of a page", _count(parts.MAX_LIMIT), "", "400 `invalid_field`. Go on by the cursor."),
+        Limit("`id` and `tag` of a task", f"{_count(inputs.MAX_LABEL)} characters", "", "The task is invalid."),
+        Limit("Items of a page", _count(parts.MAX_LIMIT), "", "400 `invalid_field`. Use the cursor for more."),
         Limit(
             "Head of a request",
             f"{size(protocol.MAX_HEAD_BYTES)}, {protocol.MAX_HEADERS} headers",
             "",
-            "431 `head_too_large`, and the connection is closed.",
+            "431 `head_too_large`; the server closes the connection.",
         ),
         Limit(
             "Requests with a body at once, in one process",
@@ -113,13 +113,13 @@ def requests() -> list[Limit]:
             "Replay of an Idempotency-Key",
             _time(default.idempotency_seconds),
             _set("idempotency_seconds"),
-            "The same key makes a new job.",
+            "Later, the same key creates a new job.",
         ),
         Limit(
-            "An upload that no job was made of",
+            "An upload that no job uses",
             _time(default.upload_seconds),
             _set("upload_seconds"),
-            "It is removed; its link answers 403.",
+            "It is purged; its link answers 403.",
         ),
     ]
 
@@ -128,27 +128,27 @@ def work() -> list[Limit]:
     default = Settings()
     options = Options()
     return [
-        Limit("Tasks of a job", "as many as its list holds", "", "Memory does not grow with them."),
+        Limit("Tasks of a job", "no limit", "", "Memory use does not grow with them."),
         Limit(
             "Unfinished tasks of one tenant",
             _count(default.tenant_queued_tasks),
             _set("tenant_queued_tasks"),
-            "429 `quota_exceeded` with Retry-After; nothing is made.",
+            "429 `quota_exceeded` with Retry-After; nothing is created.",
         ),
         Limit(
-            "Unfinished tasks of all",
+            "Unfinished tasks of all tenants",
             _count(default.max_queued_tasks),
             _set("max_queued_tasks"),
-            "503 `overloaded` with Retry-After; nothing is made.",
+            "503 `overloaded` with Retry-After; nothing is created.",
         ),
         Limit(
-            "Active jobs of one tenant, of all",
+            "Unfinished jobs of one tenant, of all tenants",
             f"{_count(default.tenant_jobs)}, {_count(default.max_jobs)}",
             f"{_set('tenant_jobs')}, {_set('max_jobs')}",
             "429, or 503, as above.",
         ),
         Limit(
-            "Lists that wait to be ingested, of one tenant, of all",
+            "Lists that wait for ingest, of one tenant, of all tenants",
             f"{size(default.tenant_staged_bytes)}, {size(default.max_staged_bytes)}",
             f"{_set('tenant_staged_bytes')}, {_set('max_staged_bytes')}",
             "429, or 503, as above.",
@@ -163,31 +163,31 @@ def work() -> list[Limit]:
             "Tasks at once in one worker loop",
             _count(default.worker_concurrency),
             _set("worker_concurrency"),
-            "The others wait in the queue; slots are dealt in turn over tenants and runs.",
+            "The others wait in the queue; tenants and runs take turns.",
         ),
         Limit(
-            "Attempts at a task",
+            "Attempts of a task",
             f"{options.attempts}, at most {_count(limits.RANGES['attempts'][1])}",
             "`attempts`",
-            "The task fails with the last error. `rerun` runs it again.",
+            "The task fails with the last error. `rerun` starts it again.",
         ),
         Limit(
-            "Retry-After that is kept to",
+            "Retry-After that is respected",
             _time(retry.MAX_RETRY_AFTER),
             "",
-            "The next try comes after that time, even if the target asked for more.",
+            "The retry starts after this time, even if the target asked for more.",
         ),
         Limit(
-            "Time of an attempt",
+            "Duration of an attempt",
             f"{options.timeout:g} s, at most {_time(limits.RANGES['timeout'][1])}",
             "`timeout`",
-            "The attempt fails with `timeout` and is tried again.",
+            "The attempt fails with `timeout` and is retried.",
         ),
         Limit(
             "Body of a fetch",
             f"{size(options.max_body_bytes)}, at most {size(limits.RANGES['max_body_bytes'][1])}",
             "`max_body_bytes`",
-            "The task fails with `body_too_large`; what is over is not read. Use kind `download`.",
+            "The task fails with `body_too_large`; the rest is not read. Use kind `download`.",
         ),
         Limit(
             "A downloaded file",
@@ -202,20 +202,20 @@ def work() -> list[Limit]:
             "The task fails with `too_many_redirects`.",
         ),
         Limit(
-            "Times that a download starts over in one attempt",
+            "Restarts of a download in one attempt",
             _count(transfer._MOST_RESTARTS),
             "",
-            "The attempt fails with `range_failed` and is tried again.",
+            "The attempt fails with `range_failed` and is retried.",
         ),
         Limit(
-            "An answer of an export API",
+            "A response of an export API",
             size(export_download._MOST_ANSWER),
             "",
             "The task fails with `bad_answer`.",
         ),
         Limit(
-            "Time for an export API to be ready",
-            f"{_time(86_400)}, at most {_time(limits.RANGES['export.poll.timeout'][1])}",
+            "Time until an export of an export API is ready",
+            f"{_time(86_400)}, at most {_time(limits._POLL['timeout'][1])}",
             "`export.poll.timeout`",
             "The task fails with `export_timeout`.",
         ),
@@ -223,19 +223,19 @@ def work() -> list[Limit]:
             "Lost starts of a chunk, then of a task",
             _count(default.max_lost_starts),
             _set("max_lost_starts"),
-            "The task fails with `worker_lost` and is dead-lettered; its neighbours go on.",
+            "The task fails with `worker_lost` and is dead-lettered; the other tasks of its chunk continue.",
         ),
         Limit(
             "An open job without a batch",
             _time(options.idle_timeout),
             "`idle_timeout`",
-            "It is closed, and its reason says so.",
+            "It is closed; its reason says so.",
         ),
         Limit(
             "A job's rows and bodies",
             f"{options.retention_days:g} days, at most {limits.RANGES['retention_days'][1]:g}",
             "`retention_days`",
-            "They expire on the second, and are removed soon after.",
+            "They expire at that second, and are purged soon after.",
         ),
     ]
 
@@ -250,18 +250,30 @@ def around() -> list[Limit]:
             "",
             "409 `limit_reached`. Delete one, or wait until one expires.",
         ),
-        Limit("Parts of an export", _count(exports.MAX_PARTS), "`part_bytes`", "The export fails and says so."),
-        Limit("An export", _time(default.export_seconds), _set("export_seconds"), "It is removed; make it again."),
-        Limit("Runs that a job shows", _count(progress.MOST_RUNS), "", "Older ones are readable by their id."),
-        Limit("Entries of `notify`", _count(notices.MAX_NOTIFY), "", "400 `invalid_field`."),
-        Limit("Endpoints of one tenant", _count(default.max_webhooks), _set("max_webhooks"), "409 `limit_reached`."),
         Limit(
-            "Tries of a webhook",
+            "Parts of an export", _count(exports.MAX_PARTS), "`part_bytes`", "The export fails; its `error` says so."
+        ),
+        Limit("An export", _time(default.export_seconds), _set("export_seconds"), "It is purged; create it again."),
+        Limit("Runs listed with a job", _count(progress.MOST_RUNS), "", "Older runs are available by their id."),
+        Limit("Entries of `notify`", _count(notices.MAX_NOTIFY), "", "400 `invalid_field`."),
+        Limit(
+            "Webhook endpoints of one tenant",
+            _count(default.max_webhooks),
+            _set("max_webhooks"),
+            "409 `limit_reached`.",
+        ),
+        Limit(
+            "Attempts of a webhook delivery",
             f"{len(waits) + 1} over {sum(waits) / _DAY:.1f} days",
             _set("webhook_retries"),
-            "It is `failed`; `redeliver` sends it again for as long as it is kept.",
+            "The delivery is `failed`; `redeliver` sends it again until it is purged.",
         ),
-        Limit("Time for a receiver to answer", _time(default.webhook_timeout), _set("webhook_timeout"), "Tried again."),
+        Limit(
+            "Response time of a receiver",
+            _time(default.webhook_timeout),
+            _set("webhook_timeout"),
+            "The delivery is retried.",
+        ),
         Limit(
             "Open event streams of one tenant, in one process",
             _count(default.max_streams),
@@ -270,41 +282,41 @@ def around() -> list[Limit]:
         ),
         Limit("Schedules of one tenant", _count(default.max_schedules), _set("max_schedules"), "409 `limit_reached`."),
         Limit(
-            "The job of a schedule",
+            "Job template of a schedule",
             size(schedules.MAX_TEMPLATE),
             "",
-            "400 `invalid_field`. Give it an upload or a URL as its source.",
+            "400 `invalid_field`. Use an upload or a URL as its source.",
         ),
         Limit(
-            "A list straight to S3",
+            "A list uploaded directly to S3",
             size(s3.MOST_IN_ONE_PUT),
             "",
-            "A larger one goes through the API.",
+            "A larger list goes through the API.",
         ),
         Limit(
-            "A message held on SQS",
+            "A message in flight on SQS",
             _time(polls.LONGEST_HOLD),
             "",
-            "It is lost to its holder and comes again; a download goes on from its pieces.",
+            "SQS redelivers it to another worker; a download resumes from its pieces.",
         ),
         Limit(
             "Receives of a message on SQS",
             _count(queues.MOST_RECEIVES),
             "",
-            "SQS moves it to the dead letters; the sweeper queues the tasks again from their rows.",
+            "SQS dead-letters it; the sweeper requeues the tasks from their rows.",
         ),
         Limit(
             "Runs with an SQS queue of their own",
             _count(default.run_queue_limit),
             _set("run_queue_limit"),
-            "The others share one queue, in message groups.",
+            "Further runs share one queue, in message groups.",
         ),
     ]
 
 
 def _table(rows: list[Limit]) -> str:
     lines = [f"| {row.what} | {row.value} | {row.moved_by} | {row.then} |" for row in rows]
-    return "\n".join(["| what | how much | moved by | what happens there |", "|---|---|---|---|", *lines])
+    return "\n".join(["| limit | value | set by | effect |", "|---|---|---|---|", *lines])
 
 
 def requests_part() -> str:

@@ -1,6 +1,6 @@
-"""The parts of the reference that are made from the code: commands, routes, options, events, errors of tasks, metrics.
+"""The generated parts of the reference: commands, routes, options, events, errors of tasks, metrics.
 
-Each is a function that returns Markdown. `tables.py` puts them between the markers of the pages.
+Each is a function that returns Markdown. `tables.py` puts it between the markers of a page.
 """
 
 import asyncio
@@ -21,115 +21,115 @@ from conveyor.model import JobKind, Options
 from conveyor.process.retry import FINAL_ERRORS, RETRYABLE_ERRORS
 from conveyor.states import TaskStatus
 
-# What an event carries beside job_id and run_id, and when it is told.
+# When each event is written, and its data besides job_id and run_id.
 EVENT_DATA = {
-    "job.accepted": "The job is written. `total`, if it was written whole.",
-    "job.ingested": "All tasks of its list are written. `total`, `invalid`. Not for a job that was written whole.",
-    "job.changed": "Options were changed while it runs. `changed`: their names, not their values.",
-    "run.added": "A rerun was made. `number`, `lineage`, and `overrides`: the names of the options that are new.",
-    "run.progress": "A quarter of the tasks has ended. `percent` (25, 50 or 75), `total`, `counts`.",
-    "run.overdue": "The run is past its deadline; its unfinished tasks are queued again. `tries`, `of`, `deadline`.",
-    "run.paused": "Nothing more of it starts.",
-    "run.resumed": "It goes on.",
-    "run.completed": "Every task has ended. `counts`, `reason`.",
-    "run.failed": "The run was given up: failure threshold, deadline, or a list that could not be ingested. `counts`, "
-    "`reason`.",
-    "run.cancelled": "Somebody cancelled it. `counts`, `reason`.",
-    "tasks.failed": "More tasks have failed. `failed` (how many more), `counts`, `top_errors`; at most once in "
-    "`CONVEYOR_FAILURE_NOTICE_SECONDS`, and the rest at the end.",
-    "export.ready": "An export can be downloaded. `export_id`, `format`, `tasks`, `bytes`, `parts`, `name`.",
-    "export.failed": "An export was given up. `export_id`, `format`, `error`.",
+    "job.accepted": "The server accepted the job. `total`, if its tasks were written in the same transaction.",
+    "job.ingested": "All tasks of the job's list are written. `total`, `invalid`. Absent if the job was accepted "
+    "together with its tasks.",
+    "job.changed": "A user changed options of the running job. `changed`: names of the options, without values.",
+    "run.added": "A user started a rerun. `number`, `lineage`, and `overrides`: names of the options that differ.",
+    "run.progress": "A further quarter of the tasks has finished. `percent` (25, 50 or 75), `total`, `counts`.",
+    "run.overdue": "The run is past its deadline; its unfinished tasks are requeued. `tries`, `of`, `deadline`.",
+    "run.paused": "A user paused the run: no further task starts.",
+    "run.resumed": "A user resumed the run.",
+    "run.completed": "All tasks have finished. `counts`, `reason`.",
+    "run.failed": "The run failed: failure threshold, deadline, or a list that cannot be ingested. `counts`, `reason`.",
+    "run.cancelled": "A user cancelled the run. `counts`, `reason`.",
+    "tasks.failed": "Further tasks have failed. `failed` (number since the last event), `counts`, `top_errors`. At "
+    "most once in `CONVEYOR_FAILURE_NOTICE_SECONDS`, and once more when the run finishes.",
+    "export.ready": "An export is ready for download. `export_id`, `format`, `tasks`, `bytes`, `parts`, `name`.",
+    "export.failed": "An export failed. `export_id`, `format`, `error`.",
 }
 TASK_EVENTS = {
-    "task.retried": "An attempt failed and is made again. The error, the attempt, `retry_in`.",
+    "task.retried": "An attempt failed and will be retried. The error, the attempt, `retry_in`.",
     "task.failed": "The last attempt failed. The error and the number of attempts.",
-    "task.dead_lettered": "The task was given up because it takes its worker along, or never moves.",
-    "task.succeeded": "It succeeded. Made from its row.",
-    "task.cancelled": "Its run ended before it did. Made from its row.",
+    "task.dead_lettered": "The task was dead-lettered: it kills its worker, or makes no progress.",
+    "task.succeeded": "The task succeeded. Derived from its row.",
+    "task.cancelled": "The task was cancelled with its run. Derived from its row.",
 }
 # Why a task failed. A code that is not here is `http_<status>`.
 TASK_ERRORS = {
-    "bad_answer": "The export API answered something that has no id, state or link where the job says.",
-    "bad_input": "The input can not be filled into the request to the export API.",
-    "bad_redirect": "A redirect without a Location, or to something that is no URL.",
-    "bad_url": "The URL can not be fetched.",
-    "body_too_large": "The body has more than `max_body_bytes`; the file more than `download.max_bytes`.",
-    "checksum_mismatch": "The file does not have the sha256 that its task names.",
-    "connect_failed": "No connection could be made.",
+    "bad_answer": "The response of the export API has no id, state or link at the path that the job names.",
+    "bad_input": "The input cannot be filled into the request to the export API.",
+    "bad_redirect": "A redirect has no Location, or an invalid one.",
+    "bad_url": "The URL is invalid.",
+    "body_too_large": "The body exceeds `max_body_bytes`, or the file exceeds `download.max_bytes`.",
+    "checksum_mismatch": "The file's sha256 differs from the one that the task names.",
+    "connect_failed": "The connection failed.",
     "connect_timeout": "No connection within `connect_timeout`.",
-    "content_encoded": "The file came compressed although that was not asked for: it could not be resumed.",
-    "deadline": "No attempt may begin any more: `task_deadline`.",
-    "decode_failed": "The compressed body is damaged.",
-    "dns_failed": "The name has no address.",
-    "export_api_failed": "A call of the export API failed for good, or too often.",
-    "export_failed": "The export API says that the export failed.",
+    "content_encoded": "The server compressed the file although the request forbids it, so the download cannot resume.",
+    "deadline": "`task_deadline` has passed, so no further attempt may start.",
+    "decode_failed": "The compressed body is corrupt.",
+    "dns_failed": "The host name has no address.",
+    "export_api_failed": "A call of the export API failed finally, or after its last retry.",
+    "export_failed": "The export API reports that the export failed.",
     "export_timeout": "The export was not ready within `export.poll.timeout`.",
-    "file_changed": "The file was replaced while it was downloaded; it is taken anew.",
-    "gateway_failed": "The gateway could not be reached, or failed itself.",
-    "handler_missing": "No function is registered under this name where the worker runs.",
-    "handler_raised": "The function raised.",
-    "internal": "Something went wrong inside Conveyor; the log has the details.",
+    "file_changed": "The file changed during the download; it is downloaded anew.",
+    "gateway_failed": "The gateway is unreachable, or failed itself.",
+    "handler_missing": "The worker has no function registered under this name.",
+    "handler_raised": "The function raised an exception.",
+    "internal": "Internal error in Conveyor. See the server's log for the details.",
     "process_failed": "No process could be started for the function.",
-    "range_failed": "The server's answers to requests for the rest of a file fit nothing.",
-    "read_failed": "The connection broke while the answer was read.",
-    "result_not_json": "What the function returned is nothing that JSON can hold.",
-    "store_failed": "The piece of a file could not be stored; waits, and spends no attempt.",
-    "stuck": "The task did not move for `stuck_after`, three times in a row.",
-    "target_down": "The target was down for `breaker.patience`.",
-    "target_refused": "The target is on an address that is not public.",
-    "timeout": "No whole answer within `timeout`.",
-    "tls_failed": "The certificate or the handshake is not good.",
-    "too_many_redirects": "More than `max_redirects`.",
-    "too_slow": "Fewer bytes a second than `download.min_rate` for `download.min_rate_seconds`.",
-    "worker_lost": "It took the process that ran it along, again and again.",
+    "range_failed": "The server does not answer range requests consistently.",
+    "read_failed": "The connection broke while the response was read.",
+    "result_not_json": "The function's return value cannot be encoded as JSON.",
+    "store_failed": "A piece of the file could not be stored. The task waits and spends no attempt.",
+    "stuck": "The task made no progress for `stuck_after`, three times in a row.",
+    "target_down": "The target's breaker stayed open for `breaker.patience`.",
+    "target_refused": "The target has a private address.",
+    "timeout": "No complete response within `timeout`.",
+    "tls_failed": "The TLS handshake failed, or the certificate is invalid.",
+    "too_many_redirects": "More redirects than `max_redirects`.",
+    "too_slow": "Slower than `download.min_rate` bytes a second for `download.min_rate_seconds`.",
+    "worker_lost": "The task killed its worker process repeatedly.",
 }
 INPUTS = {
-    "url": "Where it is. The only one that has to be there.",
-    "method": f"{', '.join(sorted(METHODS))}. Without it, GET.",
-    "headers": "Beside those of the job; of one that both name, the task's.",
-    "body": "What is sent, as text.",
-    "body_base64": "The same, as base64.",
-    "id": "Your own name for the task.",
-    "tag": "A word to find it by.",
-    "timeout": "Instead of the job's.",
-    "connect_timeout": "Instead of the job's.",
-    "sha256": "What the file must have, in hexadecimal.",
+    "url": "The URL. The only required field.",
+    "method": f"{', '.join(sorted(METHODS))}. Default: GET.",
+    "headers": "Headers in addition to the job's; they replace headers of the same name.",
+    "body": "Request body, as text.",
+    "body_base64": "Request body, as base64.",
+    "id": "Your own id for the task.",
+    "tag": "A label to filter by.",
+    "timeout": "Replaces the job's `timeout`.",
+    "connect_timeout": "Replaces the job's `connect_timeout`.",
+    "sha256": "Expected sha256 of the file, in hexadecimal.",
 }
 OPTIONS = {
-    "concurrency": "Tasks of the run at once, over all workers.",
-    "rate_per_host": "Requests a second to one host, over all workers.",
-    "concurrency_per_host": "Requests at once to one host, over all workers.",
-    "attempts": "Tries of a task, the first included.",
-    "backoff": "Seconds before the next try: random up to `base * rate^(n-1)`, at most `cap`. Without `jitter`, that "
-    "bound itself.",
-    "retry_statuses": "HTTP statuses that are tried again.",
-    "retry_errors": "Error codes that are tried again; without it, those marked in [Errors of tasks](errors.md).",
-    "outage": "While the target is away: after each `quick_tries` tries in a row, wait `delay` seconds in the queue.",
-    "upstream": "What the tasks depend on, by a name of your own: one breaker for all of them.",
-    "breaker": "Whether tasks of a target that is down are held back, and for how many seconds at most.",
-    "task_deadline": "Seconds after a task's first attempt began in which another may begin.",
-    "deadline": "Seconds that a run may take before its unfinished tasks are queued again, and at last given up.",
-    "stuck_after": "Seconds without progress after which a long task counts as stuck; without it, "
-    "`CONVEYOR_STUCK_AFTER`.",
-    "timeout": "Seconds for an attempt; for a download, until an answer begins, and for a pause.",
-    "connect_timeout": "Seconds for a connection.",
-    "max_body_bytes": "Largest body of a fetch.",
-    "max_redirects": "Redirects that are followed.",
-    "headers": "Sent with each request. Not shown again.",
-    "success_statuses": "HTTP statuses that are a success; if empty, 200 to 299.",
-    "gateway": "`proxy`, an HTTP proxy, or `url`, a template with `{url}`; and `headers` for it.",
+    "concurrency": "Maximum number of tasks of the run at once, over all workers.",
+    "rate_per_host": "Maximum number of requests a second to one host, over all workers.",
+    "concurrency_per_host": "Maximum number of requests at once to one host, over all workers.",
+    "attempts": "Maximum number of attempts of a task, including the first.",
+    "backoff": "Seconds before a retry: random, up to `base * rate^(n-1)`, at most `cap`. Without `jitter`, exactly "
+    "that bound.",
+    "retry_statuses": "HTTP statuses that are retried.",
+    "retry_errors": "Error codes that are retried. Default: those marked in [Errors of tasks](errors.md).",
+    "outage": "While the target is unavailable: after every `quick_tries` attempts in a row, wait `delay` seconds in "
+    "the queue.",
+    "upstream": "Your own name for the system that the tasks depend on: one breaker for all of them.",
+    "breaker": "Whether tasks wait while the breaker of their target is open, and for how many seconds at most.",
+    "task_deadline": "Seconds after the start of a task's first attempt in which another may start.",
+    "deadline": "Seconds that a run may take before its unfinished tasks are requeued, and finally fail.",
+    "stuck_after": "Seconds without progress after which a long task counts as stuck. Default: `CONVEYOR_STUCK_AFTER`.",
+    "timeout": "Seconds for an attempt. For a download: seconds until the response starts, and between two reads.",
+    "connect_timeout": "Seconds to connect.",
+    "max_body_bytes": "Maximum size of a fetched body, in bytes.",
+    "max_redirects": "Maximum number of redirects to follow.",
+    "headers": "Headers sent with each request. The API does not show them.",
+    "success_statuses": "HTTP statuses that count as success. If empty: 200 to 299.",
+    "gateway": "`proxy`, the URL of an HTTP proxy, or `url`, a template with `{url}`; and `headers` for the gateway.",
     "handler": "Name of the registered function, for kind `python`.",
-    "download": "Bounds of a download: `max_bytes`, and the least rate.",
+    "download": "Limits of a download: `max_bytes`, and the minimum rate.",
     "export": "The export API, for kind `export_download`.",
     "priority": "Among one tenant's runs, the highest goes first.",
-    "retention_days": "How long rows and bodies are kept.",
-    "failure_threshold": "Give the run up at `failed` failed tasks, or when more than `ratio` of at least `after` "
-    "ended ones failed.",
+    "retention_days": "How long rows and bodies are kept, in days.",
+    "failure_threshold": "Fail the run at `failed` failed tasks, or when more than `ratio` of at least `after` "
+    "finished tasks failed.",
     "chunk_size": "References in one queue message; always 1 for downloads.",
-    "on_invalid": "`skip` lines that are no task, or `reject` a list that has any.",
+    "on_invalid": "`skip` invalid lines, or `reject` a list that has any.",
     "idle_timeout": "Seconds without a batch after which an open job is closed.",
 }
-# By how their paths begin; the last takes all that is left.
+# Sections of the HTTP reference, by path prefix; the last one takes the remaining routes.
 _AREAS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("Jobs", "/v1/jobs"),
     ("Uploads", "/v1/uploads"),
@@ -138,13 +138,13 @@ _AREAS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("Schedules", "/v1/schedules"),
     ("Dead letters", "/v1/dead-letters"),
     ("Keys", "/v1/keys"),
-    ("Sessions of the dashboard", ("/v1/session", "/v1/sign-in")),
+    ("Dashboard sessions", ("/v1/session", "/v1/sign-in")),
     ("The system", "/"),
 )
 
 
 def cell(text: str) -> str:
-    """Text that stands in a table: one line, no column of its own."""
+    """Text for a table cell: one line, with pipes escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -158,7 +158,7 @@ def inputs_part() -> str:
         in_csv = [kind.value for kind in kinds if field in _COLUMNS[kind]]
         shown = "yes" if in_csv == of else ""
         rows.append(f"| `{field}` | {', '.join(of)} | {shown} | {INPUTS[field]} |")
-    return "\n".join(["| field | of | in a csv | |", "|---|---|---|---|", *rows])
+    return "\n".join(["| field | kinds | in CSV | |", "|---|---|---|---|", *rows])
 
 
 def events_part() -> str:
@@ -178,7 +178,7 @@ def task_errors_part() -> str:
     rows = [
         f"| `{code}` | {'yes' if code in RETRYABLE_ERRORS else ''} | {text} |" for code, text in TASK_ERRORS.items()
     ]
-    return "\n".join(["| code | tried again | |", "|---|---|---|", *rows])
+    return "\n".join(["| code | retried | |", "|---|---|---|", *rows])
 
 
 def options_part() -> str:
@@ -190,7 +190,7 @@ def options_part() -> str:
         least, most = RANGES.get(field, (None, None))
         bounds = "" if least is None or most is None else f"{_number(least)} to {_number(most)}"
         rows.append(f"| `{field}` | {_default(default)} | {bounds} | {cell(OPTIONS[field])} |")
-    return "\n".join(["| option | default | from, to | |", "|---|---|---|---|", *rows])
+    return "\n".join(["| option | default | range | |", "|---|---|---|---|", *rows])
 
 
 def _default(value: Any) -> str:
@@ -262,7 +262,7 @@ def _shown_default(param: Any) -> str:
 
 
 def described() -> dict[str, Any]:
-    """What /v1/openapi.json says."""
+    """The content of /v1/openapi.json."""
     from conveyor.api.application import create_app
     from conveyor.settings import Settings
     from conveyor.system import open_system
@@ -314,7 +314,7 @@ def http_part() -> str:
         left = [route for route in left if route not in mine]
         parts += [f"## {title}", *(_route(*route, page) for route in mine)]
     assert not left, left
-    parts.append("## What answers hold")
+    parts.append("## Response schemas")
     for name, schema in page["components"]["schemas"].items():
         if "properties" in schema:
             parts.append(_shape(name, schema))
@@ -342,7 +342,7 @@ def _route(path: str, method: str, operation: dict[str, Any], page: dict[str, An
         schema = next(iter(content.values()), {}).get("schema", {})
         shape = schema.get("$ref", "").rpartition("/")[2]
         answers.append(f"{status} {_link(shape)}" if shape and shape != "Problem" else str(status))
-    items.append(f"- answers: {', '.join(answers)}")
+    items.append(f"- responses: {', '.join(answers)}")
     return "\n\n".join([*lines, "\n".join(items)])
 
 
@@ -378,7 +378,7 @@ def _type(schema: dict[str, Any]) -> str:
     return str(kind)
 
 
-# Shapes that are plain values, and have no table of their own.
+# Schemas of plain values, without a table.
 _VALUES = frozenset({"JobKind", "Mode", "ResultLayout", "RunState"})
 
 

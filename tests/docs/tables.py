@@ -1,8 +1,7 @@
-"""What SPEC.md and the reference under docs/ have from the code: settings, errors, commands, routes, events, options,
-metrics, limits. `python -m tests.docs.tables` writes it anew; test_spec.py and test_site.py say when it is not what the
-code says.
+"""The generated parts of SPEC.md and of the reference under docs/: settings, errors, commands, routes, events, options,
+metrics, limits. `python -m tests.docs.tables` writes them; test_spec.py and test_site.py fail when they are stale.
 
-In a page of the docs, such a part stands between `<!-- made: name -->` and `<!-- /made -->`.
+In a page of the docs, a generated part is between `<!-- made: name -->` and `<!-- /made -->`.
 """
 
 import re
@@ -22,7 +21,7 @@ _SOURCE = Path(__file__).parents[2] / "src/conveyor/settings.py"
 
 
 def tree(cls: type[ConveyorError]) -> list[type[ConveyorError]]:
-    """The errors that stand in errors.py, and the two that stand beside what raises them."""
+    """The errors of errors.py, and those that are defined next to the code that raises them."""
     assert conveyor.handlers and conveyor.egress.target_guard
     return [cls, *(found for sub in cls.__subclasses__() for found in tree(sub))]
 
@@ -61,7 +60,7 @@ def _shown(default: Any) -> str:
 
 
 def written(spec: str) -> str:
-    """SPEC.md with its tables made anew."""
+    """SPEC.md with fresh tables."""
     tables = ("setting", settings_table()), ("code", errors_table()), ("metric", reference.metrics_part())
     for heading, table in tables:
         spec, count = re.subn(
@@ -90,7 +89,7 @@ _MADE = re.compile(r"(<!-- made: ([a-z ]+) -->\n)(?:(?!<!-- ).)*?(<!-- /made -->
 
 
 def made_anew(page: str) -> str:
-    """A page of the docs with its parts made anew."""
+    """A page of the docs with fresh generated parts."""
     return _MADE.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", page)
 
 

@@ -21,7 +21,7 @@ def section(number: str) -> str:
 
 
 def test_the_tables_of_settings_and_errors_are_those_of_the_code() -> None:
-    assert written(SPEC) == SPEC, "make them anew: python -m tests.docs.tables"
+    assert written(SPEC) == SPEC, "generate them again: python -m tests.docs.tables"
 
 
 def test_no_setting_is_described_that_is_not_there() -> None:

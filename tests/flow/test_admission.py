@@ -10,7 +10,7 @@ from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.control import Control
 from conveyor.accept.spec import TasksSpec, decode_spec
 from conveyor.accept.submit import Submit
-from conveyor.api.request_budget import InHand, RequestBudget
+from conveyor.api.request_budget import BodyReservation, RequestBudget
 from conveyor.errors import Overloaded, QuotaExceeded
 from conveyor.jobs.admission import Admission
 from conveyor.lists.uploads import Uploads, UploadSpec
@@ -148,7 +148,7 @@ class TestIntake:
 
     def test_what_was_in_hand_is_let_go_of(self, settings: Settings) -> None:
         intake = RequestBudget(msgspec.structs.replace(settings, max_requests=2))
-        first, second, third = (InHand(intake) for _ in range(3))
+        first, second, third = (BodyReservation(intake) for _ in range(3))
         first.enter(10)
         first.take(600_000)
         second.enter(0)

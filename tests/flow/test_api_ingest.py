@@ -219,7 +219,7 @@ class TestInvalidLines:
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"], done["invalid_lines"]) == ("completed", 3, 3)
         page = (await server.get(f"/v1/jobs/{job_id}/invalid")).json
-        msgspec.convert(page, shapes.InvalidPage)
+        msgspec.convert(page, shapes.InvalidLinesPage)
         assert [(item["line"], item["text"]) for item in page["items"]][:2] == [(3, lines[2]), (4, lines[3])]
         assert all(item["reason"] for item in page["items"])
         assert len(page["items"][2]["text"]) <= 200
@@ -302,7 +302,7 @@ class TestLists:
         key = await self.blob_of(server, job_id)
         await server.system.blobs.delete([key])
         async with working(server.system):
-            await self.failed(server, job_id, "not there any more")
+            await self.failed(server, job_id, "no longer exists")
             await server.system.blobs.put(key, data)
             again = await server.post(f"/v1/jobs/{job_id}/rerun")
             assert again.status == 202, again.body
@@ -321,7 +321,7 @@ class TestLists:
         key = await self.blob_of(server, job_id)
         await server.system.blobs.put(key, changed)
         async with working(server.system) as echo:
-            await self.failed(server, job_id, "not the one that was accepted")
+            await self.failed(server, job_id, "has changed since it was accepted")
             assert echo.ran == {}
             await server.system.blobs.put(key, data)
             assert (await server.post(f"/v1/jobs/{job_id}/rerun", {})).status == 202

@@ -28,7 +28,7 @@ async def test_a_port_that_is_taken(system: System) -> None:
 
 
 async def test_a_host_that_is_not_here(system: System) -> None:
-    with pytest.raises(Unavailable, match="Can not listen"):
+    with pytest.raises(Unavailable, match="Cannot listen"):
         await serve(system, "host.invalid", 0, asyncio.Event(), lambda _: None)
 
 

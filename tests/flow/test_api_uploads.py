@@ -439,7 +439,7 @@ class TestSecret:
     @pytest.mark.parametrize("text", ["", "short", "é" * 64, "0" * 63])
     def test_a_damaged_one_is_not_used(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "signing.key").write_text(text)
-        with pytest.raises(InvalidSetting, match="damaged"):
+        with pytest.raises(InvalidSetting, match="corrupt"):
             signing_key(Settings.load({}, data=tmp_path))
 
 

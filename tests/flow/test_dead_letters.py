@@ -70,7 +70,7 @@ class TestListing:
             job_id, _ = await without_list(server, text(3))
             done = await ended(server, job_id)
             page = await until(lambda: server.get("/v1/dead-letters"), lambda answer: answer.json["items"])
-        msgspec.convert(page.json, shapes.LettersPage)
+        msgspec.convert(page.json, shapes.DeadLettersPage)
         [letter] = page.json["items"]
         assert (letter["job_id"], letter["run_id"], letter["queue"]) == (job_id, done["run"]["id"], "control")
         assert letter["reason"] == done["reason"]

@@ -618,7 +618,7 @@ class TestBadLists:
             await drive(belt.ingester("first"))
         faults.arm(None)
         await belt.blobs.put(job.source.key, "\n".join(reversed(lines(100))).encode() + b"\n")
-        await self._fails(belt, job, "not the one that was accepted")
+        await self._fails(belt, job, "has changed since it was accepted")
         assert await belt.tasks(job) == {}
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -632,7 +632,7 @@ class TestBadLists:
         before = await belt.system.records.ingests.ingested(job.run.run_id)
         assert (before.ranges > 0, before.tasks) == (True, 0)
         await belt.blobs.put(job.source.key, pack(given[:-4] + b'00"\n'))
-        await self._fails(belt, job, "not the one that was accepted", within=900)
+        await self._fails(belt, job, "has changed since it was accepted", within=900)
         last = lines(100)[-1]
         assert all(task.input != last.encode() for task in (await belt.tasks(job)).values())
 

@@ -116,8 +116,8 @@ async def test_what_a_job_did_is_counted(server: Api, system: System) -> None:
 
     assert risen(before, "conveyor_jobs_accepted_total", "fetch") == 1
     assert risen(before, "conveyor_tasks_written_total") == 30
-    assert risen(before, "conveyor_tasks_ended_total", "succeeded") == 27
-    assert risen(before, "conveyor_tasks_ended_total", "failed") == 3
+    assert risen(before, "conveyor_tasks_finished_total", "succeeded") == 27
+    assert risen(before, "conveyor_tasks_finished_total", "failed") == 3
     assert risen(before, "conveyor_task_failures_total", "http_4xx") == 1
     assert risen(before, "conveyor_task_failures_total", "http_5xx") == 1
     assert risen(before, "conveyor_task_failures_total", "other") == 1
@@ -126,7 +126,7 @@ async def test_what_a_job_did_is_counted(server: Api, system: System) -> None:
     assert risen(before, "conveyor_attempts_total", "fetch", "failed") == 3
     assert risen(before, "conveyor_attempt_seconds", "fetch") == 31
     assert risen(before, "conveyor_task_seconds", "fetch") == 30
-    assert risen(before, "conveyor_runs_ended_total", "completed") == 1
+    assert risen(before, "conveyor_runs_finished_total", "completed") == 1
     assert risen(before, "conveyor_rows_returned_total") == 10
     assert risen(before, "conveyor_rows_read_total") == 11
     assert risen(before, "conveyor_http_requests_total", "POST", "/v1/jobs", "2xx") == 1
@@ -179,12 +179,12 @@ class TestSampler:
             clock.advance(90)
             await belt.system.queue.receive(run_queue(jobs[0].run.run_id), 3, 30.0)
             await sampler.tick()
-            assert metrics.QUEUE_MESSAGES.series["runs", "held"] == 3
+            assert metrics.QUEUE_MESSAGES.series["runs", "in_flight"] == 3
             assert metrics.QUEUE_AGE_SECONDS.series["runs",] == 90
             assert metrics.QUEUE_AGE_SECONDS.series["recovery",] == 0
             assert metrics.RUN_IDLE_SECONDS.series[()] == 90
             assert metrics.RUNS.series["running",] == 2
-            assert metrics.DUE_LAG_SECONDS.series["notice",] == 90
+            assert metrics.DUE_LAG_SECONDS.series["outbox",] == 90
             await belt.system.tasks.finish(jobs[0].key, [_end(0)])
             clock.advance(10)
             await sampler.tick()

@@ -410,7 +410,7 @@ class TestTheWay:
         async with working(system):
             shown = await ended(server, answer.json["id"])
         assert shown["state"] == RunState.FAILED
-        assert "not the one that was accepted" in shown["reason"]
+        assert "has changed since it was accepted" in shown["reason"]
         assert shown["run"]["total"] == 0
 
     async def test_the_client_sends_it_there(self, server: Api, tmp_path: Path) -> None:

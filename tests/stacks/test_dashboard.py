@@ -32,7 +32,7 @@ async def test_the_dashboard_is_served_on_every_stack(api: Api, stack: str) -> N
             state = (await api.get(f"/v1/jobs/{job_id}", auth=False, headers=cookie)).json["state"]
     statistics = await shown(api, f"/v1/jobs/{job_id}/statistics", shapes.StatisticsShape)
     assert (statistics.samples[-1].failed, statistics.errors[0].code) == (40, "handler_missing")
-    found = await shown(api, f"/v1/jobs/{job_id}/search?text=3&status=failed", shapes.FoundPage)
+    found = await shown(api, f"/v1/jobs/{job_id}/search?text=3&status=failed", shapes.TaskSearchPage)
     assert found.items[0].index == 3
     assert sorted(task.index for task in found.items) == [3, 13, 23, *range(30, 40)]
     assert (await shown(api, "/v1/workers", shapes.WorkersShape)).alive == 1

@@ -116,11 +116,11 @@ async def test_each_role_in_a_process_of_its_own(
     )
     assert watched.returncode == 0, watched.stderr
     said = [await scraped(port) for port in ports]
-    ended = [each.get('conveyor_tasks_ended_total{status="succeeded"}', 0.0) for each in said]
+    ended = [each.get('conveyor_tasks_finished_total{status="succeeded"}', 0.0) for each in said]
     assert sum(ended) == sum(ended[1:3]) == 3000
     assert [each['conveyor_ingested_total{result="task"}'] for each in said] == [0, 0, 0, 3000, 0, 0]
     assert ['conveyor_role_tick_seconds_count{role="sampler"}' in each for each in said].index(True) == 4
-    assert 'conveyor_queue_messages{lane="runs",part="ready"}' in said[4]
+    assert 'conveyor_queue_messages{queue="runs",state="ready"}' in said[4]
 
 
 def free_ports(count: int) -> list[int]:

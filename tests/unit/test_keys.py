@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from conveyor.auth.keys import KeyCache, authenticate, bearer, check_tenant, make_key, parse
+from conveyor.auth.keys import KeyCache, authenticate, bearer_token, check_tenant, make_key, parse_key
 from conveyor.clock import SystemClock
 from conveyor.errors import InvalidField, InvalidKey, MissingKey
 from conveyor.model import ApiKey
@@ -26,7 +26,7 @@ class Kept:
 def test_a_key_shows_its_id_and_keeps_only_the_hash() -> None:
     text, key = make_key(SystemClock(), "acme", "laptop")
     assert re.fullmatch(r"cv_[0-9a-z]{26}_[0-9a-f]{64}", text)
-    parsed = parse(text)
+    parsed = parse_key(text)
     assert parsed.key_id == key.key_id
     assert parsed.secret not in repr(key)
     assert (key.tenant, key.name) == ("acme", "laptop")
@@ -57,13 +57,13 @@ def test_names_that_are_no_names(name: str) -> None:
 
 @pytest.mark.parametrize("header", ["Bearer abc", "bearer abc", "BEARER   abc", " Bearer abc "])
 def test_bearer(header: str) -> None:
-    assert bearer(header) == "abc"
+    assert bearer_token(header) == "abc"
 
 
 @pytest.mark.parametrize("header", [None, "", "abc", "Basic abc", "Bearer", "Bearer ", "Bearer a b"])
 def test_no_bearer(header: str | None) -> None:
     with pytest.raises(MissingKey):
-        bearer(header)
+        bearer_token(header)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_no_bearer(header: str | None) -> None:
 )
 def test_text_that_is_no_key(text: str) -> None:
     with pytest.raises(InvalidKey):
-        parse(text)
+        parse_key(text)
 
 
 async def test_only_the_whole_key_passes() -> None:
@@ -79,7 +79,7 @@ async def test_only_the_whole_key_passes() -> None:
     other, _ = make_key(SystemClock(), "acme")
     kept = Kept(key)
     assert await authenticate(kept, SystemClock(), text) == key
-    for wrong in (other, text[:-1] + ("0" if text[-1] != "0" else "1"), f"cv_{key.key_id}_{parse(other).secret}"):
+    for wrong in (other, text[:-1] + ("0" if text[-1] != "0" else "1"), f"cv_{key.key_id}_{parse_key(other).secret}"):
         with pytest.raises(InvalidKey):
             await authenticate(kept, SystemClock(), wrong)
 
@@ -113,6 +113,6 @@ async def test_the_cache_is_bounded_and_remembers_the_unknown() -> None:
     cache = KeyCache(kept, clock, size=10)
     for number in range(100):
         assert await cache.key(f"{number}") is None
-    assert len(cache._kept) == 10
+    assert len(cache._entries) == 10
     await cache.key("99")
     assert kept.reads == 100

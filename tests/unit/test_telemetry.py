@@ -1,20 +1,25 @@
-"""Cells, the measured seams and the catalogue."""
+"""Instruments, the measured seams and the catalogue."""
 
 import inspect
 import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from conveyor.engines.queue import TellsAge
 from conveyor.engines.tasks import WalksByIndex
 from conveyor.errors import EngineFailed
+from conveyor.notify.callback_monitor import CallbackPass
+from conveyor.recover.monitored import Monitored
+from conveyor.recover.retention import Removed
+from conveyor.recover.sweeper import Swept
 from conveyor.settings import Settings
 from conveyor.system import System, opened_engines
 from conveyor.telemetry import metrics
-from conveyor.telemetry.exposition import exposed
-from conveyor.telemetry.instruments import MOST_SERIES, OTHER, Counter, Gauge, Histogram
+from conveyor.telemetry.exposition import exposition
+from conveyor.telemetry.instruments import MAX_SERIES, OTHER, Counter, Gauge, Histogram
 from conveyor.telemetry.seams import PROTOCOLS, metered
 from tests.clocks import ManualClock
 
@@ -43,18 +48,32 @@ def test_a_value_that_a_label_can_not_have_counts_as_other() -> None:
 
 def test_there_are_never_more_series_than_the_cap() -> None:
     counter, gauge, histogram = Counter("a", "", x=None), Gauge("b", "", x=None), Histogram("c", "", (1.0,), x=None)
-    for number in range(3 * MOST_SERIES):
+    for number in range(3 * MAX_SERIES):
         counter.add(1, f"job_{number}")
         gauge.set(1, f"job_{number}")
         histogram.observe(1, f"job_{number}")
     for metric in (counter, gauge, histogram):
-        assert len(metric.series) == MOST_SERIES + 1
-    assert counter.series[OTHER,] == 2 * MOST_SERIES
+        assert len(metric.series) == MAX_SERIES + 1
+    assert counter.series[OTHER,] == 2 * MAX_SERIES
+
+
+@pytest.mark.parametrize(
+    ("metric", "counts"),
+    [
+        (metrics.SWEPT, Swept),
+        (metrics.MONITORED, Monitored),
+        (metrics.CALLBACKS, CallbackPass),
+        (metrics.REMOVED, Removed),
+    ],
+)
+def test_label_values_are_the_counts_of_a_pass(metric: Counter, counts: type[msgspec.Struct]) -> None:
+    fields = [field.name for field in msgspec.structs.fields(counts) if field.type is int]
+    assert [*metric.values.values()] == [tuple(fields)]
 
 
 def test_the_text_is_cumulative_and_has_every_metric_from_the_start() -> None:
     metrics.ATTEMPT_SECONDS.observe_all([0.002, 0.3, 1e9], "fetch")
-    text = exposed("")[0].decode()
+    text = exposition("")[0].decode()
     buckets = [line for line in text.splitlines() if line.startswith('conveyor_attempt_seconds_bucket{kind="fetch"')]
     counts = [float(line.rpartition(" ")[2]) for line in buckets]
     assert counts == sorted(counts)
@@ -63,7 +82,7 @@ def test_the_text_is_cumulative_and_has_every_metric_from_the_start() -> None:
         # The older text names a counter without its ending.
         assert f"# TYPE {metric.name} {metric.kind}" in text, metric.name
     assert "process_resident_memory_bytes" in text
-    assert exposed("application/openmetrics-text; version=1.0.0")[0].endswith(b"# EOF\n")
+    assert exposition("application/openmetrics-text; version=1.0.0")[0].endswith(b"# EOF\n")
 
 
 def test_names_and_labels_of_the_catalogue_follow_the_customs_of_prometheus() -> None:

@@ -1,1 +1,2 @@
-"""The HTTP API: gets requests, asks accept and serve, hands back JSON, bodies and problems. Decides nothing itself."""
+"""The HTTP API: reads requests, calls the packages below, and sends JSON, bodies and problems. It decides nothing
+itself."""

@@ -1,4 +1,4 @@
-"""The application. Gets a System, hands back the ASGI app: the edge, and behind it the routes."""
+"""The ASGI application of one System: the edge, the dashboard's files and the routes."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
-from conveyor.api.dependencies import PARTS, Dependencies
+from conveyor.api.dependencies import SCOPE_KEY, Dependencies
 from conveyor.api.edge import EdgeExchange
 from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
@@ -23,30 +23,30 @@ from conveyor.system import System
 
 
 class Api:
-    """One system behind the routes. Routing errors pass no middleware of theirs, but they pass here."""
+    """One system behind the routes. Litestar's middleware does not see routing errors; this class does."""
 
     def __init__(self, system: System, stop: asyncio.Event) -> None:
         self._clock = system.clock
-        self._intake = RequestBudget(system.settings)
-        self._files = Files(system.blobs)
-        self._parts = _parts(system, stop)
+        self._budget = RequestBudget(system.settings)
+        self._dashboard = Files(system.blobs)
+        self._dependencies = _dependencies(system, stop)
         self._routes = application()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await EdgeExchange(self._clock, self._intake, scope, send).run(self._answer, receive)
+        await EdgeExchange(self._clock, self._budget, scope, send).run(self._answer, receive)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if not await self._files.answer(scope, send):
-            scope[PARTS] = self._parts
+        if not await self._dashboard.answer(scope, send):
+            scope[SCOPE_KEY] = self._dependencies
             await self._routes(scope, receive, send)
 
 
 def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
-    """The API over one system. Streams, which would go on for ever, end when `stop` is set."""
+    """The API of one system. Endless streams stop when `stop` is set."""
     return Api(system, stop or asyncio.Event())
 
 
-def _parts(system: System, stop: asyncio.Event) -> Dependencies:
+def _dependencies(system: System, stop: asyncio.Event) -> Dependencies:
     return Dependencies(
         system=system,
         keys=KeyCache(system.records.access, system.clock),

@@ -1,9 +1,8 @@
-"""Who asks. A guard before every route under /v1: no key and no session, no answer; and the tenant is that of the key,
-whatever is asked.
+"""Authentication. A guard in front of every route under /v1 requires a key or a session; the tenant is the key's.
 
-A browser sends its cookie with whatever a page makes it send. So a request that counts by its cookie must come from
-the dashboard's own pages: browsers say where from (`Sec-Fetch-Site`, `Origin`), and a change must carry a header that
-no other site can send, because nobody here would allow it to.
+A browser sends its cookie with every request, also with those that another site triggers. So a request that
+authenticates by cookie must come from the dashboard's own pages: the browser names the origin (`Sec-Fetch-Site`,
+`Origin`), and a change must carry a header that other sites cannot send, because this server allows no CORS.
 """
 
 from typing import Any
@@ -13,12 +12,12 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from conveyor.api.dependencies import parts_of
-from conveyor.auth.keys import authenticate, bearer
+from conveyor.api.dependencies import dependencies_of
+from conveyor.auth.keys import authenticate, bearer_token
 from conveyor.errors import CrossSite, Forbidden, InvalidKey
 from conveyor.model import ApiKey, TenantId
 
-# Any value will do.
+# Any value is accepted.
 PROOF_HEADER = "x-conveyor-dashboard"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -27,51 +26,54 @@ _READS = frozenset({"GET", "HEAD"})
 
 
 async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """Lets a request pass with a key that may be used now, or with the cookie of a session."""
-    parts = parts_of(connection.scope)
-    given = authorization(connection)
-    session = None if given else session_of(connection)
+    """Accept a request with a valid key, or with the cookie of a session."""
+    dependencies = dependencies_of(connection.scope)
+    header = authorization(connection)
+    session = None if header else session_of(connection)
     if session is None:
-        connection.scope["auth"] = await authenticate(parts.keys, parts.system.clock, bearer(given))
+        connection.scope["auth"] = await authenticate(
+            dependencies.keys, dependencies.system.clock, bearer_token(header)
+        )
         return
     check_site(connection)
-    connection.scope["auth"] = await parts.sessions.authenticate(session)
+    connection.scope["auth"] = await dependencies.sessions.authenticate(session)
     connection.scope["state"]["session"] = session
 
 
 def authorization(connection: Connection) -> str | None:
-    """The header of that name. Raises InvalidKey if there are several."""
-    given = connection.headers.getall("authorization", [])
-    if len(given) > 1:
-        # Which of them counts would be a guess, and someone before us may guess differently.
-        raise InvalidKey("More than one Authorization header was given.")
-    return given[0] if given else None
+    """The Authorization header. Raises InvalidKey if there are several."""
+    headers = connection.headers.getall("authorization", [])
+    if len(headers) > 1:
+        # A proxy in front of us may pick another one than we would.
+        raise InvalidKey("The request has more than one Authorization header. Send exactly one.")
+    return headers[0] if headers else None
 
 
 def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """Behind the guard for keys: lets only an administrator's pass."""
+    """Runs after the key guard: accepts only an administrator's key."""
     if not connection.scope["auth"].admin:
         raise Forbidden
 
 
 def tenant_of(request: Request[Any, ApiKey, Any]) -> TenantId:
-    """The tenant, once the guard has let the request pass."""
+    """The tenant of a request that passed the guard."""
     return request.auth.tenant
 
 
 def session_of(connection: Connection) -> str | None:
-    """The token of the session that a browser shows."""
+    """The session token in the request's cookie."""
     return connection.cookies.get(cookie_name(connection))
 
 
 def cookie_name(connection: Connection) -> str:
-    """Cookies of one host are shared by all its ports: servers beside each other need names of their own."""
+    """All ports of a host share cookies, so the name contains the port."""
     port = _port(connection.headers.get("host", ""))
     return "conveyor_session" if port is None else f"conveyor_session_{port}"
 
 
 def check_site(connection: Connection) -> None:
-    """Raise CrossSite unless the request comes from a page of this very origin; a read may be the user's own, too."""
+    """Raise CrossSite unless the request comes from a page of this origin. A read may also come from the address
+    bar."""
     scope: Any = connection.scope
     reads = scope["method"] in _READS
     site = connection.headers.get("sec-fetch-site", "same-origin")
@@ -81,7 +83,7 @@ def check_site(connection: Connection) -> None:
     if origin is not None and urlsplit(origin).netloc != connection.headers.get("host"):
         raise CrossSite
     if not reads and PROOF_HEADER not in connection.headers:
-        raise CrossSite(f"A change in a session must carry the header `{PROOF_HEADER}`.")
+        raise CrossSite(f"A change by session cookie requires a header. Send `{PROOF_HEADER}`.")
 
 
 def _port(host: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Callbacks: state machines that wait for a job, and what they were told."""
+"""Callbacks: state machines that wait for a job, and the answers that they got."""
 
 from litestar import Response, get
 from litestar.params import FromPath
@@ -11,12 +11,12 @@ from conveyor.notify.step_functions import callbacks_of
 
 @get(
     "/jobs/{job_id:str}/callbacks",
-    summary="List who waits for a job",
+    summary="List a job's callbacks",
     responses=shapes.answers(shapes.CallbacksPage, 400, 404),
 )
 async def list_callbacks(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """State machines that wait for its end with a task token: how each stands, when it last had a heartbeat, and
-    whether it was answered. Tokens are not shown."""
+    """State machines that wait with a task token for the job to finish: the status of each callback, its last
+    heartbeat, and its answer. Tokens are not shown."""
     job = await find_job(system.records, tenant, job_id)
     rows = await callbacks_of(system.records, tenant, job.job_id)
     return answer({"items": [callback_json(row) for row in rows], "next_cursor": None})

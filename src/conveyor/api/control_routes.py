@@ -1,4 +1,4 @@
-"""Moves: what a client may do with a job that is there. Run tasks again, cancel, pause, resume, delete."""
+"""Control of a job: rerun, cancel, pause, resume, delete."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,18 +12,18 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed_optional, read_optional
 from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, answer, find_job
-from conveyor.api.job_routes import shown
+from conveyor.api.job_routes import full_job_json
 from conveyor.errors import NotFound
 from conveyor.model import Job, TenantId
 from conveyor.system import System
 
-_MOVED = shapes.answers(shapes.JobShape, 400, 404, 409)
+_RESPONSES = shapes.answers(shapes.JobShape, 400, 404, 409)
 _takes_nothing = operations.takes(operations.Nothing, required=False)
 
 
 @post(
     "/jobs/{job_id:str}/rerun",
-    summary="Run tasks again",
+    summary="Rerun tasks",
     status_code=202,
     operation_class=operations.takes(RerunSpec, operations.IDEMPOTENCY_KEY, required=False),
     responses={**shapes.shaped(AcceptedView, 202), **shapes.problems(400, 404, 409, 415, 429, 503)},
@@ -31,13 +31,12 @@ _takes_nothing = operations.takes(operations.Nothing, required=False)
 async def rerun_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """A new run of the job, of those of its tasks that failed, of all, or of those that match; each counts as it came
-    out last. Their indexes stay, and so does what the earlier runs came to. A job whose list could not be ingested goes
-    on where it stopped instead."""
+    """Starts a new run over the job's failed tasks, over all tasks, or over those that match a filter on their latest
+    result. Indexes and the results of earlier runs stay. If the ingest of the job's list failed, it resumes instead."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/rerun"
-    spec, asked = await read_keyed_optional(request, system.settings.max_request_bytes, RerunSpec, route)
-    return accepted(await Rerun(system).rerun(job, spec, asked), f"/v1/jobs/{job.job_id}")
+    spec, idempotent = await read_keyed_optional(request, system.settings.max_request_bytes, RerunSpec, route)
+    return accepted(await Rerun(system).rerun(job, spec, idempotent), f"/v1/jobs/{job.job_id}")
 
 
 @post(
@@ -45,14 +44,14 @@ async def rerun_job(
     summary="Cancel a job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_MOVED,
+    responses=_RESPONSES,
 )
 async def cancel_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """Nothing more of it starts, and what runs is broken off. Tasks that have not ended are cancelled behind it;
-    `pending` says how many are still to be."""
-    return await _moved(request, system, tenant, job_id, Control(system).cancel)
+    """No further task starts, and running attempts are aborted. Unfinished tasks are cancelled in the background;
+    `pending` counts those that remain."""
+    return await _control(request, system, tenant, job_id, Control(system).cancel)
 
 
 @post(
@@ -60,13 +59,13 @@ async def cancel_job(
     summary="Pause a job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_MOVED,
+    responses=_RESPONSES,
 )
 async def pause_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """Nothing more of it starts until it is resumed; what runs is broken off and started again then."""
-    return await _moved(request, system, tenant, job_id, Control(system).pause)
+    """No further task starts until the job is resumed. Running attempts are aborted, and start again then."""
+    return await _control(request, system, tenant, job_id, Control(system).pause)
 
 
 @post(
@@ -74,26 +73,26 @@ async def pause_job(
     summary="Resume a paused job",
     status_code=200,
     operation_class=_takes_nothing,
-    responses=_MOVED,
+    responses=_RESPONSES,
 )
 async def resume_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """It goes on where it was paused."""
-    return await _moved(request, system, tenant, job_id, Control(system).resume)
+    """Tasks start again where the job was paused."""
+    return await _control(request, system, tenant, job_id, Control(system).resume)
 
 
 @delete("/jobs/{job_id:str}", summary="Delete a job", responses=shapes.problems(404))
 async def delete_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> None:
-    """It is gone at once for every reader, and what runs of it stops; its rows and bodies are removed soon after."""
+    """The job disappears at once, and its running tasks stop; its rows and bodies are purged soon after."""
     job = await find_job(system.records, tenant, job_id)
     if not await system.records.jobs.hide_job(tenant, job.job_id):
         raise NotFound
 
 
-async def _moved(
-    request: ApiRequest, system: System, tenant: TenantId, job_id: str, move: Callable[[Job], Awaitable[Job]]
+async def _control(
+    request: ApiRequest, system: System, tenant: TenantId, job_id: str, control: Callable[[Job], Awaitable[Job]]
 ) -> Response[bytes]:
     job = await find_job(system.records, tenant, job_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
-    return answer(await shown(system, await move(job)))
+    return answer(await full_job_json(system, await control(job)))

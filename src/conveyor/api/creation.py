@@ -1,5 +1,5 @@
-"""Creation: what every POST with a body shares. JSON under a cap, the client's own key for the request, and an answer
-that is the same for every replay."""
+"""Shared by every POST with a body: JSON of limited size, the Idempotency-Key, and a response that is the same for
+every replay."""
 
 import asyncio
 import re
@@ -15,19 +15,19 @@ from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 
 S = TypeVar("S")
 
-# Past this, decoding would hold up everyone else on the loop.
+# Decoding a larger body would block the event loop.
 _BYTES_ON_LOOP = 256 * 1024
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 async def read_spec(request: ApiRequest, limit: int, shape: type[S]) -> S:
-    """The body, as this shape."""
+    """Decode the body as `shape`."""
     require_json(request)
     return await _decode((await read_body(request, limit)).data, shape)
 
 
 async def read_keyed(request: ApiRequest, limit: int, shape: type[S], route: str) -> tuple[S, IdempotentRequest | None]:
-    """The body, and the request under the client's key if it gave one. A key is good for one route."""
+    """Decode the body; with an Idempotency-Key, also return the idempotent request. A key is valid for one route."""
     require_json(request)
     key = _idempotency_key(request)
     body = await read_body(request, limit)
@@ -38,18 +38,18 @@ async def read_keyed(request: ApiRequest, limit: int, shape: type[S], route: str
 async def read_keyed_optional(
     request: ApiRequest, limit: int, shape: type[S], route: str
 ) -> tuple[S, IdempotentRequest | None]:
-    """As read_keyed; no body at all is the shape's defaults."""
+    """Like read_keyed; an empty body gives the defaults of `shape`."""
     key = _idempotency_key(request)
     body = await read_body(request, limit)
-    asked = IdempotentRequest(route, key, body.fingerprint) if key else None
+    idempotent = IdempotentRequest(route, key, body.fingerprint) if key else None
     if not body.data:
-        return shape(), asked
+        return shape(), idempotent
     require_json(request)
-    return await _decode(body.data, shape), asked
+    return await _decode(body.data, shape), idempotent
 
 
 async def read_optional(request: ApiRequest, limit: int, shape: type[S]) -> S:
-    """As read_spec; no body at all is the shape's defaults."""
+    """Like read_spec; an empty body gives the defaults of `shape`."""
     body = await read_body(request, limit)
     if not body.data:
         return shape()
@@ -57,23 +57,23 @@ async def read_optional(request: ApiRequest, limit: int, shape: type[S]) -> S:
     return await _decode(body.data, shape)
 
 
-def accepted(given: Accepted, location: str | None = None) -> Response[bytes]:
-    """The answer to what was made, now or before."""
+def accepted(outcome: Accepted, location: str | None = None) -> Response[bytes]:
+    """The response to a creation, or to its replay."""
     headers = {} if location is None else {"Location": location}
-    if given.replayed:
+    if outcome.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return Response(given.body, status_code=given.status, media_type="application/json", headers=headers)
+    return Response(outcome.body, status_code=outcome.status, media_type="application/json", headers=headers)
 
 
 def _idempotency_key(request: ApiRequest) -> str | None:
-    given = request.headers.getall("idempotency-key", [])
-    if not given:
+    headers = request.headers.getall("idempotency-key", [])
+    if not headers:
         return None
-    if len(given) > 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0]):
+    if len(headers) > 1 or not _IDEMPOTENCY_KEY.fullmatch(headers[0]):
         raise InvalidField(
-            "`Idempotency-Key` must be one header of 1 to 255 visible ASCII characters.", field="Idempotency-Key"
+            "Invalid `Idempotency-Key`. Send one header of 1 to 255 visible ASCII characters.", field="Idempotency-Key"
         )
-    return given[0]
+    return headers[0]
 
 
 async def _decode(body: bytearray, shape: type[S]) -> S:

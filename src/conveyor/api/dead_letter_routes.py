@@ -1,4 +1,4 @@
-"""Dead letters: what was given up, and the way back for it."""
+"""Dead letters: list them, and put them back on their queues."""
 
 from typing import Annotated
 
@@ -14,16 +14,16 @@ from conveyor.read.dead_letter_pages import letter_json, letters_page
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which letters are to go back to their queues."""
+    """The dead letters to redrive."""
 
     ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LIMIT)]
 
 
-@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.LettersPage, 400))
+@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.DeadLettersPage, 400))
 async def list_letters(
     system: SystemPart, tenant: TenantPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
-    """Oldest first. A page may have fewer items than asked for and still have a next one."""
+    """Oldest first. A page may have fewer items than `limit` and still have a next page."""
     page = await letters_page(system.queue, tenant, limit, cursor)
     return answer({"items": [letter_json(letter) for letter in page.items], "next_cursor": page.next_cursor})
 
@@ -36,7 +36,7 @@ async def list_letters(
     responses={**shapes.shaped(Redriven), **shapes.problems(400, 413, 415)},
 )
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """Letters go back where they came from; a failed ingest goes on with them. Those that are unknown, or whose work
-    has ended meanwhile, are skipped."""
+    """Puts dead letters back on their queues; a failed ingest resumes. Unknown dead letters, and those whose run has
+    finished, are skipped."""
     spec = await read_spec(request, system.settings.max_request_bytes, RedriveSpec)
     return answer(await redrive(system, tenant, spec.ids))

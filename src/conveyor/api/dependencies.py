@@ -1,5 +1,5 @@
-"""What handlers are given, and how they answer. The parts come with each request and are handed in by name; nothing
-here is global."""
+"""Dependencies of the handlers, and helpers for their responses. The dependencies travel in the scope of a request and
+are injected by name; nothing here is global."""
 
 import re
 from collections.abc import AsyncIterator
@@ -39,12 +39,12 @@ StreamsPart = NamedDependency[SkipValidation[Streams]]
 SessionsPart = NamedDependency[SkipValidation[Sessions]]
 TenantPart = NamedDependency[SkipValidation[TenantId]]
 
-# Where they are in the scope of a request.
-PARTS = "conveyor"
+# Key of the dependencies in the scope of a request.
+SCOPE_KEY = "conveyor"
 
 
 class Dependencies(msgspec.Struct, frozen=True):
-    """What there is of one system."""
+    """The services of one system that handlers use."""
 
     system: System
     keys: KeySource
@@ -59,16 +59,16 @@ class Dependencies(msgspec.Struct, frozen=True):
     streams: Streams
 
 
-def parts_of(scope: Any) -> Dependencies:
-    """For a guard, to which nothing is handed."""
-    found: Dependencies = scope[PARTS]
-    return found
+def dependencies_of(scope: Any) -> Dependencies:
+    """The dependencies, for guards, which get no injection."""
+    dependencies: Dependencies = scope[SCOPE_KEY]
+    return dependencies
 
 
 NDJSON = "application/x-ndjson"
 MAX_LIMIT = 1000
-Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="Most items of a page.")]
-Cursor = Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT, description="Maximum number of items in a page.")]
+Cursor = Annotated[str | None, QueryParameter(description="`next_cursor` of the previous page.")]
 
 _RANGE = re.compile(r"bytes=(?=-?\d)(\d{0,18})-(\d{0,18})", re.ASCII)
 _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
@@ -76,14 +76,14 @@ _SHOWN = 100
 
 
 def answer(value: Any, status: int = 200) -> Response[bytes]:
-    """JSON."""
+    """A JSON response."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
 async def stream(
     pieces: AsyncIterator[bytes], media_type: str, headers: dict[str, str], status: int | None = None
 ) -> Stream:
-    """The first piece is taken before the answer starts: what fails until then can still be told."""
+    """A streamed response. It reads the first piece before it starts, so that an early failure gets its own status."""
     first = await anext(pieces, b"")
 
     async def all_pieces() -> AsyncIterator[bytes]:
@@ -94,17 +94,17 @@ async def stream(
     return Stream(all_pieces(), media_type=media_type, headers=headers, status_code=status)
 
 
-def wants_lines(request: ApiRequest) -> bool:
-    """Whether all of a listing is asked for, a line each."""
-    ranges = request.headers.get("accept", "").lower().split(",")
-    return any(each.partition(";")[0].strip() == NDJSON for each in ranges)
+def wants_ndjson(request: ApiRequest) -> bool:
+    """Whether the client asks for the whole listing as NDJSON."""
+    media_types = request.headers.get("accept", "").lower().split(",")
+    return any(media_type.partition(";")[0].strip() == NDJSON for media_type in media_types)
 
 
-def asked_range(asked: str | None, condition: str | None, etag: str, length: int) -> tuple[int, int] | None:
-    """First byte and the one after the last of the range that is asked for; None for all. Raises RangeRefused. What is
-    not one range of bytes is passed over, as is one for another version."""
-    match = _RANGE.fullmatch((asked or "").strip())
-    if match is None or (condition is not None and condition.strip() != etag):
+def requested_range(range_header: str | None, if_range: str | None, etag: str, length: int) -> tuple[int, int] | None:
+    """The start and end of the requested range; None for the whole body. Raises RangeRefused. A header that is not one
+    byte range, or whose If-Range names another version, is ignored."""
+    match = _RANGE.fullmatch((range_header or "").strip())
+    if match is None or (if_range is not None and if_range.strip() != etag):
         return None
     first, last = match[1], match[2]
     if not first:
@@ -114,32 +114,35 @@ def asked_range(asked: str | None, condition: str | None, etag: str, length: int
     else:
         start, end = int(first), min(length, int(last) + 1) if last else length
     if start >= end:
-        raise RangeRefused(f"The body has {length} bytes; there are none of them in this range.", length=length)
+        raise RangeRefused(f"The range is outside the body, which has {length} bytes.", length=length)
     return start, end
 
 
 def attachment(name: str) -> dict[str, str]:
-    """`name` is one of ours: letters, digits, dots, dashes and underscores."""
+    """Headers of a download. `name` must be safe: letters, digits, dots, dashes and underscores."""
     return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
 async def find_job(records: Records, tenant: TenantId, job_id: str) -> Job:
-    """The tenant's job. An id that never was, one that is gone and one of another tenant are the same NotFound."""
-    job = await records.jobs.job(tenant, JobId(job_id)) if _JOB_ID.fullmatch(job_id) else None
+    """The tenant's job. Raises the same NotFound for an unknown id, a deleted job and another tenant's job."""
+    job = await records.job(tenant, JobId(job_id)) if _JOB_ID.fullmatch(job_id) else None
     if job is None:
         raise NotFound
     return job
 
 
 def check_job_cursor(cursor: str | None) -> None:
-    """The cursor of the list of jobs is the last id of a page."""
+    """Raise BadCursor unless the cursor is a job id: the last one of a page."""
     if cursor is not None and not _JOB_ID.fullmatch(cursor):
         raise BadCursor
 
 
 async def refuse_unknown_parameters(request: ApiRequest) -> None:
-    """A filter with a typing error would otherwise answer with everything."""
+    """Raise UnknownField for unknown query parameters: a misspelled filter would return everything."""
     known = request.route_handler.parsed_fn_signature.parameters
     for name in request.query_params:
         if name not in known or name in request.route_handler.resolve_dependencies():
-            raise UnknownField(f"There is no parameter `{name[:_SHOWN]}` on this route.", field=name[:_SHOWN])
+            raise UnknownField(
+                f"Unknown parameter `{name[:_SHOWN]}`. `/v1/openapi.json` lists those of this route.",
+                field=name[:_SHOWN],
+            )

@@ -1,4 +1,4 @@
-"""The outermost layer: every answer, whoever makes it, leaves through here with its headers and its line in the log."""
+"""The outermost layer: adds security headers and a request id to every response, logs it and counts it."""
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from conveyor.api.request_budget import RequestBudget, hand
+from conveyor.api.request_budget import RequestBudget, attach_reservation
 from conveyor.clock import Clock
 from conveyor.telemetry import metrics
 from conveyor.telemetry.traces import called_by
@@ -18,7 +18,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-# An answer may set its own instead; the dashboard does, and a result body.
+# A response may override them; the dashboard and result bodies do.
 HEADERS: dict[bytes, bytes] = {
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
@@ -32,35 +32,35 @@ _SHOWN = 200
 
 
 def request_id(scope: Any) -> str:
-    """The client's id for the request, if it is harmless, or one of ours; set when the request arrived."""
+    """The request id: the client's own if it is well-formed, otherwise a generated one."""
     return str(scope["state"].get("request_id", ""))
 
 
 class EdgeExchange:
-    """One request and its answer, as seen from outside."""
+    """One request and its response."""
 
-    def __init__(self, clock: Clock, intake: RequestBudget, scope: Scope, send: Send) -> None:
+    def __init__(self, clock: Clock, budget: RequestBudget, scope: Scope, send: Send) -> None:
         self._clock = clock
         self._scope = scope
         self._send = send
         self._started = clock.monotonic()
         self._status = 0
         self._ended = False
-        scope.setdefault("state", {})["request_id"] = _given_id(scope) or clock.new_id("req")
+        scope.setdefault("state", {})["request_id"] = _client_id(scope) or clock.new_id("req")
         structlog.contextvars.bind_contextvars(request_id=request_id(scope))
         called_by(_header(scope, b"traceparent").decode("latin-1"))
-        self._held = hand(scope, intake)
+        self._reservation = attach_reservation(scope, budget)
 
     async def run(self, app: Callable[[Any, Receive, Send], Awaitable[None]], receive: Receive) -> None:
-        """Let `app` answer. What breaks while it streams can no longer be told: the connection is cut."""
+        """Run `app`. If it fails while it streams, the status is already sent, so the connection is cut."""
         try:
             await app(self._scope, receive, self.send)
         except Exception:
-            log.exception("answer broke off", request_id=request_id(self._scope))
+            log.exception("response aborted", request_id=request_id(self._scope))
             if not self._status:
                 raise
         finally:
-            self._held.leave()
+            self._reservation.leave()
             self._count()
             self._log()
 
@@ -79,14 +79,14 @@ class EdgeExchange:
         return headers
 
     def _count(self) -> None:
-        # Of a request that no route takes, the path is anybody's invention.
+        # Without a route, the path is arbitrary, and must not become a label.
         route = self._scope.get("path_template") or ("dashboard" if 200 <= self._status < 400 else "unmatched")
         metrics.REQUESTS.add(1, self._scope.get("method", ""), route, f"{self._status // 100}xx")
         metrics.REQUEST_SECONDS.observe(self._clock.monotonic() - self._started, route)
 
     def _log(self) -> None:
-        # The raw path: percent signs keep line breaks and escapes out of the log. The query is left out, since
-        # people put keys there.
+        # The raw path, because percent-encoding keeps line breaks and escapes out of the log; without the query,
+        # because clients put keys there.
         path = self._scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace")[:_SHOWN]
         write = log.debug if path in _QUIET else log.info
         key = self._scope.get("auth")
@@ -96,17 +96,17 @@ class EdgeExchange:
             method=self._scope.get("method"),
             path=path,
             status=self._status,
-            whole=self._ended,
+            complete=self._ended,
             tenant=key.tenant if key else None,
             seconds=round(self._clock.monotonic() - self._started, 4),
         )
 
 
-def _given_id(scope: Scope) -> str | None:
-    given = _header(scope, b"x-request-id")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else None
+def _client_id(scope: Scope) -> str | None:
+    header = _header(scope, b"x-request-id")
+    return header.decode() if _REQUEST_ID.fullmatch(header) else None
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    found: bytes = next((value for name, value in scope["headers"] if name == wanted), b"")
-    return found
+def _header(scope: Scope, header: bytes) -> bytes:
+    value: bytes = next((value for name, value in scope["headers"] if name == header), b"")
+    return value

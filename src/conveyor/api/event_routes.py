@@ -1,4 +1,4 @@
-"""Events: what happened to a job, or to one of its tasks."""
+"""Events of a job, or of one of its tasks."""
 
 from typing import Annotated
 
@@ -12,7 +12,9 @@ from conveyor.read.event_pages import event_json, task_events
 from conveyor.read.runs import locate_task
 from conveyor.system import System
 
-OfTask = Annotated[str | None, QueryParameter(description="A task_id: its own events instead of the job's.")]
+OfTask = Annotated[
+    str | None, QueryParameter(description="A task_id. Lists the events of this task instead of the job's.")
+]
 
 
 @get("/jobs/{job_id:str}/events", summary="List events", responses=shapes.answers(shapes.EventsPage, 400, 404))
@@ -24,8 +26,8 @@ async def list_events(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """Oldest first: accepted, completed and so on, under the ids that webhooks and the stream carry; with `task`, the
-    attempts of that task that failed, and how it ended."""
+    """Events of the job, oldest first, with the same ids as in webhooks and in the stream; with `task`, the failed
+    attempts and the outcome of that task."""
     job = await find_job(system.records, tenant, job_id)
     page = await _events(system, job, task, cursor, limit)
     return answer({"items": [event_json(event) for event in page.items], "next_cursor": page.next_cursor})

@@ -1,4 +1,4 @@
-"""Exports: results as files that are made offline. Ask for one, see how far it is, download its parts."""
+"""Exports: create one, show its progress, download its parts."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from conveyor.api.dependencies import (
     SystemPart,
     TenantPart,
     answer,
-    asked_range,
     attachment,
     find_job,
+    requested_range,
     stream,
 )
 from conveyor.errors import Conflict, NotFound
@@ -30,7 +30,7 @@ from conveyor.system import System
 
 @post(
     "/jobs/{job_id:str}/exports",
-    summary="Have results exported",
+    summary="Create an export",
     status_code=202,
     operation_class=operations.takes(ExportSpec, operations.IDEMPOTENCY_KEY),
     responses={**shapes.shaped(shapes.ExportShape, 202), **shapes.problems(400, 404, 409, 413, 415)},
@@ -38,13 +38,14 @@ from conveyor.system import System
 async def create_export(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
 ) -> Response[bytes]:
-    """Files of the results, or of those that match `select`: zip with a file for each body, jsonl, csv or Parquet. They
-    are made offline; `GET /v1/exports/{id}` says how far they are, and the event `export.ready` tells of them."""
+    """Exports all results, or those that match `select`, as zip (a file for each body), jsonl, csv or Parquet. The
+    server makes the files in the background: `GET /v1/exports/{id}` shows the progress, and the event `export.ready`
+    reports the end."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/exports"
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)
-    given = await exports.create(job, spec, asked)
-    return accepted(given, f"/v1/exports/{given.subject}")
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ExportSpec, route)
+    outcome = await exports.create(job, spec, idempotent)
+    return accepted(outcome, f"/v1/exports/{outcome.subject}")
 
 
 @get(
@@ -60,10 +61,10 @@ async def list_exports(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """Those that have not expired, oldest first."""
+    """Exports that have not expired, oldest first."""
     job = await find_job(system.records, tenant, job_id)
     page = await exports.page(job, cursor, limit)
-    items = [await _shown(system, found) for found in page.items]
+    items = [await _shown(system, stored) for stored in page.items]
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
@@ -71,14 +72,14 @@ async def list_exports(
 async def show_export(
     export_id: FromPath[str], system: SystemPart, tenant: TenantPart, exports: ExportsPart
 ) -> Response[bytes]:
-    """Its state, how far it is, and its parts, each with size, sha256 and a link. A part that is listed is whole, also
-    while others are made."""
+    """State, progress and parts of the export, each part with size, sha256 and a link. Every listed part is complete,
+    also while later parts are written."""
     return answer(await _shown(system, await exports.find(tenant, export_id)))
 
 
 @delete("/exports/{export_id:str}", summary="Delete an export", responses=shapes.problems(404))
 async def delete_export(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> None:
-    """It is gone at once; if it is being made, that stops. Its files are removed soon after."""
+    """The export disappears at once, and stops if it is in progress. Its files are purged soon after."""
     await exports.delete(tenant, export_id)
 
 
@@ -88,10 +89,10 @@ async def delete_export(export_id: FromPath[str], tenant: TenantPart, exports: E
     responses=shapes.answers(shapes.ExportManifestShape, 404, 409),
 )
 async def get_manifest(export_id: FromPath[str], tenant: TenantPart, exports: ExportsPart) -> Response[bytes]:
-    """What is in its parts, with counts, and the sha256 of each."""
+    """The parts of a finished export, with counts and sha256."""
     row, export = await exports.find(tenant, export_id)
     if export.state is not ExportState.READY:
-        raise Conflict(f"The export is {export.state}.", state=export.state)
+        raise Conflict(f"The export is {export.state}. Only a ready export has a manifest.", state=export.state)
     return answer(manifest_json(row, export))
 
 
@@ -108,8 +109,8 @@ async def get_part(
     tenant: TenantPart,
     exports: ExportsPart,
 ) -> Stream:
-    """The file, always as a download; its sha256 is the `ETag`. One range may be asked for by `Range`, with `If-Range`:
-    so a download that broke goes on."""
+    """The file, as a download; the `ETag` is its sha256. `Range` with `If-Range` requests one range, to resume a
+    download."""
     row, export = await exports.find(tenant, export_id)
     if not 1 <= number <= len(export.parts):
         raise NotFound
@@ -121,14 +122,14 @@ async def get_part(
         "ETag": f'"{part.sha256}"',
         **attachment(part_name(row, export, number)),
     }
-    asked = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
-    start, end = asked or (0, part.size)
-    if asked is not None:
+    span = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], part.size)
+    start, end = span or (0, part.size)
+    if span is not None:
         headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{part.size}"}
     pieces = part_range(system.blobs, part, start, end)
     media_type = media_type_of(export.format, export.compression)
-    return await stream(pieces, media_type, headers, 200 if asked is None else 206)
+    return await stream(pieces, media_type, headers, 200 if span is None else 206)
 
 
-async def _shown(system: System, found: StoredExport) -> dict[str, Any]:
-    return await export_json(system.blobs, found.row, found.export, system.clock.now())
+async def _shown(system: System, stored: StoredExport) -> dict[str, Any]:
+    return await export_json(system.blobs, stored.row, stored.export, system.clock.now())

@@ -1,4 +1,4 @@
-"""The fleet, as a tenant may see it: targets that are down, runs that have not ended, workers that are there."""
+"""The fleet, as a tenant may see it: breakers, unfinished runs, workers."""
 
 from litestar import Response, get
 
@@ -9,7 +9,7 @@ from conveyor.read.fleet import breakers_json, lanes_json, workers_json
 
 @get("/breakers", summary="List breakers", responses=shapes.answers(shapes.BreakersPage))
 async def list_breakers(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """Targets that are taken to be down, and those that are tried again; at most 100."""
+    """Breakers that are open or half-open; at most 100."""
     return answer({"items": await breakers_json(system, tenant), "next_cursor": None})
 
 
@@ -17,13 +17,13 @@ async def list_breakers(system: SystemPart, tenant: TenantPart) -> Response[byte
 async def list_lanes(
     system: SystemPart, tenant: TenantPart, limit: Limit = 50, cursor: Cursor = None
 ) -> Response[bytes]:
-    """The runs that have not ended, newest job first, with the messages in their queues; a message has up to
-    `chunk_size` tasks."""
+    """Unfinished runs, newest job first, with the messages in their queues. A message carries up to `chunk_size`
+    tasks."""
     check_job_cursor(cursor)
     return answer(await lanes_json(system, tenant, cursor, limit))
 
 
 @get("/workers", summary="Show the workers", responses=shapes.answers(shapes.WorkersShape))
 async def show_workers(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """How many worker loops are alive, and which of them run long tasks of the tenant."""
+    """The number of worker loops that are alive, and those that run long tasks of the tenant."""
     return answer(await workers_json(system, tenant))

@@ -1,4 +1,4 @@
-"""Health: is the process there, and can it answer. Without a key, and without a word about what is inside."""
+"""Health checks. They need no key and reveal nothing."""
 
 import asyncio
 
@@ -9,22 +9,22 @@ from conveyor.api.dependencies import SystemPart, answer
 from conveyor.errors import Unavailable
 
 _PATIENCE = 2.0
-# A name that no key has: the read is a real one and finds nothing.
+# No key has this id, so the read reaches the store and returns nothing.
 _NO_KEY = "readyz"
 
 
-@get("/healthz", summary="Is the process alive", responses=shapes.shaped(shapes.HealthShape))
+@get("/healthz", summary="Check that the process is alive", responses=shapes.shaped(shapes.HealthShape))
 async def healthz() -> Response[bytes]:
-    """It is, if this answers."""
+    """Always 200 while the process responds."""
     return answer({"status": "ok"})
 
 
-@get("/readyz", summary="Can the process serve", responses=shapes.shaped(shapes.HealthShape))
+@get("/readyz", summary="Check that the process can serve", responses=shapes.shaped(shapes.HealthShape))
 async def readyz(system: SystemPart) -> Response[bytes]:
-    """It can, if the records answer."""
+    """200 if the database responds, 503 if not."""
     try:
         async with asyncio.timeout(_PATIENCE):
             await system.records.access.key(_NO_KEY)
     except Exception as error:
-        raise Unavailable(f"The records do not answer: {error!r}") from error
+        raise Unavailable(f"The database does not respond: {error!r}") from error
     return answer({"status": "ok"})

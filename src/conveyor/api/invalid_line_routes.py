@@ -1,4 +1,4 @@
-"""Invalid lines: what of a job's list was no task, with its line and the reason."""
+"""Invalid lines of a job's list, with line number and reason."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ from conveyor.api.dependencies import (
     attachment,
     find_job,
     stream,
-    wants_lines,
+    wants_ndjson,
 )
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
 
 
 @get(
     "/jobs/{job_id:str}/invalid",
-    summary="List the lines that were no task",
-    responses=shapes.answers(shapes.InvalidPage, 400, 404),
+    summary="List invalid lines",
+    responses=shapes.answers(shapes.InvalidLinesPage, 400, 404),
 )
 async def list_invalid(
     request: ApiRequest,
@@ -35,9 +35,9 @@ async def list_invalid(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[Any]:
-    """In the order of the list. With `Accept: application/x-ndjson`, all of them as a download, a line each."""
+    """In the order of the list. `Accept: application/x-ndjson` returns all of them as a download, one per line."""
     job = await find_job(system.records, tenant, job_id)
-    if wants_lines(request):
+    if wants_ndjson(request):
         return await stream(invalid_lines(system.blobs, job), NDJSON, attachment(f"{job.job_id}-invalid.jsonl"))
     page = await invalid_page(system.blobs, job, limit, cursor)
     return answer({"items": page.items, "next_cursor": page.next_cursor})

@@ -1,4 +1,4 @@
-"""Jobs: accept one, list them, show one."""
+"""Jobs: submit, list, show, change."""
 
 import asyncio
 from typing import Annotated, Any
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 ROUTE = "POST /v1/jobs"
 
-Verify = Annotated[bool, QueryParameter(description="Count the rows, and report how far the kept counts are off.")]
+Verify = Annotated[bool, QueryParameter(description="Count the rows, and report by how much the counters are wrong.")]
 
 
 @post(
@@ -56,12 +56,12 @@ Verify = Annotated[bool, QueryParameter(description="Count the rows, and report 
 async def submit_job(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, submit: SubmitPart
 ) -> Response[bytes]:
-    """Small jobs are written whole and their tasks are readable at once: 201. Large, open and uploaded ones, and those
-    with `Prefer: respond-async`, are ingested: 202. With an `Idempotency-Key`, the same request sent again gets the
-    same answer, and no second job."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
-    given = await submit.submit(tenant, spec, asked, _prefers_async(request))
-    return accepted(given, f"/v1/jobs/{given.subject}")
+    """A small job is written in one transaction, and its tasks are readable at once: 201. Large and open jobs, jobs
+    from an upload, and those with `Prefer: respond-async` are ingested: 202. With an `Idempotency-Key`, a repeated
+    request gets the same response and creates no second job."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
+    outcome = await submit.submit(tenant, spec, idempotent, _prefers_async(request))
+    return accepted(outcome, f"/v1/jobs/{outcome.subject}")
 
 
 @get("/jobs", summary="List jobs", responses=shapes.answers(shapes.JobsPage, 400))
@@ -70,8 +70,8 @@ async def list_jobs(
 ) -> Response[bytes]:
     """The tenant's jobs, newest first."""
     check_job_cursor(cursor)
-    page = await system.records.jobs.jobs(tenant, cursor, limit)
-    items = await asyncio.gather(*(_listed(system, job) for job in page.items))
+    page = await system.records.jobs(tenant, cursor, limit)
+    items = await asyncio.gather(*(_listed_job_json(system, job) for job in page.items))
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
@@ -79,13 +79,13 @@ async def list_jobs(
 async def show_job(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False
 ) -> Response[bytes]:
-    """State and why it waits, live counts, how far its list is, rate, time left, how long tasks take, the most frequent
-    errors, and all its runs. With `verify`, the rows are counted and the kept counts held to them."""
+    """State, reason to wait, live counts, ingest progress, throughput, time left, latency, most frequent errors, and
+    all runs. With `verify`, the server also counts the rows and compares them with the counters."""
     job = await find_job(system.records, tenant, job_id)
     if not verify:
-        return await _hot(system, job)
+        return await _cached_status(system, job)
     verified = await verify_json(system.records, system.tasks, job)
-    return answer({**await shown(system, job), "verify": verified})
+    return answer({**await full_job_json(system, job), "verify": verified})
 
 
 @patch(
@@ -97,19 +97,19 @@ async def show_job(
 async def change_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """Each option that is given is replaced, whole; null stands for none. Workers follow within a second; attempts that
-    are under way end by the options that they began with."""
+    """Replaces each given option as a whole; null clears it. Workers follow within a second; attempts in progress keep
+    the options that they started with."""
     job = await find_job(system.records, tenant, job_id)
     changes = await read_spec(request, system.settings.max_request_bytes, dict[str, Any])
-    return answer(await shown(system, await change_options(system, job, changes)))
+    return answer(await full_job_json(system, await change_options(system, job, changes)))
 
 
-async def _hot(system: System, job: Job) -> Response[bytes]:
-    """Who watches a job does not wait for it to be looked at: that is done behind the answer."""
+async def _cached_status(system: System, job: Job) -> Response[bytes]:
+    """Respond with the cached status; a stale one is refreshed after the response."""
     parts = (system.records, system.tasks, system.coordinator, system.clock, job)
-    found, old = await hot_status_json(*parts)
-    response = answer({**found, "options": without_secrets(found["options"])})
-    if old:
+    status, is_stale = await hot_status_json(*parts)
+    response = answer({**status, "options": without_secrets(status["options"])})
+    if is_stale:
         response.background = BackgroundTask(_refresh, *parts)
     return response
 
@@ -118,20 +118,20 @@ async def _refresh(*parts: Any) -> None:
     try:
         await refresh_status(*parts)
     except ConveyorError as error:
-        log.warning("the status of a job was not refreshed", error=str(error))
+        log.warning("status refresh failed", error=str(error))
 
 
-async def shown(system: System, job: Job) -> dict[str, Any]:
-    """A job as a client sees it, with all its runs."""
-    found = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
-    return {**found, "options": without_secrets(found["options"])}
+async def full_job_json(system: System, job: Job) -> dict[str, Any]:
+    """The JSON of a job with all its runs, without secrets."""
+    status = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
+    return {**status, "options": without_secrets(status["options"])}
 
 
-async def _listed(system: System, job: Job) -> dict[str, Any]:
-    found = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
-    return {**found, "options": without_secrets(found["options"])}
+async def _listed_job_json(system: System, job: Job) -> dict[str, Any]:
+    view = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
+    return {**view, "options": without_secrets(view["options"])}
 
 
 def _prefers_async(request: ApiRequest) -> bool:
-    wishes = ",".join(request.headers.getall("prefer", [])).lower().split(",")
-    return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
+    preferences = ",".join(request.headers.getall("prefer", [])).lower().split(",")
+    return any(preference.partition(";")[0].strip() == "respond-async" for preference in preferences)

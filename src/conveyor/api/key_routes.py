@@ -1,4 +1,4 @@
-"""Keys: made, listed and revoked by an administrator. A secret is shown once, when it is made."""
+"""API keys: an administrator creates, lists and revokes them. A secret is shown once, at creation."""
 
 import re
 from typing import Annotated, Any
@@ -18,11 +18,11 @@ from conveyor.read.results import iso_time
 
 _KEY_ID = re.compile(r"[0-9a-z]{26}")
 
-OfTenant = Annotated[str | None, QueryParameter(description="Only this tenant's.")]
+OfTenant = Annotated[str | None, QueryParameter(description="List only the keys of this tenant.")]
 
 
 class KeySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made."""
+    """The key to create."""
 
     tenant: str
     name: str | None = None
@@ -30,12 +30,12 @@ class KeySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @post(
     "/",
-    summary="Make a key",
+    summary="Create a key",
     operation_class=operations.takes(KeySpec),
     responses={**shapes.shaped(shapes.NewKeyShape, 201), **shapes.problems(400, 403, 413, 415)},
 )
 async def create_key(request: ApiRequest, system: SystemPart) -> Response[bytes]:
-    """For an administrator. The key itself is in this answer and nowhere else."""
+    """Administrators only. Only this response contains the key itself."""
     spec = await read_spec(request, system.settings.max_request_bytes, KeySpec)
     text, key = make_key(system.clock, spec.tenant, spec.name)
     await system.records.access.create_key(key)
@@ -46,21 +46,21 @@ async def create_key(request: ApiRequest, system: SystemPart) -> Response[bytes]
 async def list_keys(
     system: SystemPart, tenant: OfTenant = None, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
-    """For an administrator: oldest first, without their secrets."""
+    """Administrators only. Oldest first, without secrets."""
     if cursor is not None and not _KEY_ID.fullmatch(cursor):
         raise BadCursor
-    of = None if tenant is None else check_tenant(tenant)
-    keys = sorted(await system.records.access.keys(of), key=lambda key: key.key_id)
-    found = [key for key in keys if key.key_id > (cursor or "")]
-    items = found[:limit]
-    more = len(found) > limit
+    owner = None if tenant is None else check_tenant(tenant)
+    keys = sorted(await system.records.keys(owner), key=lambda key: key.key_id)
+    rest = [key for key in keys if key.key_id > (cursor or "")]
+    items = rest[:limit]
+    more = len(rest) > limit
     return answer({"items": [_shown(key) for key in items], "next_cursor": items[-1].key_id if more else None})
 
 
 @delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
-    """For an administrator. Requests that carry it are refused within two seconds."""
-    known = _KEY_ID.fullmatch(key_id) and await system.records.access.revoke_key(key_id, system.clock.now())
+    """Administrators only. The server refuses the key within two seconds."""
+    known = _KEY_ID.fullmatch(key_id) and await system.records.revoke_key(key_id, system.clock.now())
     if not known:
         raise NotFound
 

@@ -1,5 +1,5 @@
-"""GET /metrics: the metrics of this process, for an administrator's key or the token of the settings. They speak of all
-tenants, and name none."""
+"""GET /metrics: the metrics of this process, for an administrator's key or CONVEYOR_METRICS_TOKEN. They cover all
+tenants and name none."""
 
 import hmac
 from typing import Any
@@ -8,26 +8,26 @@ from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
 
 from conveyor.api.auth import Connection, authorization
-from conveyor.api.dependencies import parts_of
-from conveyor.auth.keys import authenticate, bearer
+from conveyor.api.dependencies import dependencies_of
+from conveyor.auth.keys import authenticate, bearer_token
 from conveyor.errors import Forbidden
 from conveyor.settings import Settings
-from conveyor.telemetry.exposition import exposed
+from conveyor.telemetry.exposition import exposition
 
 
-def is_token(settings: Settings, given: str) -> bool:
-    """Whether this is the token that the settings name for scrapers."""
+def is_metrics_token(settings: Settings, text: str) -> bool:
+    """Whether `text` is CONVEYOR_METRICS_TOKEN."""
     token = settings.metrics_token
-    return token is not None and hmac.compare_digest(given.encode(), token.encode())
+    return token is not None and hmac.compare_digest(text.encode(), token.encode())
 
 
 async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """A session of the dashboard is not enough."""
-    parts = parts_of(connection.scope)
-    text = bearer(authorization(connection))
-    if is_token(parts.system.settings, text):
+    """Require an administrator's key or the metrics token; a dashboard session is not enough."""
+    dependencies = dependencies_of(connection.scope)
+    text = bearer_token(authorization(connection))
+    if is_metrics_token(dependencies.system.settings, text):
         return
-    key = await authenticate(parts.keys, parts.system.clock, text)
+    key = await authenticate(dependencies.keys, dependencies.system.clock, text)
     if not key.admin:
         raise Forbidden
     connection.scope["auth"] = key
@@ -36,11 +36,11 @@ async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
 @get(
     "/metrics",
     guards=[_guard],
-    summary="Metrics for Prometheus",
+    summary="Scrape metrics",
     security=[{"key": []}],
     media_type="text/plain",
 )
 async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Of this process only: each has its own."""
-    body, media_type = exposed(request.headers.get("accept", ""))
+    """Metrics of this process in the format of Prometheus. Each process has its own."""
+    body, media_type = exposition(request.headers.get("accept", ""))
     return Response(body, media_type=media_type)

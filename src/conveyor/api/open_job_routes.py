@@ -1,4 +1,4 @@
-"""Open jobs: tasks are added in batches until the job is closed."""
+"""Open jobs: add batches of tasks, then close the job."""
 
 from litestar import Response, post
 from litestar.params import FromPath
@@ -9,7 +9,7 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_optional
 from conveyor.api.dependencies import AddTasksPart, ApiRequest, SystemPart, TenantPart, answer, find_job
-from conveyor.api.job_routes import shown
+from conveyor.api.job_routes import full_job_json
 
 
 @post(
@@ -22,12 +22,12 @@ from conveyor.api.job_routes import shown
 async def add_tasks(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
 ) -> Response[bytes]:
-    """A batch is taken whole or not at all; with `last_batch` the job is closed by it. Under an `Idempotency-Key` a
-    batch is added once, however often it is sent."""
+    """The server accepts a batch completely or not at all; `last_batch` closes the job. With an `Idempotency-Key`, a
+    repeated batch is added once."""
     job = await find_job(system.records, tenant, job_id)
     route = f"POST /v1/jobs/{job.job_id}/tasks"
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, TasksSpec, route)
-    return accepted(await adding.add(job, spec, asked))
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, TasksSpec, route)
+    return accepted(await adding.add(job, spec, idempotent))
 
 
 @post(
@@ -40,8 +40,8 @@ async def add_tasks(
 async def close_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, adding: AddTasksPart
 ) -> Response[bytes]:
-    """No more tasks will come. Closing it again changes nothing."""
+    """The job accepts no more tasks. Closing it again has no effect."""
     job = await find_job(system.records, tenant, job_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
     await adding.close(job)
-    return answer(await shown(system, await find_job(system.records, tenant, job_id)))
+    return answer(await full_job_json(system, await find_job(system.records, tenant, job_id)))

@@ -1,4 +1,5 @@
-"""The OpenAPI page: what the routes are, for people and for generators of clients. It tells nothing of any tenant."""
+"""The OpenAPI description of the routes, for people and for client generators. It needs no key: it holds no tenant's
+data."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,8 +20,8 @@ OPENAPI = OpenAPIConfig(
 )
 
 
-def page(described: Callable[[], Litestar]) -> HTTPRouteHandler:
-    """A route that describes the routes of `described`, which is made when somebody asks."""
+def openapi_route(described: Callable[[], Litestar]) -> HTTPRouteHandler:
+    """The route that serves the description of `described`, which is built on the first request."""
 
     @cache
     def text() -> bytes:

@@ -1,5 +1,5 @@
-"""What requests carry, for the OpenAPI page. Handlers read their bodies themselves, as streams, so that the page would
-not know of them."""
+"""Request bodies and headers, for the OpenAPI page. Handlers read their bodies as streams, so Litestar cannot see
+their schemas."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,13 @@ IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
     param_in="header",
     schema=Schema(type=OpenAPIType.STRING, min_length=1, max_length=255),
-    description="Your own name for this request: sent again, it gets the same answer for 24 hours.",
+    description="Your own id for this request. A repeated request gets the same response for 24 hours.",
 )
 PREFER = Parameter(
     name="Prefer",
     param_in="header",
     schema=Schema(type=OpenAPIType.STRING),
-    description="`respond-async` has a small job ingested too, and answered 202.",
+    description="`respond-async` ingests a small job too, and responds 202.",
 )
 
 
@@ -34,17 +34,17 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass
-class _Given(Schema):
-    """A schema that is written already."""
+class _FinalSchema(Schema):
+    """A schema that is already in its final form."""
 
-    given: dict[str, Any] = field(default_factory=dict)
+    schema_json: dict[str, Any] = field(default_factory=dict)
 
     def to_schema(self) -> dict[str, Any]:
-        return self.given
+        return self.schema_json
 
 
 def takes(shape: type[msgspec.Struct], *headers: Parameter, required: bool = True) -> type[Operation]:
-    """An operation with a JSON body of this shape, and these headers."""
+    """An operation with a JSON body of type `shape`, and these headers."""
 
     @dataclass
     class Takes(Operation):
@@ -57,7 +57,7 @@ def takes(shape: type[msgspec.Struct], *headers: Parameter, required: bool = Tru
 
 @dataclass
 class TakesBytes(Operation):
-    """An operation with a body of plain bytes."""
+    """An operation with a binary body."""
 
     def __post_init__(self) -> None:
         schema = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
@@ -68,19 +68,19 @@ class TakesBytes(Operation):
 
 def _json_body(shape: type[msgspec.Struct], required: bool) -> RequestBody:
     schema = msgspec.json.schema(shape)
-    given = _Given(given=_inlined(schema, schema["$defs"]))
-    return RequestBody(content={"application/json": OpenAPIMediaType(schema=given)}, required=required)
+    body = _FinalSchema(schema_json=_inlined(schema, schema["$defs"]))
+    return RequestBody(content={"application/json": OpenAPIMediaType(schema=body)}, required=required)
 
 
 def _inlined(node: Any, parts: dict[str, Any]) -> Any:
-    """The schema without references: those of msgspec lead into its own document."""
+    """The schema with references inlined: msgspec's references point into its own document."""
     if isinstance(node, list):
-        return [_inlined(each, parts) for each in node]
+        return [_inlined(item, parts) for item in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
-        beside = {key: value for key, value in node.items() if key not in {"$ref", "$defs"}}
-        return {**_inlined(parts[name], parts), **beside}
-    # What a discriminator adds to the tags themselves leads there too.
+        siblings = {key: value for key, value in node.items() if key not in {"$ref", "$defs"}}
+        return {**_inlined(parts[name], parts), **siblings}
+    # A discriminator holds such references too.
     return {key: _inlined(value, parts) for key, value in node.items() if key not in {"$defs", "discriminator"}}

@@ -1,4 +1,4 @@
-"""Errors as problem+json. Gets any exception of a request, hands back an answer that says nothing internal."""
+"""Turns every exception of a request into problem+json that reveals nothing internal."""
 
 from http import HTTPStatus
 from typing import Any
@@ -30,12 +30,12 @@ log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
 _SHOWN = 200
-# What may be otherwise in a moment.
+# Temporary: a retry may succeed.
 _FOR_NOW = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """The members that every problem has; some have more, such as `errors` or `field`."""
+    """The members of every problem. Some have more, such as `errors` or `field`."""
 
     type: str
     title: str
@@ -44,20 +44,20 @@ class Problem(msgspec.Struct, frozen=True):
     detail: str
 
 
-def of(error: ConveyorError) -> Problem:
-    """What the client is told. The message of a failure on our side is for the log."""
-    ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded)
+def problem_of(error: ConveyorError) -> Problem:
+    """The problem that the client sees. The message of an internal failure goes to the log only."""
+    is_internal = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded)
     return Problem(
         type=f"urn:conveyor:problem:{error.code}",
         title=HTTPStatus(error.status).phrase,
         status=error.status,
         code=error.code,
-        detail=type(error)().message if ours else error.message,
+        detail=type(error)().message if is_internal else error.message,
     )
 
 
 def answer_known(request: Request[Any, Any, Any], error: ConveyorError) -> Response[bytes]:
-    """An error of our own tree."""
+    """Respond to a ConveyorError."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Overloaded):
         _log_failure(request, error)
         return _answer(request, error, {})
@@ -65,7 +65,7 @@ def answer_known(request: Request[Any, Any, Any], error: ConveyorError) -> Respo
 
 
 def answer_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """An error that Litestar found: routing, methods, parameters."""
+    """Respond to an error of Litestar: routing, methods, parameters."""
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return answer_unknown(request, error)
     known = _translated(error)
@@ -76,7 +76,7 @@ def answer_framework(request: Request[Any, Any, Any], error: HTTPException) -> R
 
 
 def answer_unknown(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """A mistake of ours."""
+    """Respond to an unexpected exception."""
     _log_failure(request, error)
     return _answer(request, ConveyorError(), {})
 
@@ -89,7 +89,7 @@ HANDLERS: ExceptionHandlersMap = {
 
 
 def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict[str, Any]) -> Response[bytes]:
-    problem = msgspec.structs.asdict(of(error))
+    problem = msgspec.structs.asdict(problem_of(error))
     more = {name: value for name, value in details.items() if name not in problem}
     response = Response(msgspec.json.encode({**problem, **more}), status_code=error.status, media_type=MEDIA_TYPE)
     if error.status == HTTPStatus.UNAUTHORIZED:
@@ -99,7 +99,7 @@ def _answer(request: Request[Any, Any, Any], error: ConveyorError, details: dict
     if isinstance(error, RangeRefused):
         response.headers["Content-Range"] = f"bytes */{error.details['length']}"
     if "expect" in request.headers:
-        # Whether its body still comes is the client's guess, so nothing can follow on this connection.
+        # The client may or may not send its body now, so the connection cannot be reused.
         response.headers["Connection"] = "close"
     return response
 
@@ -113,7 +113,7 @@ def _translated(error: HTTPException) -> ConveyorError:
         case ValidationException(extra=[{"key": key, "message": message}, *_]):
             return InvalidField(f"`{key}`: {str(message)[:_SHOWN]}.", field=key)
         case _:
-            return BadInput(f"The request is not valid: {error.detail[:_SHOWN]}.")
+            return BadInput(f"The request is invalid: {error.detail[:_SHOWN]}.")
 
 
 def _log_failure(request: Request[Any, Any, Any], error: Exception) -> None:

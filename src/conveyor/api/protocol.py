@@ -1,9 +1,9 @@
-"""HTTP on the wire, with caps where there is no request for the application to see: how long a head may be, how long
-it may take, and how long a body may go on that was answered already.
+"""The HTTP protocol, with limits that apply before the application sees a request: the size of a head, the time that it
+may take, and the time that a body may continue after its response.
 
-httptools parses a head of any size and uvicorn waits for it for ever; both are ways to hold memory and sockets
-without a key. A refused body is dropped for some seconds rather than cut off at once: a client that is still sending
-would get a reset instead of the answer that tells it why.
+httptools parses a head of any size, and uvicorn waits for it without a timeout; both would let a client without a key
+occupy memory and sockets. The body of a refused request is discarded for some seconds rather than cut off at once: a
+client that is still sending would get a reset instead of the response.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ LINGER_SECONDS = 5.0
 
 
 class CappedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which gives up on a head that is too large or too slow."""
+    """uvicorn's protocol, which refuses a head that is too large or too slow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Bytes of the head that is arriving; None while a body is, or nothing.
+        # Bytes of the head that is arriving; None while none is.
         self._head: int | None = None
         self._began = False
         self._refused = False
-        # A request's head has come, and not yet the end of its body.
+        # The head of a request has arrived, but not yet the end of its body.
         self._incoming = False
-        # Runs while a head is expected, and while a body is dropped.
+        # Runs while a head is expected, and while a body is discarded.
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -48,7 +48,8 @@ class CappedProtocol(HttpToolsProtocol):
             return
         self._began = False
         super().data_received(data)
-        # A head that began in this data is counted from the next on: what stood before it is not its own.
+        # A head that began in this data is counted from the next data on: the bytes before it belong to another
+        # request.
         if self._head is not None and not self._began:
             self._head += len(data)
             if self._head > MAX_HEAD_BYTES:
@@ -86,15 +87,19 @@ class CappedProtocol(HttpToolsProtocol):
             self._close_after(LINGER_SECONDS)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for bytes that are no HTTP."""
-        self._refuse(HTTPStatus.BAD_REQUEST, "malformed_http", "The bytes on this connection are not valid HTTP.")
+        """uvicorn calls this for malformed HTTP."""
+        self._refuse(
+            HTTPStatus.BAD_REQUEST,
+            "malformed_http",
+            "The request is not valid HTTP. Check that the client speaks HTTP/1.1 without TLS.",
+        )
 
     def _refuse_head(self) -> None:
-        detail = f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers."
+        detail = f"The head of the request is too large. Send at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers."
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", detail)
 
     def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
-        """There is no request that the application could answer."""
+        """Respond in place of the application, which has no request to answer."""
         self._refused = True
         self._unset_timer()
         if self.transport.is_closing():
@@ -113,14 +118,14 @@ class CappedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _close_after(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._give_up)
+        self._timer = self.loop.call_later(seconds, self._close_connection)
 
     def _unset_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _close_connection(self) -> None:
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()

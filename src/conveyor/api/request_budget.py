@@ -1,5 +1,5 @@
-"""Intake: how many request bodies are in the hands of this process at once, and how large they are together. What is
-over that is refused before it is read: a flood costs answers and no memory."""
+"""Request budget: limits the number and the total size of the request bodies that this process handles at once. A
+request above the budget is refused before its body is read, so a flood costs no memory."""
 
 from typing import Any
 
@@ -7,66 +7,66 @@ from conveyor.errors import Overloaded
 from conveyor.settings import Settings
 from conveyor.telemetry import metrics
 
-_STATE = "body_in_hand"
-_AGAIN = 2
+_STATE = "body_reservation"
+_RETRY_AFTER = 2
 
 
 class RequestBudget:
-    """One for each app."""
+    """The budget of one application."""
 
     def __init__(self, settings: Settings) -> None:
-        self.most = settings.max_requests
-        self.most_bytes = settings.max_requests_bytes
+        self.max_requests = settings.max_requests
+        self.max_bytes = settings.max_requests_bytes
         self.requests = 0
         self.bytes = 0
 
 
-class InHand:
-    """The body of one request: in hand from its first byte to the end of the answer."""
+class BodyReservation:
+    """The reservation of one request: from the first byte of its body to the end of the response."""
 
-    def __init__(self, intake: RequestBudget) -> None:
-        self._intake = intake
+    def __init__(self, budget: RequestBudget) -> None:
+        self._budget = budget
         self._entered = False
         self._bytes = 0
 
     def enter(self, announced: int) -> None:
-        """A body of about so many bytes is about to be read. Raises Overloaded."""
-        intake = self._intake
-        if intake.requests >= intake.most or intake.bytes + announced > intake.most_bytes:
-            raise _full()
-        intake.requests += 1
+        """Reserve a request whose body announces this many bytes. Raises Overloaded."""
+        budget = self._budget
+        if budget.requests >= budget.max_requests or budget.bytes + announced > budget.max_bytes:
+            raise _overloaded()
+        budget.requests += 1
         self._entered = True
 
     def take(self, count: int) -> None:
-        """So many bytes of it have come. Raises Overloaded."""
-        if self._intake.bytes + count > self._intake.most_bytes:
-            raise _full()
-        self._intake.bytes += count
+        """Add `count` bytes that arrived. Raises Overloaded."""
+        if self._budget.bytes + count > self._budget.max_bytes:
+            raise _overloaded()
+        self._budget.bytes += count
         self._bytes += count
 
     def leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._intake.requests -= 1
-            self._intake.bytes -= self._bytes
+            self._budget.requests -= 1
+            self._budget.bytes -= self._bytes
 
 
-def hand(scope: Any, intake: RequestBudget) -> InHand:
-    """What a request that just came in holds: nothing yet."""
-    scope["state"][_STATE] = made = InHand(intake)
-    return made
+def attach_reservation(scope: Any, budget: RequestBudget) -> BodyReservation:
+    """Attach an empty reservation to a new request."""
+    scope["state"][_STATE] = reservation = BodyReservation(budget)
+    return reservation
 
 
-def in_hand(scope: Any) -> InHand | None:
-    """The same, where its body is read; None for a request that came in by another way."""
-    found: InHand | None = scope.get("state", {}).get(_STATE)
-    return found
+def reservation_of(scope: Any) -> BodyReservation | None:
+    """The reservation of a request; None if the request did not pass the edge."""
+    reservation: BodyReservation | None = scope.get("state", {}).get(_STATE)
+    return reservation
 
 
-def _full() -> Overloaded:
+def _overloaded() -> Overloaded:
     metrics.REFUSALS.add(1, Overloaded.code, "requests")
     return Overloaded(
-        "The server has as many requests in hand as it can. Send this again in a moment.",
+        "The server is at its limit of concurrent requests. Retry in a moment.",
         reason="requests",
-        retry_after=_AGAIN,
+        retry_after=_RETRY_AFTER,
     )

@@ -1,4 +1,4 @@
-"""Results: tasks in pages, one task, its body, and everything in one archive."""
+"""Results: list tasks, show one, get its body, download all as a zip."""
 
 import asyncio
 import re
@@ -19,11 +19,11 @@ from conveyor.api.dependencies import (
     SystemPart,
     TenantPart,
     answer,
-    asked_range,
     attachment,
     find_job,
+    requested_range,
     stream,
-    wants_lines,
+    wants_ndjson,
 )
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
@@ -38,21 +38,21 @@ from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 
 _VISIBLE = re.compile(r"[\x20-\x7e]{1,200}")
-# Signing the links of a long page takes a tenth of a second: others get their turn between.
+# Signing the links of a long page takes a tenth of a second, so the loop yields in between.
 _SIGNED_AT_ONCE = 50
 _STATUSES = {status.label: status for status in TaskStatus}
 
 Status = Annotated[str | None, QueryParameter(description=f"One of {', '.join(_STATUSES)}.")]
 ErrorCode = Annotated[str | None, QueryParameter(max_length=200)]
 HttpStatus = Annotated[int | None, QueryParameter(ge=100, le=599)]
-Tag = Annotated[str | None, QueryParameter(max_length=MAX_LABEL, description="The tag that a task was given.")]
+Tag = Annotated[str | None, QueryParameter(max_length=MAX_LABEL, description="The tag of a task.")]
 OfRun = Annotated[
     str | None,
     QueryParameter(
         name="run", description=f"The id or number of a run, `{LATEST}` (the default), or `{LATEST_PER_TASK}`."
     ),
 ]
-Partial = Annotated[bool, QueryParameter(description="Take what is there while the run goes on.")]
+Partial = Annotated[bool, QueryParameter(description="Export the results so far, while the run is unfinished.")]
 
 
 @get("/jobs/{job_id:str}/results", summary="List results", responses=shapes.answers(shapes.ResultsPage, 400, 404))
@@ -69,27 +69,27 @@ async def list_results(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[Any]:
-    """Tasks of a run in order of task_id, those that match every filter; or, with `run=latest-per-task`, every task of
-    the job as it came out last, in the order of the first run. With `Accept: application/x-ndjson`, all that follow the
-    cursor as a download, a line each, in no certain order; a stream that breaks off says so in its last line."""
+    """Tasks of a run that match every filter, in order of task_id. With `run=latest-per-task`, the latest result of
+    every task of the job, in the order of the first run. `Accept: application/x-ndjson` returns all tasks after the
+    cursor as a download, one per line, in no particular order; if the stream fails, its last line says so."""
     where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
-    if wants_lines(request):
-        lines = listing_lines(system.tasks, runs, where, cursor, partial(shown_tasks, system, job))
+    if wants_ndjson(request):
+        lines = listing_lines(system.tasks, runs, where, cursor, partial(tasks_json, system, job))
         return await stream(lines, NDJSON, attachment(f"{job.job_id}.jsonl"))
     page = await listing_page(system.tasks, runs, where, limit, cursor)
-    return answer({"items": await shown_tasks(system, job, page.items), "next_cursor": page.next_cursor})
+    return answer({"items": await tasks_json(system, job, page.items), "next_cursor": page.next_cursor})
 
 
 @get("/jobs/{job_id:str}/tasks/{task_id:str}", summary="Show a task", responses=shapes.answers(shapes.TaskShape, 404))
 async def show_task(
     job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Response[bytes]:
-    """One task and its result, of any run of the job; how far it is, if it is under way and says so."""
+    """A task and its result, of any run of the job; with its progress, if it is running and reports any."""
     job = await find_job(system.records, tenant, job_id)
     run, task = await locate_task(system.records, system.tasks, job, task_id)
-    [shown] = await shown_tasks(system, job, [task])
+    [shown] = await tasks_json(system, job, [task])
     progress = await task_progress(system.records, run, task)
     return answer(shown if progress is None else {**shown, "progress": progress})
 
@@ -103,9 +103,8 @@ async def show_task(
 async def get_body(
     request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
 ) -> Stream:
-    """The bytes as they were stored. They come from strangers, so they are never served as what they say they are:
-    always a download, of no type; the stored type is in `X-Conveyor-Content-Type`, the sha256 in `ETag`. One range may
-    be asked for by `Range`, with `If-Range`."""
+    """The stored bytes. They come from untrusted servers, so they are always an untyped download; the stored type is in
+    `X-Conveyor-Content-Type`, the sha256 in `ETag`. `Range` with `If-Range` requests one range."""
     job = await find_job(system.records, tenant, job_id)
     _, task = await locate_task(system.records, system.tasks, job, task_id)
     ref = body_ref(task)
@@ -118,7 +117,7 @@ async def get_body(
     }
     if _VISIBLE.fullmatch(task.detail.content_type or ""):
         headers["X-Conveyor-Content-Type"] = task.detail.content_type or ""
-    part = asked_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
+    part = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
     if part is None:
         return await stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
     start, end = part
@@ -128,23 +127,23 @@ async def get_body(
 
 @get(
     "/jobs/{job_id:str}/export",
-    summary="Download everything",
+    summary="Download all results",
     media_type="application/zip",
     responses=shapes.problems(404, 409),
 )
 async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart, partial: Partial = False) -> Stream:
-    """A zip of every body, with `manifest.jsonl`: one line for each task."""
+    """A zip of all bodies, with `manifest.jsonl`: one line for each task."""
     job = await find_job(system.records, tenant, job_id)
     if job.state not in ENDED and not partial:
         raise Conflict(
-            "The job has not ended. Wait for it, or ask with `partial=true` for what is there now.", state=job.state
+            "The job has not finished. Wait for it, or pass `partial=true` for the results so far.", state=job.state
         )
     pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data)
     return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
 
 
 def task_filter(status: str | None, error_code: str | None, http_status: int | None, tag: str | None) -> TaskFilter:
-    """What the parameters of a listing ask for. Raises InvalidField."""
+    """The filter that the query parameters describe. Raises InvalidField."""
     return TaskFilter(_status(status), error_code, http_status, tag)
 
 
@@ -156,8 +155,8 @@ def _status(label: str | None) -> TaskStatus | None:
     return _STATUSES[label]
 
 
-async def shown_tasks(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Tasks as a client sees them, with the links to their bodies."""
+async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The JSON of tasks, with links to their bodies."""
     shown = []
     for number, task in enumerate(tasks, start=1):
         path = f"/v1/jobs/{job.job_id}/tasks/{task.task_id}/body"

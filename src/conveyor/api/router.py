@@ -1,4 +1,5 @@
-"""The routes. They are the same for every system and made once; what a request is about comes with it: see parts.py."""
+"""All routes. They are built once for all systems; a request carries its dependencies in its scope: see
+dependencies.py."""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,7 +10,7 @@ from litestar.di import Provide
 from litestar.types import ControllerRouterHandler, Scope
 
 from conveyor.api import callback_routes as callbacks
-from conveyor.api import control_routes as moves
+from conveyor.api import control_routes as control
 from conveyor.api import dead_letter_routes as dead_letters
 from conveyor.api import event_routes as events
 from conveyor.api import export_routes as exports
@@ -29,49 +30,49 @@ from conveyor.api import stream_routes as stream
 from conveyor.api import upload_routes as uploads
 from conveyor.api import webhook_routes as webhooks
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
-from conveyor.api.dependencies import Dependencies, parts_of, refuse_unknown_parameters
-from conveyor.api.openapi_page import OPENAPI, page
+from conveyor.api.dependencies import Dependencies, dependencies_of, refuse_unknown_parameters
+from conveyor.api.openapi_page import OPENAPI, openapi_route
 
 
 @cache
 def application() -> Litestar:
-    """Whoever calls it has put the parts of a system into the scope."""
+    """The Litestar application. Its caller puts the dependencies of a system into the scope."""
     return Litestar(
-        route_handlers=[*_routes(), page(_described)],
-        dependencies=_given(),
+        route_handlers=[*_routes(), openapi_route(_described)],
+        dependencies=_providers(),
         exception_handlers=problems.HANDLERS,
         before_request=refuse_unknown_parameters,
         openapi_config=None,
         logging_config=None,
         debug=False,
-        # Bodies are counted where they are read, by the cap of the settings.
+        # request_bodies.py applies the limit of the settings.
         request_max_body_size=None,
     )
 
 
 def _described() -> Litestar:
-    """The same routes once more, for the page alone: the app that serves would get routes of Litestar's own with it."""
-    return Litestar(route_handlers=_routes(), dependencies=_given(), openapi_config=OPENAPI, logging_config=None)
+    """The same routes again, for the OpenAPI page only: in the serving app, Litestar would add routes of its own."""
+    return Litestar(route_handlers=_routes(), dependencies=_providers(), openapi_config=OPENAPI, logging_config=None)
 
 
-def _given() -> dict[str, Provide]:
-    """The parts, by the names under which handlers ask for them."""
+def _providers() -> dict[str, Provide]:
+    """Providers of the dependencies, by the parameter names of handlers."""
     return {name: Provide(_part(name), sync_to_thread=False) for name in Dependencies.__struct_fields__}
 
 
 def _part(name: str) -> Callable[[Scope], Any]:
     def provide(scope: Scope) -> Any:
-        return getattr(parts_of(scope), name)
+        return getattr(dependencies_of(scope), name)
 
     return provide
 
 
 def _routes() -> list[ControllerRouterHandler]:
-    return [health.healthz, health.readyz, metrics.show_metrics, _of_tenants(), _of_administrators(), _of_links()]
+    return [health.healthz, health.readyz, metrics.show_metrics, _tenant_routes(), _admin_routes(), _link_routes()]
 
 
-def _of_tenants() -> Router:
-    """Everything that belongs to a tenant. The guard stands here, so that no route can be without it."""
+def _tenant_routes() -> Router:
+    """The routes of tenants. The guard is set here, so that no route can be without it."""
     return Router(
         path="/v1",
         guards=[key_guard],
@@ -85,11 +86,11 @@ def _of_tenants() -> Router:
             jobs.change_job,
             open_jobs.add_tasks,
             open_jobs.close_job,
-            moves.rerun_job,
-            moves.cancel_job,
-            moves.pause_job,
-            moves.resume_job,
-            moves.delete_job,
+            control.rerun_job,
+            control.cancel_job,
+            control.pause_job,
+            control.resume_job,
+            control.delete_job,
             results.list_results,
             results.show_task,
             results.get_body,
@@ -136,8 +137,8 @@ def _of_tenants() -> Router:
     )
 
 
-def _of_administrators() -> Router:
-    """What concerns every tenant. No handler gets one: an administrator acts for all."""
+def _admin_routes() -> Router:
+    """The routes of administrators, who act for all tenants: handlers get no tenant."""
     return Router(
         path="/v1/keys",
         guards=[key_guard, admin_guard],
@@ -146,6 +147,6 @@ def _of_administrators() -> Router:
     )
 
 
-def _of_links() -> Router:
-    """What a signed link is the right for, or a link that signs in, without a key."""
+def _link_routes() -> Router:
+    """The routes that need no key: a signed link or a sign-in link authorizes them."""
     return Router(path="/v1", route_handlers=[uploads.fill_upload, sessions.sign_in])

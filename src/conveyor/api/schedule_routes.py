@@ -1,4 +1,4 @@
-"""Schedules: jobs that are made again and again, by cron."""
+"""Schedules: jobs that cron creates repeatedly."""
 
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
@@ -14,25 +14,25 @@ ROUTE = "POST /v1/schedules"
 
 @post(
     "/schedules",
-    summary="Make a schedule",
+    summary="Create a schedule",
     operation_class=operations.takes(ScheduleSpec, operations.IDEMPOTENCY_KEY),
     responses={**shapes.shaped(shapes.ScheduleShape, 201), **shapes.problems(400, 404, 409, 413, 415)},
 )
 async def create_schedule(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
-    """`job` is what POST /v1/jobs takes, with its tasks, or with a `source` that is read at each fire: an upload, or a
-    `url`. All of it is checked now."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, ScheduleSpec, ROUTE)
-    given = await schedules.create(tenant, spec, asked)
-    return accepted(given, f"/v1/schedules/{given.subject}")
+    """`job` is a body of POST /v1/jobs, with its tasks, or with a `source` that each fire reads: an upload or a `url`.
+    The server validates it now."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, ScheduleSpec, ROUTE)
+    outcome = await schedules.create(tenant, spec, idempotent)
+    return accepted(outcome, f"/v1/schedules/{outcome.subject}")
 
 
 @get("/schedules", summary="List schedules", responses=shapes.answers(shapes.SchedulesPage, 400))
 async def list_schedules(
     system: SystemPart, tenant: TenantPart, schedules: SchedulesPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
-    """Oldest first."""
+    """All schedules of the tenant, oldest first."""
     page = await schedules.page(tenant, cursor, limit)
     now = system.clock.now()
     return answer({"items": [schedule_json(row, now) for row in page.items], "next_cursor": page.next_cursor})
@@ -42,7 +42,7 @@ async def list_schedules(
 async def show_schedule(
     schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
-    """When it fires next, and what came of its last fires."""
+    """The schedule, with its next and its latest fires."""
     return answer(schedule_json(await schedules.find(tenant, schedule_id), system.clock.now()))
 
 
@@ -55,14 +55,14 @@ async def show_schedule(
 async def change_schedule(
     request: ApiRequest, schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
 ) -> Response[bytes]:
-    """What is left out stays as it is; `job` is replaced whole. After a pause it fires from now on."""
+    """Omitted fields stay as they are; `job` is replaced as a whole. A resumed schedule does not catch up."""
     await schedules.find(tenant, schedule_id)
     change = await read_spec(request, system.settings.max_request_bytes, ScheduleChange)
     changed = await schedules.change(tenant, schedule_id, change)
     return answer(schedule_json(changed, system.clock.now()))
 
 
-@delete("/schedules/{schedule_id:str}", summary="Remove a schedule", responses=shapes.problems(404, 409))
+@delete("/schedules/{schedule_id:str}", summary="Delete a schedule", responses=shapes.problems(404, 409))
 async def remove_schedule(schedule_id: FromPath[str], tenant: TenantPart, schedules: SchedulesPart) -> None:
-    """The jobs that it made stay."""
+    """Its jobs stay."""
     await schedules.remove(tenant, schedule_id)

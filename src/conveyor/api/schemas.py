@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI page. Answers are made elsewhere; a test holds them to these."""
+"""Response schemas, for the OpenAPI page. Responses are built elsewhere; a test compares them with these schemas."""
 
 from typing import Any
 
@@ -13,19 +13,19 @@ from conveyor.states import RunState
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An answer with these fields and no others."""
+    """A response with exactly these fields."""
 
 
 class LineageShape(Shape, frozen=True):
-    """Where the tasks of a run come from: those of an earlier one, and of the runs before it, that match."""
+    """The tasks of a rerun: those of the parent run, and of the runs before it, that match."""
 
     parent: RunId
-    # However they ended, if it is empty.
+    # Empty: any status.
     status: list[str]
     error_code: str | None
     http_status: int | None
     tag: str | None
-    # Those that were given for this run.
+    # The options that this run overrides.
     options: dict[str, Any]
 
 
@@ -44,7 +44,7 @@ class RunShape(Shape, frozen=True):
 
 
 class WaitShape(Shape, frozen=True):
-    """What a job waits for: `paused`, `ingesting`, `open`, or what holds it back."""
+    """What a job waits for: `paused`, `ingesting`, `open`, or another reason."""
 
     code: str
     detail: str
@@ -52,51 +52,51 @@ class WaitShape(Shape, frozen=True):
 
 
 class VerifiedRun(Shape, frozen=True):
-    """The counts of a run as they were kept and as its rows are; they are mended where they differ."""
+    """The counters of a run, compared with its rows; wrong counters are corrected."""
 
     run: RunId
     number: int
     kept: Counts
     counted: Counts
     drift: int
-    # Whether nothing moved meanwhile. If not, `drift` is by how much the kept counts are ahead.
+    # Whether nothing changed meanwhile. If not, `drift` is by how much the counters are ahead.
     exact: bool
 
 
 class VerifyShape(Shape, frozen=True):
-    """The counts of all runs, held to the rows."""
+    """The counters of all runs, compared with the rows."""
 
     drift: int
     runs: list[VerifiedRun]
 
 
 class ErrorCount(Shape, frozen=True):
-    """How many tasks failed with a code."""
+    """Number of tasks that failed with a code."""
 
     code: str
     count: int
 
 
 class IngestShape(Shape, frozen=True):
-    """How far a job's list is. Ranges are the parts of it that are read side by side."""
+    """Ingest progress of a job's list. Ranges of the list are read in parallel."""
 
     tasks: int
     invalid: int
     bytes_read: int
-    # Not known for a compressed list before its end.
+    # Null for a compressed list until it is read to its end.
     bytes_total: int | None
     ranges: int
     ranges_done: int
 
 
 class ListedJob(Shape, frozen=True):
-    """A job, with its latest run as it is now."""
+    """A job, with its latest run."""
 
     id: JobId
     name: str | None
     state: RunState
     reason: str | None
-    # None unless it waits.
+    # Null unless the job waits.
     waiting: WaitShape | None
     kind: JobKind
     mode: Mode
@@ -106,15 +106,15 @@ class ListedJob(Shape, frozen=True):
     created_at: str
     expires_at: str
     run: RunShape
-    # None for a job that was written whole when it was accepted.
+    # Null for a job that was accepted together with its tasks.
     ingest: IngestShape | None
-    # Lines of its list that were no task.
+    # Number of invalid lines in its list.
     invalid_lines: int
-    # Tasks a second.
+    # Throughput, in tasks a second.
     rate: float
-    # Seconds.
+    # Estimated time left, in seconds.
     eta: float | None
-    # Of their last attempts, in seconds.
+    # Latency of the last attempts, in seconds.
     task_time: TaskTime | None
     top_errors: list[ErrorCount]
 
@@ -123,18 +123,18 @@ class JobShape(ListedJob, frozen=True, kw_only=True):
     """A job with all its runs, newest first."""
 
     runs: list[RunShape]
-    # If it was asked for.
+    # Present if the request asked for it.
     verify: VerifyShape | msgspec.UnsetType = msgspec.UNSET
 
 
 class ProgressShape(Shape, frozen=True):
-    """How far an attempt is, when it last said so: bytes of a download, or whatever a function counts."""
+    """The last reported progress of an attempt: bytes of a download, or units of a function."""
 
     at: str
     attempt: int
     done: int
     total: int | None
-    # A second, over the last interval.
+    # Units a second, over the last interval.
     rate: float
     note: str | None
 
@@ -157,12 +157,12 @@ class TaskShape(Shape, frozen=True):
     elapsed: float | None
     finished_at: str | None
     body_url: str | None
-    # Of one task alone, while it has not ended and has said how far it is.
+    # Only for a single task that is running and has reported progress.
     progress: ProgressShape | msgspec.UnsetType = msgspec.UNSET
 
 
 class EventShape(Shape, frozen=True):
-    """Something that happened to a job or to one of its tasks. That of a job has the id that its webhooks have."""
+    """An event of a job or of one of its tasks. An event of a job has the same id in webhooks."""
 
     id: str | None
     seq: int
@@ -174,30 +174,30 @@ class EventShape(Shape, frozen=True):
 
 
 class UploadShape(Shape, frozen=True):
-    """A place for a list."""
+    """An upload of one list."""
 
     upload_id: str
     size: int
     sha256: str
     stored: bool
     expires_at: str
-    # A new link, while the list is not there and goes straight to an object store.
+    # A fresh link, while the list is not stored and goes directly to an object store.
     url: str | msgspec.UnsetType = msgspec.UNSET
     method: str | msgspec.UnsetType = msgspec.UNSET
     headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class InvalidShape(Shape, frozen=True):
-    """A line of a list that was no task; `line` counts from 1."""
+class InvalidLineShape(Shape, frozen=True):
+    """An invalid line of a list; `line` counts from 1."""
 
     line: int
     reason: str
-    # The beginning of the line.
+    # The start of the line.
     text: str
 
 
-class LetterShape(Shape, frozen=True):
-    """A message that was given up: `control` for an ingest, `run` for tasks."""
+class DeadLetterShape(Shape, frozen=True):
+    """A dead letter. Its queue is `control` for an ingest, `run` for tasks."""
 
     id: str
     queue: str
@@ -212,29 +212,29 @@ class WebhookShape(Shape, frozen=True):
 
     id: str
     url: str
-    # All, if it is null; none but those that jobs ask for, if it is empty.
+    # Null: all events. Empty: only events that jobs request.
     events: list[str] | None
     description: str | None
     disabled: bool
-    # Why, if nobody asked for that.
+    # Why the server disabled it; null if a user did.
     reason: str | None
     created_at: str
 
 
 class NewWebhookShape(WebhookShape, frozen=True):
-    """An endpoint, this once with its secret."""
+    """A new endpoint, with its secret."""
 
     secret: str
 
 
 class SecretShape(Shape, frozen=True):
-    """A secret that webhooks are signed with."""
+    """A secret that signs webhooks."""
 
     secret: str
 
 
 class AttemptShape(Shape, frozen=True):
-    """One try of a webhook: the status that was answered, or why there was none."""
+    """One attempt of a delivery: the status of the response, or the error."""
 
     at: str
     status: int | None
@@ -243,10 +243,10 @@ class AttemptShape(Shape, frozen=True):
 
 
 class DeliveryShape(Shape, frozen=True):
-    """An event on its way to a receiver, with its last tries."""
+    """A delivery of one event to one receiver, with its latest attempts."""
 
     id: str
-    # None for a URL that the job named itself.
+    # Null for a URL that the job names.
     webhook_id: str | None
     job_id: JobId
     event_id: str
@@ -260,7 +260,7 @@ class DeliveryShape(Shape, frozen=True):
 
 
 class DeliveryDetailShape(DeliveryShape, frozen=True):
-    """A delivery, with what is sent."""
+    """A delivery, with its payload."""
 
     payload: dict[str, Any]
 
@@ -276,30 +276,30 @@ class CallbackShape(Shape, frozen=True):
     # pending, in_progress, completed, failed, timed_out or callback_sent.
     status: str
     created_at: str
-    # Who runs a long task of it, if that is known.
+    # The worker that runs a long task of the job, if known.
     worker: str | None
     last_progress_at: str
     last_heartbeat_at: str | None
     next_at: str | None
-    # That of the event which it is told, and the error, once there is an answer.
+    # The event that it was answered with, and the error, once it is answered.
     event_id: str | None
     error: str | None
     answered_at: str | None
 
 
 class FireShape(Shape, frozen=True):
-    """One fire of a schedule: when it was for, when it was made, and what came of it."""
+    """One fire of a schedule: its planned time, its actual time, and its job or error."""
 
     at: str
     made_at: str
     job_id: JobId | None
     error: str | None
-    # Missed fires that it stands for, beside its own.
+    # Number of missed fires that this one also covers.
     coalesced: int
 
 
 class ScheduleShape(Shape, frozen=True):
-    """A schedule, its next fires and its last ones."""
+    """A schedule, with its next and its latest fires."""
 
     id: str
     name: str | None
@@ -309,14 +309,14 @@ class ScheduleShape(Shape, frozen=True):
     paused: bool
     created_at: str
     next_fires: list[str]
-    # How often it has fired.
+    # Total number of fires.
     fired: int
     fires: list[FireShape]
     job: dict[str, Any]
 
 
 class ExportProgressShape(Shape, frozen=True):
-    """Tasks that were read, of how many, and bytes that were written."""
+    """Tasks read so far, tasks in total, and bytes written."""
 
     tasks: int
     total: int
@@ -324,7 +324,7 @@ class ExportProgressShape(Shape, frozen=True):
 
 
 class ExportCountsShape(Shape, frozen=True):
-    """What the files hold."""
+    """Contents of the files."""
 
     tasks: int
     pending: int
@@ -336,7 +336,7 @@ class ExportCountsShape(Shape, frozen=True):
 
 
 class ExportPartShape(Shape, frozen=True):
-    """A file of an export that is whole."""
+    """A complete file of an export."""
 
     number: int
     name: str
@@ -347,7 +347,7 @@ class ExportPartShape(Shape, frozen=True):
 
 
 class ExportSelectShape(Shape, frozen=True):
-    """Which tasks are in it."""
+    """The tasks that an export contains."""
 
     status: str | None
     error_code: str | None
@@ -379,7 +379,7 @@ class ExportShape(Shape, frozen=True):
 
 
 class ExportFileShape(Shape, frozen=True):
-    """A file, as the manifest names it."""
+    """A file in the manifest."""
 
     name: str
     size: int
@@ -388,7 +388,7 @@ class ExportFileShape(Shape, frozen=True):
 
 
 class ExportManifestShape(Shape, frozen=True):
-    """What the files of an export hold, and how to check them."""
+    """The files of an export, with counts and checksums."""
 
     export_id: str
     job_id: JobId
@@ -410,7 +410,7 @@ class ExportsPage(Shape, frozen=True):
 
 
 class KeyShape(Shape, frozen=True):
-    """A key, without its secret."""
+    """An API key, without its secret."""
 
     key_id: str
     tenant: str
@@ -422,7 +422,7 @@ class KeyShape(Shape, frozen=True):
 
 
 class NewKeyShape(Shape, frozen=True):
-    """A key, this once with its secret."""
+    """A new API key, with its secret."""
 
     key: str
     key_id: str
@@ -430,7 +430,7 @@ class NewKeyShape(Shape, frozen=True):
 
 
 class SampleShape(Shape, frozen=True):
-    """The counts of a run at a time."""
+    """The counts of a run at one time."""
 
     at: str
     succeeded: int
@@ -439,14 +439,14 @@ class SampleShape(Shape, frozen=True):
 
 
 class DurationShape(Shape, frozen=True):
-    """How many tasks took about so long in their last attempt; each step is a tenth longer than the one before."""
+    """Number of tasks by duration of their last attempt; each bucket is a tenth longer than the one before."""
 
     seconds: float
     count: int
 
 
 class StatisticsShape(Shape, frozen=True):
-    """How a run went: counts over time, oldest first; task times, shortest first; errors, most frequent first."""
+    """Statistics of a run: counts over time, oldest first; latency, shortest first; errors, most frequent first."""
 
     run_id: RunId
     samples: list[SampleShape]
@@ -455,20 +455,20 @@ class StatisticsShape(Shape, frozen=True):
 
 
 class BreakerShape(Shape, frozen=True):
-    """A target that is left alone (`open`) or tried again by a few at once (`half_open`)."""
+    """A breaker: `open` keeps all tasks from the target, `half_open` lets a few probes through."""
 
     target: str
     state: str
     since: str
     until: str
-    # Times in a row that it was found down.
+    # How often in a row it has opened.
     times: int
-    # Tasks that may try it at once when it is tried again.
+    # Maximum number of probes at once.
     at_once: int
 
 
 class DepthShape(Shape, frozen=True):
-    """Messages of a queue that wait, are held by workers, or are delayed."""
+    """Messages of a queue that are ready, in flight (`held`), or delayed."""
 
     ready: int
     held: int
@@ -476,7 +476,7 @@ class DepthShape(Shape, frozen=True):
 
 
 class LaneShape(Shape, frozen=True):
-    """A run that has not ended, as workers see it. What comes again stands in a queue of its own."""
+    """An unfinished run, as workers see it. Retried and requeued references are in its recovery queue."""
 
     job_id: JobId
     run_id: RunId
@@ -500,7 +500,7 @@ class LongTaskShape(Shape, frozen=True):
 
 
 class BusyWorkerShape(Shape, frozen=True):
-    """A worker that runs long tasks of the tenant, and when it last said so."""
+    """A worker that runs long tasks of the tenant, with its last heartbeat."""
 
     name: str
     at: str
@@ -508,7 +508,7 @@ class BusyWorkerShape(Shape, frozen=True):
 
 
 class WorkersShape(Shape, frozen=True):
-    """Worker loops that are alive; how many tasks all of them may run at once, if that is limited."""
+    """Worker loops that are alive; the maximum number of tasks that they run at once, if limited."""
 
     alive: int
     slots: int | None
@@ -516,7 +516,7 @@ class WorkersShape(Shape, frozen=True):
 
 
 class SessionShape(Shape, frozen=True):
-    """Who is signed in."""
+    """The current session."""
 
     tenant: str
     key_id: str
@@ -531,7 +531,7 @@ class LinkShape(Shape, frozen=True):
 
 
 class HealthShape(Shape, frozen=True):
-    """It is well."""
+    """The status of the process."""
 
     status: str
 
@@ -550,8 +550,8 @@ class ResultsPage(Shape, frozen=True):
     next_cursor: str | None
 
 
-class FoundPage(Shape, frozen=True):
-    """Tasks that match, and how many rows were read for that."""
+class TaskSearchPage(Shape, frozen=True):
+    """Tasks that match, and the number of rows read."""
 
     items: list[TaskShape]
     next_cursor: str | None
@@ -566,7 +566,7 @@ class BreakersPage(Shape, frozen=True):
 
 
 class LanesPage(Shape, frozen=True):
-    """Runs that have not ended, newest job first."""
+    """Unfinished runs, newest job first."""
 
     items: list[LaneShape]
     next_cursor: str | None
@@ -579,17 +579,17 @@ class EventsPage(Shape, frozen=True):
     next_cursor: str | None
 
 
-class InvalidPage(Shape, frozen=True):
-    """Lines that were no task, in the order of the list."""
+class InvalidLinesPage(Shape, frozen=True):
+    """Invalid lines, in the order of the list."""
 
-    items: list[InvalidShape]
+    items: list[InvalidLineShape]
     next_cursor: str | None
 
 
-class LettersPage(Shape, frozen=True):
+class DeadLettersPage(Shape, frozen=True):
     """Dead letters, oldest first."""
 
-    items: list[LetterShape]
+    items: list[DeadLetterShape]
     next_cursor: str | None
 
 
@@ -629,7 +629,7 @@ class KeysPage(Shape, frozen=True):
 
 
 def problems(*statuses: int, key: bool = True) -> dict[int, ResponseSpec]:
-    """Problems with these statuses; a missing key is one where a key is needed."""
+    """Problem responses with these statuses; plus 401 where a key is required."""
     return {
         status: ResponseSpec(
             Problem, generate_examples=False, media_type=MEDIA_TYPE, description="A problem; see `code`."
@@ -639,11 +639,11 @@ def problems(*statuses: int, key: bool = True) -> dict[int, ResponseSpec]:
 
 
 def shaped(shape: type[msgspec.Struct], *statuses: int) -> dict[int, ResponseSpec]:
-    """An answer with this shape; 200 unless it is said."""
+    """Responses with this schema; status 200 by default."""
     spec = ResponseSpec(shape, generate_examples=False, description=shape.__doc__ or "")
     return dict.fromkeys(statuses or (200,), spec)
 
 
 def answers(shape: type[Shape], *statuses: int) -> dict[int, ResponseSpec]:
-    """200 with this shape, or problems."""
+    """200 with this schema, or a problem."""
     return {**shaped(shape), **problems(*statuses)}

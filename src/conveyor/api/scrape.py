@@ -1,4 +1,4 @@
-"""A port for scrapers alone, for roles that serve no API: /metrics and /healthz, and nothing else."""
+"""The metrics port of roles that serve no API: /metrics and /healthz only."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,19 +6,19 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from conveyor.api.edge import HEADERS, Receive, Scope, Send
-from conveyor.api.metrics_route import is_token
+from conveyor.api.metrics_route import is_metrics_token
 from conveyor.api.server import Application, serve_app
-from conveyor.auth.keys import bearer
+from conveyor.auth.keys import bearer_token
 from conveyor.errors import Unauthorized
 from conveyor.settings import Settings
-from conveyor.telemetry.exposition import exposed
+from conveyor.telemetry.exposition import exposition
 
 _TEXT = "text/plain; charset=utf-8"
 
 
 @asynccontextmanager
 async def scraped(settings: Settings) -> AsyncIterator[None]:
-    """Answer scrapers while the block runs, if the settings name a port for it."""
+    """Serve CONVEYOR_METRICS_PORT while the block runs; without one, do nothing."""
     if settings.metrics_port == 0:
         yield
         return
@@ -62,13 +62,13 @@ def _answer(settings: Settings, scope: Scope) -> tuple[int, bytes, str]:
     if scope["path"] != "/metrics":
         return HTTPStatus.NOT_FOUND, b"", _TEXT
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    if settings.metrics_token is not None and not _may(settings, headers.get(b"authorization")):
+    if settings.metrics_token is not None and not _is_allowed(settings, headers.get(b"authorization")):
         return HTTPStatus.UNAUTHORIZED, b"", _TEXT
-    return HTTPStatus.OK, *exposed(headers.get(b"accept", ""))
+    return HTTPStatus.OK, *exposition(headers.get(b"accept", ""))
 
 
-def _may(settings: Settings, authorization: str | None) -> bool:
+def _is_allowed(settings: Settings, authorization: str | None) -> bool:
     try:
-        return is_token(settings, bearer(authorization))
+        return is_metrics_token(settings, bearer_token(authorization))
     except Unauthorized:
         return False

@@ -1,4 +1,4 @@
-"""Serving. Gets a System and an address, runs uvicorn in the present event loop until it is told to stop."""
+"""Runs uvicorn for a System in the current event loop, until an event is set."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from conveyor.errors import Unavailable
 from conveyor.system import System
 
 KEEP_ALIVE_SECONDS = 30
-# Then what still runs is cut off: an export to a slow client must not hold up a deploy.
+# Open responses are cut off after this time: a slow download must not delay a deploy.
 SHUTDOWN_SECONDS = 10
 _BACKLOG = 2048
 _DATE_SECONDS = 1.0
@@ -24,8 +24,8 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the process, not to one of its roles; someone waits to hear that the port is open; and it stops
-    when an event is set, without looking for that ten times a second."""
+    """uvicorn without its signal handlers, which belong to the process; it reports when the port is open, and stops on
+    an event rather than by polling ten times a second."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stop: asyncio.Event) -> None:
         super().__init__(config)
@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         while not self._stop.is_set():
-            # What it does every so often: the date that answers bear, which is given in seconds.
+            # Updates the Date header, which has a resolution of one second.
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
@@ -50,13 +50,13 @@ class _Server(uvicorn.Server):
 
 
 async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
-    """Serve the API until `stop` is set, then finish what is being answered. Port 0 takes a free one; `on_ready` gets
-    the URL."""
+    """Serve the API until `stop` is set, then finish open responses. Port 0 picks a free one; `on_ready` gets the
+    URL."""
     await serve_app(create_app(system, stop), host, port, stop, on_ready)
 
 
 async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
-    """The same for any application."""
+    """Like serve, for any application."""
     config = uvicorn.Config(
         app,
         loop="none",
@@ -65,10 +65,10 @@ async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event,
         lifespan="off",
         log_config=None,
         access_log=False,
-        # What it warns of, any stranger can cause; a failure of ours is logged at the edge.
+        # Any client can cause its warnings; the edge logs our own failures.
         log_level="error",
         server_header=False,
-        # Who asks is decided by the key; an address out of a header would only be a lie in the log.
+        # The key authenticates, not the address, and anyone can forge an address in a header.
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -85,7 +85,7 @@ async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event,
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol named: asyncio turns Nagle off only where it is, and each answer would wait 40 ms.
+        # The protocol must be named: otherwise asyncio leaves Nagle on, and each response waits 40 ms.
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise _refused(host, port, error) from error
@@ -101,7 +101,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _refused(host: str, port: int, error: OSError) -> Unavailable:
-    return Unavailable(f"Can not listen on {host}:{port}: {error.strerror or error}.")
+    return Unavailable(f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another port.")
 
 
 def _url(listener: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""Sessions: how a browser that shows the dashboard is let in, and out again."""
+"""Sessions: sign a browser in to the dashboard, and out."""
 
 from typing import Annotated
 
@@ -15,13 +15,13 @@ from conveyor.auth.keys import authenticate
 from conveyor.clock import iso_text
 from conveyor.errors import Forbidden, InvalidField
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of them: what stood in a link, or a key."""
+    """Either the token of a sign-in link, or an API key."""
 
     link: _Text | None = None
     key: _Text | None = None
@@ -35,12 +35,12 @@ class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     responses=shapes.problems(400, 403, 413, 415),
 )
 async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPart) -> Response[None]:
-    """Start a session, for the dashboard in a browser: its cookie then stands for the key. A link is good for one
-    session. Only from a page of this server, with the header `X-Conveyor-Dashboard`."""
+    """Starts a dashboard session; its cookie then represents the key. A link starts one session. The request must come
+    from a page of this server, with the header `X-Conveyor-Dashboard`."""
     check_site(request)
-    spec = await read_spec(request, _MOST_BYTES, SignIn)
+    spec = await read_spec(request, _MAX_BYTES, SignIn)
     if (spec.link is None) == (spec.key is None):
-        raise InvalidField("Give one of `link` and `key`.", field="link")
+        raise InvalidField("Give either `link` or `key`.", field="link")
     if spec.link is not None:
         token = await sessions.redeem(spec.link)
     else:
@@ -48,15 +48,15 @@ async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPar
     return Response(None, status_code=204, cookies=[_cookie(request, token.text, system.settings.session_seconds)])
 
 
-@get("/session", summary="Show who is signed in", responses=shapes.answers(shapes.SessionShape))
+@get("/session", summary="Show the session", responses=shapes.answers(shapes.SessionShape))
 async def show_session(request: ApiRequest, tenant: TenantPart) -> Response[bytes]:
-    """The tenant, and the key that the session or the request stands for."""
+    """The tenant and the key of the session or request."""
     return answer({"tenant": tenant, "key_id": request.auth.key_id, "key_name": request.auth.name})
 
 
 @delete("/session", summary="Sign out", responses=shapes.problems(403))
 async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None]:
-    """End the session of this browser."""
+    """Ends the session of this browser."""
     token = session_of(request)
     if token is not None:
         await sessions.end(token)
@@ -65,23 +65,23 @@ async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None
 
 @post(
     "/sign-in/links",
-    summary="Make a link that signs in",
+    summary="Create a sign-in link",
     operation_class=operations.takes(operations.Nothing, required=False),
     responses={**shapes.shaped(shapes.LinkShape, 201), **shapes.problems(400, 403)},
 )
 async def create_link(request: ApiRequest, sessions: SessionsPart) -> Response[bytes]:
-    """A path of this server that opens the dashboard, once, as the key that asks. A session makes none: it would
-    outlive itself."""
+    """A path that opens the dashboard once, signed in with the key of this request. A session cannot create one,
+    because it could then outlive itself."""
     if "session" in request.scope["state"]:
-        raise Forbidden("A session makes no links: ask with a key.")
-    await read_optional(request, _MOST_BYTES, operations.Nothing)
+        raise Forbidden("A session cannot create sign-in links. Use an API key.")
+    await read_optional(request, _MAX_BYTES, operations.Nothing)
     token = await sessions.link(request.auth.key_id)
     return answer({"path": token.path, "expires_at": iso_text(token.expires_at)}, 201)
 
 
 def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:
-    """Out of reach of scripts and of other sites. The page says itself whether it came by TLS: whatever stands in
-    between, it is the browser that keeps the cookie."""
+    """A cookie that scripts and other sites cannot read. The Origin tells whether the browser uses TLS, also behind a
+    proxy that terminates it."""
     return Cookie(
         key=cookie_name(request),
         value=token,

@@ -1,4 +1,4 @@
-"""Streams: what happens to a job, as it happens."""
+"""Live event streams of one job, and of all jobs."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from conveyor.read.job_stream import JobStream
 from conveyor.read.jobs_stream import JobsStream
 
 MEDIA_TYPE = "text/event-stream"
-_LONGEST_ID = 200
-# Proxies that gather an answer before they pass it on are asked not to.
-_UNGATHERED = {"X-Accel-Buffering": "no"}
+_MAX_ID_LENGTH = 200
+# Asks proxies not to buffer the response.
+_UNBUFFERED = {"X-Accel-Buffering": "no"}
 
 
 @get(
@@ -25,18 +25,18 @@ _UNGATHERED = {"X-Accel-Buffering": "no"}
 async def follow_job(
     request: ApiRequest, job_id: FromPath[str], system: SystemPart, tenant: TenantPart, streams: StreamsPart
 ) -> Response[Any]:
-    """Server-sent events: those of `/events`, each under its id, and `progress` with the counts at most once a second
-    while they change. It ends with the run. Who comes again with `Last-Event-ID` misses nothing; who has seen the end
-    gets 204."""
+    """Server-sent events: those of `/events` with their ids, and `progress` with the counts, at most once a second
+    while they change. The stream closes when the run finishes. `Last-Event-ID` resumes it without gaps; after the last
+    event the response is 204."""
     job = await find_job(system.records, tenant, job_id)
     following = JobStream(system, streams, job)
-    if not await following.resume(request.headers.get("last-event-id", "")[:_LONGEST_ID] or None):
+    if not await following.resume(request.headers.get("last-event-id", "")[:_MAX_ID_LENGTH] or None):
         return Response(None, status_code=204)
-    return await stream(following.frames(), MEDIA_TYPE, _UNGATHERED)
+    return await stream(following.frames(), MEDIA_TYPE, _UNBUFFERED)
 
 
 @get("/stream", summary="Follow all jobs", media_type=MEDIA_TYPE, responses=shapes.problems(429))
 async def follow_jobs(system: SystemPart, tenant: TenantPart, streams: StreamsPart) -> Response[Any]:
-    """Server-sent events for the 50 newest jobs: `job` with a job as the list has it, first all of them and then each
-    that changed, looked at every 1.5 seconds; `gone` with the id of one that was deleted or expired."""
-    return await stream(JobsStream(system, streams, tenant).frames(), MEDIA_TYPE, _UNGATHERED)
+    """Server-sent events for the 50 newest jobs: `job` with a job as in the list, first all of them, then each that
+    changed, every 1.5 seconds; `gone` with the id of a job that was deleted or has expired."""
+    return await stream(JobsStream(system, streams, tenant).frames(), MEDIA_TYPE, _UNBUFFERED)

@@ -1,4 +1,4 @@
-"""Uploads: a link to send a list to, and the list itself. The link is a right of its own: it needs no key."""
+"""Uploads: a signed link to send a list to, and the list itself. The link needs no key."""
 
 import re
 from typing import Annotated
@@ -15,37 +15,38 @@ from conveyor.clock import iso_text
 from conveyor.lists.uploads import UploadSpec, UploadView
 
 ROUTE = "POST /v1/uploads"
-# What a host is made of; anything else is no part of a link.
+# A valid host; anything else must not become part of a link.
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
-_LONGEST_HOST = 255
+_MAX_HOST_LENGTH = 255
 
-Signature = Annotated[str, QueryParameter(description="As it stands in the link.")]
+Signature = Annotated[str, QueryParameter(description="The signature of the link.")]
 
 
 @post(
     "/uploads",
-    summary="Ask for a place for a list",
+    summary="Create an upload",
     operation_class=operations.takes(UploadSpec, operations.IDEMPOTENCY_KEY),
     responses={**shapes.shaped(UploadView, 201), **shapes.problems(400, 409, 413, 415, 429, 503)},
 )
 async def create_upload(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, uploads: UploadsPart
 ) -> Response[bytes]:
-    """A link that takes this one list, of this size and sha256, once. Then make a job of it with
-    `source: {upload_id}`."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, UploadSpec, ROUTE)
+    """Returns a link that accepts one list of this size and sha256, once. Then create a job with `source:
+    {upload_id}`."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, UploadSpec, ROUTE)
     base = _base_url(request)
 
     def link(upload_id: str, signature: str) -> str:
         return f"{base}/v1/uploads/{upload_id}/content?signature={signature}"
 
-    given = await uploads.promise(tenant, spec, link, asked)
-    return accepted(given, f"/v1/uploads/{given.subject}")
+    outcome = await uploads.promise(tenant, spec, link, idempotent)
+    return accepted(outcome, f"/v1/uploads/{outcome.subject}")
 
 
 @get("/uploads/{upload_id:str}", summary="Show an upload", responses=shapes.answers(shapes.UploadShape, 404))
 async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: UploadsPart) -> Response[bytes]:
-    """Whether the list is there, and until when; if it is not, and goes to a store that signs links, a new one."""
+    """Whether the list is stored, and when it expires; with a fresh link, if it is not stored and goes to an object
+    store."""
     upload = await uploads.find(tenant, upload_id)
     stored, link = await uploads.state(upload)
     return answer(
@@ -62,7 +63,7 @@ async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: Upl
 
 @put(
     "/uploads/{upload_id:str}/content",
-    summary="Send the list",
+    summary="Send the content of an upload",
     status_code=204,
     operation_class=operations.TakesBytes,
     responses=shapes.problems(400, 403, 409, key=False),
@@ -71,16 +72,16 @@ async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: Upl
 async def fill_upload(
     request: ApiRequest, upload_id: FromPath[str], uploads: UploadsPart, signature: Signature = ""
 ) -> None:
-    """The bytes of the list, as they were announced. The signature in the link is the right to send them."""
+    """The bytes of the list, as announced. The signature of the link authorizes the request."""
     size, digest = announced_length(request), request.headers.get("x-content-sha256")
     await uploads.fill(upload_id, signature, size, digest, pieces(request))
 
 
 def _base_url(request: ApiRequest) -> str:
-    """Where the client reached this server, as it says itself: the link is for the same client."""
-    given = request.headers.getall("host", [])
-    if len(given) == 1 and len(given[0]) <= _LONGEST_HOST and _HOST.fullmatch(given[0]):
-        return f"{request.scope['scheme']}://{given[0]}"
+    """The URL by which the client reached this server, by its Host header: only the same client gets the link."""
+    hosts = request.headers.getall("host", [])
+    if len(hosts) == 1 and len(hosts[0]) <= _MAX_HOST_LENGTH and _HOST.fullmatch(hosts[0]):
+        return f"{request.scope['scheme']}://{hosts[0]}"
     host, port = request.scope["server"] or ("localhost", None)
     host = f"[{host}]" if ":" in host else host
     return f"{request.scope['scheme']}://{host}" + ("" if port is None else f":{port}")

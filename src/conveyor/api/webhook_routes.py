@@ -1,4 +1,4 @@
-"""Webhooks: endpoints of a tenant, what they were sent, and sending it again."""
+"""Webhooks: endpoints of a tenant, their deliveries, and redelivery."""
 
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
@@ -28,38 +28,38 @@ ROUTE = "POST /v1/webhooks"
 
 @post(
     "/webhooks",
-    summary="Make an endpoint",
+    summary="Create an endpoint",
     operation_class=operations.takes(WebhookSpec, operations.IDEMPOTENCY_KEY),
     responses={**shapes.shaped(shapes.NewWebhookShape, 201), **shapes.problems(400, 409, 413, 415)},
 )
 async def create_webhook(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
 ) -> Response[bytes]:
-    """Events of all jobs are sent to it, or those that `events` names. Its secret is in this answer and in no other:
-    what it is sent is signed with it, after the Standard Webhooks specification."""
-    spec, asked = await read_keyed(request, system.settings.max_request_bytes, WebhookSpec, ROUTE)
-    given = await webhooks.create(tenant, spec, asked)
-    return accepted(given, f"/v1/webhooks/{given.subject}")
+    """The endpoint gets the events of all jobs, or those that `events` names. Only this response contains its secret,
+    which signs each delivery by the Standard Webhooks specification."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, WebhookSpec, ROUTE)
+    outcome = await webhooks.create(tenant, spec, idempotent)
+    return accepted(outcome, f"/v1/webhooks/{outcome.subject}")
 
 
 @get("/webhooks", summary="List endpoints", responses=shapes.answers(shapes.WebhooksPage, 400))
 async def list_webhooks(
     tenant: TenantPart, webhooks: WebhooksPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
-    """Oldest first, without their secrets."""
+    """Oldest first, without secrets."""
     page = await webhooks.page(tenant, cursor, limit)
     return answer({"items": [webhook_json(row) for row in page.items], "next_cursor": page.next_cursor})
 
 
-@get("/webhooks/secret", summary="The secret for URLs of jobs", responses=shapes.answers(shapes.SecretShape))
+@get("/webhooks/secret", summary="Show the secret for URLs in jobs", responses=shapes.answers(shapes.SecretShape))
 async def show_secret(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """What is sent to a URL that a job names in `notify` is signed with this one, whatever the job."""
+    """Signs the deliveries to URLs that jobs name in `notify`; the same for all jobs of the tenant."""
     return answer({"secret": tenant_secret(system.signing_key, tenant)})
 
 
 @get("/webhooks/{webhook_id:str}", summary="Show an endpoint", responses=shapes.answers(shapes.WebhookShape, 404))
 async def show_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> Response[bytes]:
-    """Without its secret."""
+    """The endpoint, without its secret."""
     return answer(webhook_json(await webhooks.find(tenant, webhook_id)))
 
 
@@ -72,21 +72,21 @@ async def show_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: 
 async def change_webhook(
     request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
 ) -> Response[bytes]:
-    """What is left out stays as it is. `disabled: false` enables one again that had answered 410."""
+    """Omitted fields stay as they are. `disabled: false` enables an endpoint again, also one that responded 410."""
     await webhooks.find(tenant, webhook_id)
     change = await read_spec(request, system.settings.max_request_bytes, WebhookChange)
     return answer(webhook_json(await webhooks.change(tenant, webhook_id, change)))
 
 
-@delete("/webhooks/{webhook_id:str}", summary="Remove an endpoint", responses=shapes.problems(404, 409))
+@delete("/webhooks/{webhook_id:str}", summary="Delete an endpoint", responses=shapes.problems(404, 409))
 async def remove_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks: WebhooksPart) -> None:
-    """What is on its way to it is dropped."""
+    """Its pending deliveries are dropped."""
     await webhooks.remove(tenant, webhook_id)
 
 
 @post(
     "/webhooks/{webhook_id:str}/rotate",
-    summary="Give an endpoint a new secret",
+    summary="Rotate an endpoint's secret",
     status_code=200,
     operation_class=operations.takes(operations.Nothing, required=False),
     responses=shapes.answers(shapes.NewWebhookShape, 400, 404, 409),
@@ -94,7 +94,7 @@ async def remove_webhook(webhook_id: FromPath[str], tenant: TenantPart, webhooks
 async def rotate_secret(
     request: ApiRequest, webhook_id: FromPath[str], system: SystemPart, tenant: TenantPart, webhooks: WebhooksPart
 ) -> Response[bytes]:
-    """For a day, what is sent is signed with both, so that the receiver can change over when it likes."""
+    """For a day, both the old and the new secret sign deliveries, so that the receiver can switch at any time."""
     await webhooks.find(tenant, webhook_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
     row, secret = await webhooks.rotate(tenant, webhook_id)
@@ -103,7 +103,7 @@ async def rotate_secret(
 
 @get(
     "/webhooks/{webhook_id:str}/deliveries",
-    summary="List what an endpoint was sent",
+    summary="List an endpoint's deliveries",
     responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
 )
 async def list_deliveries(
@@ -114,14 +114,14 @@ async def list_deliveries(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """Oldest event first, each with its last tries."""
+    """Oldest event first, each with its latest attempts."""
     await webhooks.find(tenant, webhook_id)
     return _listed(await deliveries.of_endpoint(tenant, webhook_id, cursor, limit))
 
 
 @get(
     "/jobs/{job_id:str}/deliveries",
-    summary="List what was sent of a job",
+    summary="List a job's deliveries",
     responses=shapes.answers(shapes.DeliveriesPage, 400, 404),
 )
 async def list_job_deliveries(
@@ -132,7 +132,7 @@ async def list_job_deliveries(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """To endpoints, and to those that the job named itself."""
+    """Deliveries to endpoints, and to URLs that the job names."""
     job = await find_job(system.records, tenant, job_id)
     return _listed(await deliveries.of_job(tenant, job.job_id, cursor, limit))
 
@@ -143,14 +143,14 @@ async def list_job_deliveries(
     responses=shapes.answers(shapes.DeliveryDetailShape, 404),
 )
 async def show_delivery(delivery_id: FromPath[str], tenant: TenantPart, deliveries: DeliveriesPart) -> Response[bytes]:
-    """Its last tries, and what is sent."""
+    """The latest attempts, and the payload."""
     row = await deliveries.find(tenant, delivery_id)
     return answer({**delivery_json(row), "payload": payload_json(row)})
 
 
 @post(
     "/webhooks/deliveries/{delivery_id:str}/redeliver",
-    summary="Send it again",
+    summary="Redeliver",
     status_code=202,
     operation_class=operations.takes(operations.Nothing, required=False),
     responses={**shapes.shaped(shapes.DeliveryShape, 202), **shapes.problems(400, 404, 409)},
@@ -158,7 +158,7 @@ async def show_delivery(delivery_id: FromPath[str], tenant: TenantPart, deliveri
 async def redeliver(
     request: ApiRequest, delivery_id: FromPath[str], system: SystemPart, tenant: TenantPart, deliveries: DeliveriesPart
 ) -> Response[bytes]:
-    """Now, and as often as the first time if it fails, under the same `webhook-id`."""
+    """Sends the event again now, under the same `webhook-id`; a failure is retried as for a new delivery."""
     await deliveries.find(tenant, delivery_id)
     await read_optional(request, system.settings.max_request_bytes, operations.Nothing)
     return answer(delivery_json(await deliveries.redeliver(tenant, delivery_id)), 202)

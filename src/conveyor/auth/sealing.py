@@ -1,7 +1,8 @@
-"""Seals: secrets that are kept in rows. AES-256-GCM under a key that is made of the installation's own (HKDF-SHA256).
+"""Seals: encrypts secrets that are stored in documents, with AES-256-GCM. The key derives from the installation's
+signing key (HKDF-SHA256).
 
-A secret is sealed for a name: under another one it does not open. The nonce is made of both, with a key of its own, so
-that a write that is done again writes the same, and no two secrets share one.
+A secret is sealed for a name, and opens only under that name. The nonce derives from secret and name with a key of its
+own, so that a repeated write produces the same bytes, and no two secrets share a nonce.
 """
 
 import hmac
@@ -20,21 +21,21 @@ _NONCE = 12
 
 
 class Seals:
-    """Closes with the first key, opens with all."""
+    """Seals with the first key, and opens with any."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = [_Key(key) for key in keys]
 
     def close(self, secret: str, name: str) -> str:
-        """As text that may be kept."""
+        """Encrypt a secret for `name`, as text."""
         key = self._keys[0]
-        said, bound = secret.encode(), name.encode()
-        nonce = hmac.digest(key.nonces, len(bound).to_bytes(4, "big") + bound + said, sha256)[:_NONCE]
-        sealed = key.cipher.encrypt(nonce, said, bound)
+        plain, bound = secret.encode(), name.encode()
+        nonce = hmac.digest(key.nonces, len(bound).to_bytes(4, "big") + bound + plain, sha256)[:_NONCE]
+        sealed = key.cipher.encrypt(nonce, plain, bound)
         return urlsafe_b64encode(_VERSION + key.mark + nonce + sealed).decode()
 
     def open(self, sealed: str, name: str) -> str | None:
-        """None if it was sealed with a key that is not known, for another name, or was changed."""
+        """Decrypt; None if the key is unknown, the name differs, or the text was changed."""
         try:
             data = urlsafe_b64decode(sealed)
         except ValueError:
@@ -52,8 +53,8 @@ class Seals:
 
 class _Key:
     def __init__(self, secret: bytes) -> None:
-        # The salt is empty: the secret has its full strength already.
-        made = HKDF(SHA256(), 32 + 32 + _MARK, None, b"conveyor: sealed task tokens, 1").derive(secret)
-        self.cipher = AESGCM(made[:32])
-        self.nonces = made[32:64]
-        self.mark = made[64:]
+        # No salt: the secret already has full entropy.
+        derived = HKDF(SHA256(), 32 + 32 + _MARK, None, b"conveyor: sealed task tokens, 1").derive(secret)
+        self.cipher = AESGCM(derived[:32])
+        self.nonces = derived[32:64]
+        self.mark = derived[64:]

@@ -1,8 +1,8 @@
-"""The files of the dashboard. Read once, served from memory to GET and HEAD; every other path is the API's.
+"""Serves the static files of the dashboard from memory. Every other path belongs to the API.
 
-All that a page may load comes from here, and all that it may talk to is this API, or the store that its uploads go
-straight to. No page has a script or a style in itself, so that nothing that came in with a name, an address or a body
-can become one.
+By the content security policy, pages load files only from here, and connect only to this API and to the object store
+that takes uploads. Pages contain no inline scripts or styles, so that untrusted names, URLs and bodies cannot inject
+any.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -39,7 +39,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class StaticFile(NamedTuple):
-    """A file as it is served."""
+    """A file, ready to serve."""
 
     body: bytes
     media_type: str
@@ -47,7 +47,7 @@ class StaticFile(NamedTuple):
 
 
 class Files:
-    """An ASGI app in front of the API, which takes what is its own."""
+    """Serves the dashboard's files in front of the API."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -55,17 +55,17 @@ class Files:
         self._policy: bytes | None = None
 
     async def answer(self, scope: MutableMapping[str, Any], send: Send) -> bool:
-        """Answer a request for one of the files. False if it is for something else."""
+        """Respond to a request for a file. Returns False for any other request."""
         file = self._files.get(scope["path"]) if scope["method"] in ("GET", "HEAD") else None
         if file is None:
             return False
-        asked = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
-        fresh = asked.decode("latin-1") == file.etag
+        if_none_match = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
+        fresh = if_none_match.decode("latin-1") == file.etag
         body = b"" if fresh or scope["method"] == "HEAD" else file.body
         headers = [
             (b"content-type", file.media_type.encode()),
-            (b"content-security-policy", await self._headed()),
-            # Asked for again each time, and not sent again: a new version of the server is a new dashboard at once.
+            (b"content-security-policy", await self._policy_header()),
+            # Browsers revalidate each time, so that a new server version shows its own dashboard at once.
             (b"cache-control", b"no-cache"),
             (b"etag", file.etag.encode()),
             (b"cross-origin-opener-policy", b"same-origin"),
@@ -77,14 +77,14 @@ class Files:
         await send({"type": "http.response.body", "body": body})
         return True
 
-    async def _headed(self) -> bytes:
-        """The policy, with the place that lists are sent to, if that is not here: as a link of the store says it."""
+    async def _policy_header(self) -> bytes:
+        """The policy, with the origin of the object store that takes uploads, if there is one."""
         if self._policy is not None:
             return self._policy
         try:
             signed = await self._blobs.presigned_put("uploads/none", 1, "0" * 64, _PROBE_SECONDS)
         except ConveyorError as error:
-            log.warning("the dashboard can not upload now: the store signs no link", error=str(error))
+            log.warning("upload link not signed", error=str(error))
             return _policy("'self'")
         link = urlsplit("" if signed is None else signed.url)
         self._policy = _policy("'self'" if signed is None else f"'self' {link.scheme}://{link.netloc}")
@@ -96,20 +96,20 @@ def _policy(connect: str) -> bytes:
 
 
 def _read(root: Traversable) -> dict[str, StaticFile]:
-    """By path: everything under the root, and the first page at / too."""
-    found = {PREFIX + name: _file(name, each.read_bytes()) for name, each in _walk(root, "")}
-    found["/"] = found.pop(PREFIX + _INDEX)
-    return found
+    """All files under the root, by path; the index page is at /."""
+    by_path = {PREFIX + name: _file(name, entry.read_bytes()) for name, entry in _walk(root, "")}
+    by_path["/"] = by_path.pop(PREFIX + _INDEX)
+    return by_path
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
-    found: list[tuple[str, Traversable]] = []
-    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if each.is_dir():
-            found += _walk(each, f"{prefix}{each.name}/")
-        elif "." + each.name.rpartition(".")[2] in _TYPES:
-            found.append((prefix + each.name, each))
-    return found
+    entries: list[tuple[str, Traversable]] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            entries += _walk(entry, f"{prefix}{entry.name}/")
+        elif "." + entry.name.rpartition(".")[2] in _TYPES:
+            entries.append((prefix + entry.name, entry))
+    return entries
 
 
 def _file(name: str, body: bytes) -> StaticFile:

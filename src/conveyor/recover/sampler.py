@@ -71,7 +71,7 @@ class Sampler:
         for lane, queues in lanes.items():
             depth, since = await self._depth(queues)
             metrics.QUEUE_MESSAGES.set(depth.ready, lane, "ready")
-            metrics.QUEUE_MESSAGES.set(depth.held, lane, "held")
+            metrics.QUEUE_MESSAGES.set(depth.held, lane, "in_flight")
             metrics.QUEUE_MESSAGES.set(depth.delayed, lane, "delayed")
             if isinstance(self._system.queue, TellsAge):
                 metrics.QUEUE_AGE_SECONDS.set(self._late(since), lane)
@@ -109,8 +109,8 @@ class Sampler:
         for kind, row_kind in _DUE.items():
             rows = await records.documents.due_rows(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
-        notices = await records.outbox.untold(1)
-        metrics.DUE_LAG_SECONDS.set(self._late(notices[0].at if notices else None), "notice")
+        notices = await records.untold(1)
+        metrics.DUE_LAG_SECONDS.set(self._late(notices[0].at if notices else None), "outbox")
 
     async def _coordinated(self) -> None:
         coordinator = self._system.coordinator

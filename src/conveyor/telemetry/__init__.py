@@ -1,6 +1,6 @@
-"""Telemetry: what Conveyor says of itself. `metrics.py` is the catalogue of all metrics, `seams.py` wraps each engine
-once, `sampler.py` looks at queues and lateness, `exposition.py` writes it all for Prometheus; `traces.py` makes spans,
-`redact.py` keeps secrets out of what is logged and shown.
+"""Telemetry: metrics, logs and traces. `metrics.py` is the catalogue of all metrics, `seams.py` measures each engine,
+`attempts.py` records attempts, `exposition.py` writes the metrics for Prometheus; `traces.py` creates spans; `logs.py`
+configures the log; `redact.py` keeps secrets out of logs and output.
 
-Stages count where something was done, one call for each batch, as they log. Nothing here is needed for anything else.
+A stage counts where it does the work, with one call for each batch. Nothing else depends on this package.
 """

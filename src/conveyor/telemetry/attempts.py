@@ -1,4 +1,4 @@
-"""Attempts whose outcome is written: counted, timed and traced, once for each batch that was written together."""
+"""Counts, times and traces attempts, once for each batch of outcomes that is written together."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -8,12 +8,12 @@ from conveyor.model import Job, Outcome, TaskRef
 from conveyor.states import TaskStatus
 from conveyor.telemetry import metrics, traces
 
-# Tasks of a batch that get a span each.
-_SHOWN = 5
+# Maximum number of tasks of a batch that get a span.
+_MAX_SPANS = 5
 
 
 class RecordedAttempt(Protocol):
-    """One attempt; with a delay, the task is tried again."""
+    """One attempt. With a delay, the task is retried."""
 
     ref: TaskRef
     outcome: Outcome
@@ -21,45 +21,45 @@ class RecordedAttempt(Protocol):
 
 
 def recorded(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
-    """These outcomes of one run were written, which took from `began` until now."""
+    """Record attempts of one run whose outcomes were written between `began` and `now`."""
     kind = job.kind
-    made = [one for one in attempts if one.outcome.spend]
-    ended = [one for one in made if one.delay is None]
-    succeeded = [one.outcome.status for one in ended].count(TaskStatus.SUCCEEDED)
+    spent = [attempt for attempt in attempts if attempt.outcome.spend]
+    final = [attempt for attempt in spent if attempt.delay is None]
+    succeeded = [attempt.outcome.status for attempt in final].count(TaskStatus.SUCCEEDED)
     for outcome, count in (
         ("succeeded", succeeded),
-        ("failed", len(ended) - succeeded),
-        ("retried", len(made) - len(ended)),
-        ("waited", len(attempts) - len(made)),
+        ("failed", len(final) - succeeded),
+        ("retried", len(spent) - len(final)),
+        ("waited", len(attempts) - len(spent)),
     ):
         if count:
             metrics.ATTEMPTS.add(count, kind, outcome)
-    if made:
-        # In order once: most tasks end with their first attempt, and the second histogram then has the same values.
-        seconds = sorted([one.outcome.elapsed for one in made])
+    if spent:
+        # Sorted once: most tasks finish with their first attempt, and the second histogram then has the same values.
+        seconds = sorted([attempt.outcome.elapsed for attempt in spent])
         metrics.ATTEMPT_SECONDS.observe_all(seconds, kind)
-        if len(ended) < len(made) or any(one.ref.since for one in ended):
-            seconds = [now - one.ref.since if one.ref.since else one.outcome.elapsed for one in ended]
-        if ended:
+        if len(final) < len(spent) or any(attempt.ref.since for attempt in final):
+            seconds = [now - attempt.ref.since if attempt.ref.since else attempt.outcome.elapsed for attempt in final]
+        if final:
             metrics.TASK_SECONDS.observe_all(seconds, kind)
     if traces.is_traced(job.job_id):
         _trace(job, attempts, began, now)
 
 
 def _trace(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
-    """The batch as one span, from when the first of its attempts began; and the tasks of it that are worth a look."""
-    slowest = sorted(attempts, key=lambda one: one.outcome.elapsed, reverse=True)
-    failed = [one for one in slowest if one.outcome.error is not None]
+    """One span for the batch, from the start of its longest attempt; and one for each of a few failed or slow tasks."""
+    slowest = sorted(attempts, key=lambda attempt: attempt.outcome.elapsed, reverse=True)
+    failed = [attempt for attempt in slowest if attempt.outcome.error is not None]
     longest = slowest[0].outcome.elapsed
     counts = {"conveyor.attempts": len(attempts), "conveyor.failed": len(failed), "conveyor.write_seconds": now - began}
     job_id, run_id = job.job_id, job.run.run_id
     batch = traces.span("batch", job_id, run_id, began - longest, now, counts)
-    shown = list({id(one): one for one in chain(failed[:_SHOWN], slowest[:_SHOWN])}.values())[:_SHOWN]
-    for one in shown:
-        outcome = one.outcome
+    chosen = {id(attempt): attempt for attempt in chain(failed[:_MAX_SPANS], slowest[:_MAX_SPANS])}
+    for attempt in list(chosen.values())[:_MAX_SPANS]:
+        outcome = attempt.outcome
         attributes: dict[str, str | int | float | bool] = {
-            "conveyor.index": one.ref.index,
-            "conveyor.attempt": one.ref.attempt,
+            "conveyor.index": attempt.ref.index,
+            "conveyor.attempt": attempt.ref.attempt,
             "conveyor.status": outcome.status.label,
         }
         if outcome.http_status is not None:

@@ -1,5 +1,5 @@
-"""The child processes of this one. They have no metrics of their own: what they do is counted by whoever gave it to
-them, and how large they are is looked up when somebody asks."""
+"""The child processes of this process. They have no metrics of their own: the parent counts their work, and reads their
+memory at each scrape."""
 
 import os
 from pathlib import Path
@@ -8,23 +8,24 @@ from conveyor.telemetry import metrics
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-_there: dict[str, set[int]] = {"fetcher": set(), "handler": set()}
+_processes: dict[str, set[int]] = {"fetcher": set(), "handler": set()}
 
 
 def born(kind: str, process_id: int) -> None:
-    _there[kind].add(process_id)
+    """Register a child that has started."""
+    _processes[kind].add(process_id)
 
 
 def gone(kind: str, process_id: int, *, early: bool) -> None:
-    """`early`: nobody asked it to end."""
-    _there[kind].discard(process_id)
+    """Remove a child that has exited; `early` if the parent did not stop it."""
+    _processes[kind].discard(process_id)
     if early:
         metrics.CHILD_RESTARTS.add(1, kind)
 
 
-def look() -> None:
-    """Set the gauges of them."""
-    for kind, processes in _there.items():
+def set_gauges() -> None:
+    """Set the gauges of the child processes."""
+    for kind, processes in _processes.items():
         metrics.CHILDREN.set(len(processes), kind)
         metrics.CHILD_BYTES.set(sum(map(_resident, processes)), kind)
 
@@ -33,5 +34,5 @@ def _resident(process_id: int) -> int:
     try:
         return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
-        # It has just ended, or this system has no such place.
+        # The process has just exited, or the system has no /proc.
         return 0

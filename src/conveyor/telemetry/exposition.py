@@ -1,4 +1,4 @@
-"""The metrics of this process as text for Prometheus, with what prometheus-client knows of the process itself."""
+"""The metrics of this process as text for Prometheus, with the process metrics of prometheus-client."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -9,15 +9,14 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from conveyor import __version__
-from conveyor.telemetry import child_processes as children
-from conveyor.telemetry import metrics
+from conveyor.telemetry import child_processes, metrics
 from conveyor.telemetry.instruments import Counter, Gauge, Histogram
 
 
-def exposed(accept: str) -> tuple[bytes, str]:
-    """The text, and its media type, in the form that this Accept header asks for."""
+def exposition(accept: str) -> tuple[bytes, str]:
+    """The text and its media type, as negotiated by the Accept header."""
     metrics.INFO.set(1, __version__)
-    children.look()
+    child_processes.set_gauges()
     encode, media_type = choose_encoder(accept)
     return encode(_registry()), media_type
 

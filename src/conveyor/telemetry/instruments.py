@@ -1,7 +1,8 @@
-"""Cells: the counters, gauges and histograms of this process. Changed on the event loop only, without a lock.
+"""Instruments: the counters, gauges and histograms of this process. Only the event loop changes them, so they need no
+lock.
 
-The number of series is bounded. A label either says which values it can have, and any other counts as `other`; or its
-values are names in our own code, and a cap stands behind that.
+The number of series is bounded. A label either lists its values, and any other value counts as `other`; or its values
+are names in our own code, and MAX_SERIES limits them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,15 +11,15 @@ from itertools import product
 from typing import ClassVar
 
 OTHER = "other"
-MOST_SERIES = 1000
+MAX_SERIES = 1000
 
 Labels = tuple[str, ...]
-# The values that a label can have; None where they are names in our own code.
+# The values of a label; None if they are names in our own code.
 Values = Sequence[str] | None
 
 
 class Metric:
-    """What a metric is. Its series stand under the values of its labels, in order."""
+    """A metric: name, help and labels. The keys of its series are label values, in order."""
 
     kind: ClassVar[str]
 
@@ -32,15 +33,15 @@ class Metric:
         return tuple(self.values)
 
     def known(self) -> Iterable[Labels]:
-        """The series that there are from the start: a counter that first shows up as 1 looks as if nothing happened."""
+        """The series that exist from the start: a counter that first appears with 1 shows no increase."""
         if any(values is None for values in self.values.values()):
             return []
         return product(*(values or () for values in self.values.values()))
 
     def _bounded(self, labels: Labels, count: int) -> Labels:
-        """The series that a new one counts under."""
+        """The labels under which a new series is stored."""
         assert len(labels) == len(self.values), self.name
-        if count >= MOST_SERIES:
+        if count >= MAX_SERIES:
             return (OTHER,) * len(labels)
         pairs = zip(labels, self.values.values(), strict=True)
         return tuple(label if values is None or label in values else OTHER for label, values in pairs)
@@ -72,8 +73,8 @@ class Gauge(Metric):
         self.series[labels] = value
 
 
-class Observed:
-    """One series of a histogram: how many fell between its bounds, and their sum."""
+class HistogramSeries:
+    """One series of a histogram: the count of each bucket, and the sum."""
 
     __slots__ = ("counts", "sum")
 
@@ -88,25 +89,27 @@ class Histogram(Metric):
     def __init__(self, name: str, help: str, bounds: Sequence[float], **labels: Values) -> None:
         super().__init__(name, help, **labels)
         self.bounds = tuple(bounds)
-        self.series: dict[Labels, Observed] = {}
+        self.series: dict[Labels, HistogramSeries] = {}
 
     def observe(self, value: float, *labels: str) -> None:
-        observed = self._observed(labels)
-        observed.counts[bisect_left(self.bounds, value)] += 1
-        observed.sum += value
+        series = self._series(labels)
+        series.counts[bisect_left(self.bounds, value)] += 1
+        series.sum += value
 
     def observe_all(self, values: Iterable[float], *labels: str) -> None:
-        """A batch: sorted once, and then one search for each bound instead of one for each value."""
-        observed, ordered, below = self._observed(labels), sorted(values), 0
+        """Observe a batch: sort it once, then search once for each bound instead of once for each value."""
+        series, ordered, below = self._series(labels), sorted(values), 0
         for place, bound in enumerate(self.bounds):
             upto = bisect_right(ordered, bound, below)
-            observed.counts[place] += upto - below
+            series.counts[place] += upto - below
             below = upto
-        observed.counts[-1] += len(ordered) - below
-        observed.sum += sum(ordered)
+        series.counts[-1] += len(ordered) - below
+        series.sum += sum(ordered)
 
-    def _observed(self, labels: Labels) -> Observed:
-        found = self.series.get(labels)
-        if found is None:
-            found = self.series.setdefault(self._bounded(labels, len(self.series)), Observed(len(self.bounds) + 1))
-        return found
+    def _series(self, labels: Labels) -> HistogramSeries:
+        series = self.series.get(labels)
+        if series is None:
+            series = self.series.setdefault(
+                self._bounded(labels, len(self.series)), HistogramSeries(len(self.bounds) + 1)
+            )
+        return series

@@ -1,5 +1,5 @@
-"""The log of a command: on standard error, above the live bar, at the level of the settings. Lines for people on a
-terminal, JSON everywhere else; whatever is logged, by libraries too, passes the redaction last."""
+"""Configures the log of a command: on standard error, above the live bar, at the level of the settings. Readable lines
+on a terminal, JSON elsewhere. Redaction is the last step for every line, also those of libraries."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class _StandardError:
-    """Whatever standard error is at the moment: a live bar puts itself in its place."""
+    """The current standard error: a live bar replaces sys.stderr."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -27,10 +27,10 @@ class _StandardError:
 
 
 def configure_log(level: str, quiet: bool = False, form: str = "auto") -> None:
-    """`quiet` is for commands that show a bar: information is what the bar is for."""
+    """Configure structlog and the standard logging. `quiet`, for commands with a live bar, drops the level info."""
     number = _LEVELS.get(level.lower())
     if number is None:
-        raise InvalidSetting(f"CONVEYOR_LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {level!r}")
+        raise InvalidSetting(f"Unknown log level {level!r}. Set CONVEYOR_LOG_LEVEL to one of {', '.join(_LEVELS)}.")
     if quiet and number == logging.INFO:
         number = logging.WARNING
     every: list[Processor] = [
@@ -65,7 +65,7 @@ def _renderer(form: str) -> Processor:
 
 
 def _configure_libraries(before: list[Processor], last: list[Processor]) -> None:
-    """Libraries log by the standard module: their warnings come out as lines of the same log."""
+    """Route warnings of libraries, which use the standard logging, into the same log."""
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler = logging.StreamHandler(cast(TextIO, _StandardError()))
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[remove, *last]))

@@ -1,6 +1,5 @@
-"""The log of a child process that logs nothing itself: what the interpreter and libraries have to say goes to standard
-error in the form of the parent's lines, redacted as they are. Without structlog, which takes longer to load than the
-rest of such a process."""
+"""The log of a child process: messages of the interpreter and of libraries go to standard error, in the parent's format
+and redacted. It does without structlog, which takes longer to import than the rest of such a process."""
 
 import logging
 
@@ -29,6 +28,7 @@ class _Lines(logging.Formatter):
 
 
 def configure_plain_log(role: str) -> None:
+    """Log as `role`, without structlog."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines(role))
     logging.getLogger().handlers = [handler]

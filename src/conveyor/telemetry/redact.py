@@ -1,8 +1,8 @@
-"""Redaction: the one place that decides what of a text may be logged or shown. Every line of the log passes here last,
-and so does every error that a command prints.
+"""Redaction: removes secrets from every line of the log and from every error that a command prints.
 
-Left out are keys and tokens by their look; whatever stands behind a name that says it is secret; of URLs the user info,
-the query and the fragment. What is left out too much costs a look elsewhere; what is not costs a key.
+It removes keys and tokens by their format, values behind names that mark a secret, and the user info, query and
+fragment of URLs. When in doubt it removes: a line that hides too much is a nuisance, one that hides too little leaks a
+key.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any
 
 GONE = "***"
 
-# Names, of headers, parameters, fields or settings, whose values are nobody's business.
+# Names of headers, parameters, fields or settings whose values are secret.
 _NAME = (
     r"authorization|cookie|passw(?:or)?d|passphrase|secret|token|signature|credential|api[-_]?key|access[-_]?key"
     r"|signing[-_]?key|private[-_]?key|session[-_]?id"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
-# Repeats are bounded: a text made for it must not take long. A header's value goes on to the end of its line, or of the
-# quotes that it stands in; of others, to whatever separates it.
+# Repeats are bounded, so that a hostile text cannot take long. The value of a header extends to the end of its line or
+# quotes; other values extend to the next separator.
 _HEADER = re.compile(
     r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(["']?\s{0,5}[:=]\s{0,5}(?:b?["'])?)[^\r\n"']+"""
 )
@@ -41,7 +41,7 @@ _CLOSING = ".,;:!)]}"
 
 
 def redacted(text: str) -> str:
-    """The text without its secrets."""
+    """The text without secrets."""
     text = _HEADER.sub(rf"\1\2{GONE}", text)
     text = _URL.sub(_url, text)
     text = _QUERY.sub(f"?{GONE}", text)
@@ -52,12 +52,12 @@ def redacted(text: str) -> str:
 
 
 def redact_event(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For structlog: the last processor before the line is made."""
+    """A structlog processor, the last one before the renderer."""
     return {name: _value(name, value) for name, value in event.items()}
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value that is logged under a name, whatever it is made of."""
+    """The redacted form of a value that is logged under `name`."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if _SECRET_NAME.search(name):
@@ -71,20 +71,20 @@ def _value(name: str, value: Any) -> Any:
     return redacted(value if isinstance(value, str) else repr(value))
 
 
-def _pair(found: re.Match[str]) -> str:
-    # Counts are no secrets.
-    return found[0] if found[2].isdecimal() and len(found[2]) < 10 else found[1] + GONE
+def _pair(match: re.Match[str]) -> str:
+    # Small numbers are counts, not secrets.
+    return match[0] if match[2].isdecimal() and len(match[2]) < 10 else match[1] + GONE
 
 
-def _url(found: re.Match[str]) -> str:
-    scheme, rest = found[1], found[2]
+def _url(match: re.Match[str]) -> str:
+    scheme, rest = match[1], match[2]
     end = rest[len(rest.rstrip(_CLOSING)) :]
     rest = rest.removesuffix(end)
     return scheme + _without_query(_without_user(scheme, rest)) + end
 
 
 def _without_user(scheme: str, rest: str) -> str:
-    """Passwords hold slashes and question marks, written by people who do not escape them."""
+    """Remove the user info, also where a password has unescaped slashes or question marks."""
     authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
     _, at, host = authority.rpartition("@")
     if at:
@@ -93,7 +93,7 @@ def _without_user(scheme: str, rest: str) -> str:
     odd = not _NUMBER.fullmatch(port)
     if "@" in rest and (odd or not scheme.lower().startswith("http")):
         return f"{GONE}@{rest.rpartition('@')[2]}"
-    # What stands where a port belongs and is none, in a text that was cut off, is the beginning of a password.
+    # In a truncated text, a port that is not a number is the start of a password.
     return GONE if odd else rest
 
 
@@ -103,5 +103,5 @@ def _without_query(rest: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: lists and answers come from elsewhere."""
+    """The text without control characters, which a terminal would execute: lists and responses are untrusted."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -1,7 +1,7 @@
-"""Seams, measured: every call of an engine is timed, and what the store says it did is counted here and nowhere else.
+"""Measures the engines: times every call, and counts jobs, runs and tasks from the results of the calls.
 
-The wrapper has a method for each of those that the seam's Protocol names, and of its capabilities those that the engine
-has: whoever looks for one (`isinstance(tasks, WalksByIndex)`) finds it as on the engine itself.
+The wrapper has each method of the seam's Protocol, and the capabilities that the engine has, so that
+`isinstance(tasks, WalksByIndex)` gives the same answer as for the engine itself.
 """
 
 import inspect
@@ -30,7 +30,7 @@ from conveyor.telemetry import metrics
 
 T = TypeVar("T")
 
-# Each seam, and the capabilities that an engine behind it may have.
+# Each seam, and the optional capabilities of its engines.
 PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "jobs": (JobRecords,),
     "ingests": (IngestRecords,),
@@ -48,7 +48,7 @@ _UNEXPECTED = "unexpected"
 
 
 class _Metered:
-    """An engine behind a seam. What is no part of the seam is the engine's own affair, and its own attribute."""
+    """An engine behind a seam. Attributes outside the seam are the engine's own."""
 
     def __init__(self, engine: object) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class _Metered:
 
 
 def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
-    """The engine, measured as `name` behind `seam`."""
+    """The engine, with every call measured as `name` behind `seam`."""
     wrapper = _Metered(engine)
     for protocol in PROTOCOLS[seam]:
         for method, of_protocol in inspect.getmembers(protocol, inspect.isfunction):
@@ -66,26 +66,15 @@ def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
             if call is not None:
                 wrap = _timed if inspect.iscoroutinefunction(of_protocol) else _timed_stream
                 labels = (seam, name, method)
-                setattr(wrapper, method, wrap(clock, call, labels, _SEEN.get((seam, method))))
+                setattr(wrapper, method, wrap(clock, call, labels, _COUNTERS.get((seam, method))))
     return cast(T, wrapper)
 
 
-def metered_records(records: Records, name: str, clock: Clock) -> Records:
-    """The five parts of Records, each measured as a seam of its own."""
-    return Records(
-        jobs=metered("jobs", records.jobs, name, clock),
-        ingests=metered("ingests", records.ingests, name, clock),
-        access=metered("access", records.access, name, clock),
-        documents=metered("documents", records.documents, name, clock),
-        outbox=metered("outbox", records.outbox, name, clock),
-    )
-
-
-Seen = Callable[..., None]
+CountCall = Callable[..., None]
 
 
 def _timed(
-    clock: Clock, call: Callable[..., Awaitable[Any]], labels: tuple[str, ...], seen: Seen | None
+    clock: Clock, call: Callable[..., Awaitable[Any]], labels: tuple[str, ...], count_call: CountCall | None
 ) -> Callable[..., Awaitable[Any]]:
     monotonic = clock.monotonic
 
@@ -98,15 +87,15 @@ def _timed(
             metrics.ENGINE_ERRORS.add(1, *labels, _code(error))
             raise
         metrics.ENGINE_SECONDS.observe(monotonic() - began, *labels)
-        if seen is not None:
-            seen(result, *args, **kwargs)
+        if count_call is not None:
+            count_call(result, *args, **kwargs)
         return result
 
     return timed
 
 
 def _timed_stream(
-    clock: Clock, call: Callable[..., Any], labels: tuple[str, ...], _: Seen | None
+    clock: Clock, call: Callable[..., Any], labels: tuple[str, ...], _: CountCall | None
 ) -> Callable[..., AsyncIterator[Any]]:
     async def timed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         began: float | None = clock.monotonic()
@@ -130,29 +119,29 @@ def _code(error: Exception) -> str:
     return error.code if isinstance(error, ConveyorError) else _UNEXPECTED
 
 
-def _created(standing: object, job: Job, *_: object) -> None:
-    if standing is None:
+def _count_created(existing: object, job: Job, *_: object) -> None:
+    if existing is None:
         metrics.JOBS_ACCEPTED.add(1, job.kind)
 
 
-def _accepted(
-    standing: object, job: Job, notice: object, answer: object, seeds: Sequence[TaskSeed], *_: object
+def _count_accepted(
+    existing: object, job: Job, notice: object, answer: object, seeds: Sequence[TaskSeed], *_: object
 ) -> None:
-    _created(standing, job)
-    if standing is None:
+    _count_created(existing, job)
+    if existing is None:
         metrics.TASKS_WRITTEN.add(len(seeds))
 
 
-def _moved(moved: bool, job_id: object, run_id: object, sources: object, target: RunState, *_: object) -> None:
+def _count_moved(moved: bool, job_id: object, run_id: object, sources: object, target: RunState, *_: object) -> None:
     if moved and target in metrics.ENDED:
         metrics.RUNS_ENDED.add(1, target)
 
 
-def _put(_: None, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+def _count_put(_: None, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
     metrics.TASKS_WRITTEN.add(len(seeds))
 
 
-def _finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) -> None:
+def _count_finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) -> None:
     moved = finished.moved
     statuses = [end.status for end in ends if end.index in moved]
     succeeded = statuses.count(TaskStatus.SUCCEEDED)
@@ -165,21 +154,21 @@ def _finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) -> None:
         metrics.TASK_FAILURES.add(count, metrics.family_of(code))
 
 
-def _cancelled(count: int, *_: object) -> None:
+def _count_cancelled(count: int, *_: object) -> None:
     metrics.TASKS_ENDED.add(count, TaskStatus.CANCELLED.label)
 
 
-def _buried(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+def _count_dead_lettered(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
     metrics.DEAD_LETTERED.add(len(receipts), kind_of(queue))
 
 
-# What is counted of a call, from what it returned and what it was given.
-_SEEN: Mapping[tuple[str, str], Seen] = {
-    ("jobs", "create_job"): _created,
-    ("atomic_accept", "accept_atomically"): _accepted,
-    ("jobs", "move_run"): _moved,
-    ("tasks", "put"): _put,
-    ("tasks", "finish"): _finished,
-    ("tasks", "cancel_pending"): _cancelled,
-    ("queue", "bury"): _buried,
+# The counter of a call, which gets its result and its arguments.
+_COUNTERS: Mapping[tuple[str, str], CountCall] = {
+    ("records", "create_job"): _count_created,
+    ("whole", "accept_whole"): _count_accepted,
+    ("records", "move_run"): _count_moved,
+    ("tasks", "put"): _count_put,
+    ("tasks", "finish"): _count_finished,
+    ("tasks", "cancel_pending"): _count_cancelled,
+    ("queue", "bury"): _count_dead_lettered,
 }

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector, by OTLP over HTTP: the extra `otel`. Only imported where an endpoint is set."""
+"""Sends spans to a collector, by OTLP over HTTP. Needs the extra `otel`; imported only if an endpoint is set."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class _Ids(RandomIdGenerator):
-    """Those that the next span is to have; at random where none are given."""
+    """The ids of the next span; random if none are set."""
 
     def __init__(self) -> None:
         self.trace_id: int | None = None
@@ -44,11 +44,11 @@ class _Ids(RandomIdGenerator):
 
 
 class OtlpSink:
-    """Hands spans to the SDK, which sends them in batches from a thread of its own."""
+    """Passes spans to the SDK, which sends them in batches from its own thread."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         self._ids = _Ids()
-        # What is sampled is decided before a span comes here.
+        # Sampling was decided before.
         resource = Resource.create({"service.name": "conveyor", "service.version": __version__})
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
@@ -64,7 +64,7 @@ class OtlpSink:
         try:
             yield sink
         finally:
-            # It sends what is left.
+            # Sends the remaining spans.
             await asyncio.to_thread(sink.close)
 
     def close(self) -> None:
@@ -75,18 +75,18 @@ class OtlpSink:
         parent = None
         if span.parent_id is not None:
             parent = NonRecordingSpan(SpanContext(span.trace_id, span.parent_id, is_remote=True, trace_flags=_SAMPLED))
-        made = self._tracer.start_span(
+        sdk_span = self._tracer.start_span(
             span.name,
-            # An empty context where there is no parent: not whatever is current.
+            # Without a parent, an empty context rather than the current one.
             context=Context() if parent is None else set_span_in_context(parent, Context()),
             attributes=span.attributes,
             links=[] if span.link is None else [_link(span.link)],
             start_time=_nanoseconds(span.began),
         )
         if span.error is not None:
-            made.set_status(Status(StatusCode.ERROR, span.error))
-        made.end(_nanoseconds(max(span.began, span.ended)))
-        return made.get_span_context().span_id
+            sdk_span.set_status(Status(StatusCode.ERROR, span.error))
+        sdk_span.end(_nanoseconds(max(span.began, span.ended)))
+        return sdk_span.get_span_context().span_id
 
 
 def _link(traceparent: str) -> Link:

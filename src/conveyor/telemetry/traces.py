@@ -1,14 +1,14 @@
-"""Traces: one for each job that is sampled, from accept to the last webhook. All ids follow from the ids of the job and
-its runs, so that spans of many processes, made days apart, are one trace, and nothing is stored for it.
+"""Traces: one for each sampled job, from accept to the last webhook. All ids derive from the ids of the job and its
+runs, so that spans of many processes, days apart, form one trace without any stored state.
 
     accept (of the job)
-    ├── run (of each run, from its making to its end)
+    ├── run (each run, from its creation to its end)
     │   ├── ingest split · ingest range
-    │   └── batch (outcomes that were written together)
-    │       └── task (a few of them: those that failed, and the slowest)
-    └── webhook (each try)
+    │   └── batch (outcomes written together)
+    │       └── task (a few: failed ones, and the slowest)
+    └── webhook (each attempt)
 
-A span is told of when it has ended. Where nobody listens, each call here is one look at a variable.
+A span is emitted when it has ended. Without a sink, each call only reads a variable.
 """
 
 import re
@@ -33,23 +33,23 @@ class Span(msgspec.Struct, frozen=True):
 
     name: str
     trace_id: int
-    # None: any that no other has.
+    # None: a random one.
     span_id: int | None
     parent_id: int | None
     began: float
     ended: float
     attributes: Attributes
-    # What went wrong, if anything did.
+    # The error, if any.
     error: str | None = None
-    # The traceparent of whoever asked for it.
+    # The traceparent of the request.
     link: str | None = None
 
 
 class Sink(Protocol):
-    """Where spans go."""
+    """A receiver of spans."""
 
     def emit(self, span: Span) -> int:
-        """Take a span; returns its id."""
+        """Accept a span and return its id."""
 
 
 _sink: Sink | None = None
@@ -59,8 +59,8 @@ _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 @contextmanager
 def listening(sink: Sink, ratio: float) -> Iterator[None]:
-    """Have `sink` told of the spans of this part of all jobs, of 1, while the block lasts."""
-    # One process has one place for its spans, as it has one for its log.
+    """Send the spans of a share of all jobs (`ratio`, from 0 to 1) to `sink` while the block runs."""
+    # A process has one sink, as it has one log.
     global _sink, _ratio
     before = _sink, _ratio
     _sink, _ratio = sink, ratio
@@ -71,18 +71,18 @@ def listening(sink: Sink, ratio: float) -> Iterator[None]:
 
 
 def called_by(traceparent: str | None) -> None:
-    """What is accepted from here on, in this context, was asked for by this span."""
+    """Link jobs that are accepted in this context to this span."""
     if _sink is not None:
         _caller.set(traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None)
 
 
 def is_traced(job_id: JobId) -> bool:
-    """The same answer in every process."""
+    """Whether the job is sampled: the same in every process."""
     return _sink is not None and int.from_bytes(_digest(job_id)[24:]) < _ratio * 2**64
 
 
 def accepted(job: Job, ended: float) -> None:
-    """The root."""
+    """Emit the root span of a job."""
     if _sink is not None and is_traced(job.job_id):
         attributes = _of(job.job_id, None) | {"conveyor.kind": job.kind, "conveyor.tenant": job.tenant}
         span_id, link = _span_id(job.job_id), _caller.get()
@@ -90,7 +90,7 @@ def accepted(job: Job, ended: float) -> None:
 
 
 def run_ended(job: Job, state: str, ended: float, reason: str | None) -> None:
-    """The span that all others of the run hang under."""
+    """Emit the span of a run, the parent of its other spans."""
     if _sink is not None and is_traced(job.job_id):
         run = job.run
         attributes = _of(job.job_id, run.run_id) | {"conveyor.state": state, "conveyor.run_number": run.number}
@@ -110,7 +110,7 @@ def span(
     error: str | None = None,
     parent_id: int | None = None,
 ) -> int | None:
-    """A span of a run, or of the job; under another that is known by its id. Returns its own."""
+    """Emit a span of a run or of a job, below `parent_id` if given. Returns its id."""
     if _sink is None or not is_traced(job_id):
         return None
     above = parent_id or _span_id(run_id or job_id)

@@ -1,33 +1,33 @@
-/** The way to the API: JSON, in the session that the cookie stands for. */
+/** The API client: JSON, in the session of the cookie. */
 
-// No other site can make a browser send this; without it, the server changes nothing.
+// Other sites cannot make a browser send this header; without it, the server refuses changes.
 const PROOF = { "X-Conveyor-Dashboard": "1" };
-const PATIENCE = 20_000;
+const TIMEOUT = 20_000;
 
-/** What the server answered that is no success. */
+/** An error response of the server. */
 export class Problem extends Error {
   /** @param {number} status @param {any} body */
   constructor(status, body) {
-    super(body.detail ?? `The server answered ${status}.`);
+    super(body.detail ?? `The server responded with status ${status}.`);
     this.status = status;
     this.code = body.code ?? "unknown";
     this.body = body;
   }
 }
 
-/** The server did not answer. */
+/** The server is unreachable. */
 export class Unreachable extends Error {
   constructor() {
-    super("The server does not answer.");
+    super("The server does not respond. Try again.");
   }
 }
 
-/** Tells of every answer: `answered`, `unreachable`, `signed-out`. */
+/** Events about requests: `answered`, `unreachable`, `signed-out`. */
 export const news = new EventTarget();
 
 /**
  * @param {string} path
- * @param {Record<string, string | number | null | undefined>} [query] what is empty is left out
+ * @param {Record<string, string | number | null | undefined>} [query] empty values are omitted
  * @param {AbortSignal} [signal]
  * @returns {Promise<any>}
  */
@@ -39,7 +39,7 @@ export function get(path, query = {}, signal) {
  * @param {"POST" | "PATCH" | "DELETE"} method
  * @param {string} path
  * @param {unknown} [body]
- * @param {{signal?: AbortSignal, key?: string}} [options] `key` makes a request that is sent twice count once
+ * @param {{signal?: AbortSignal, key?: string}} [options] `key` is the Idempotency-Key
  * @returns {Promise<any>}
  */
 export function send(method, path, body, { signal, key } = {}) {
@@ -51,20 +51,20 @@ export function send(method, path, body, { signal, key } = {}) {
   return exchange(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
 }
 
-/** A name for a request that nobody else has. */
+/** A new Idempotency-Key. */
 export function newKey() {
   const random = crypto.getRandomValues(new Uint8Array(16));
   return `web_${[...random].map((each) => each.toString(16).padStart(2, "0")).join("")}`;
 }
 
 /**
- * The beginning of a body, as it was stored.
+ * The first bytes of a stored body.
  * @param {string} path
- * @param {number} most
+ * @param {number} length
  * @param {AbortSignal} signal
  */
-export async function beginning(path, most, signal) {
-  const response = await request(path, { headers: { Range: `bytes=0-${most - 1}` }, signal });
+export async function beginning(path, length, signal) {
+  const response = await request(path, { headers: { Range: `bytes=0-${length - 1}` }, signal });
   return new Uint8Array(await response.arrayBuffer());
 }
 
@@ -82,7 +82,7 @@ async function exchange(path, options) {
  * @param {RequestInit} options
  */
 async function request(path, options) {
-  const patience = AbortSignal.timeout(PATIENCE);
+  const patience = AbortSignal.timeout(TIMEOUT);
   const signal = options.signal ? AbortSignal.any([options.signal, patience]) : patience;
   /** @type {Response} */
   let response;
@@ -102,6 +102,6 @@ async function request(path, options) {
 
 /** @param {Record<string, string | number | null | undefined>} query */
 function queryText(query) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+  const pairs = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return pairs.length ? `?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}` : "";
 }

@@ -1,6 +1,6 @@
 /**
- * Elements from plain values. Text becomes text: nothing in the dashboard ever parses HTML, so that a name, a URL or a
- * body that came from a stranger can be nothing else.
+ * Creates elements from plain values. Text stays text: the dashboard never parses HTML, so that untrusted names, URLs
+ * and bodies cannot inject markup.
  */
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
@@ -8,11 +8,11 @@
 /** @typedef {Record<string, unknown>} Props */
 
 const SVG = "http://www.w3.org/2000/svg";
-// A page, a path of the API, or a link that a store signed.
+// A page, a path of the API, or a signed link of an object store.
 const SAFE_LINK = /^(#|\/(?!\/)|https?:)/;
 
 /**
- * An HTML element. `on` holds listeners by event; what is false or null is left out; all else is an attribute.
+ * An HTML element. `on` has listeners by event; false and null are omitted; everything else is an attribute.
  * @param {string} tag
  * @param {Props} [props]
  * @param {...Children} children
@@ -23,7 +23,7 @@ export function h(tag, props = {}, ...children) {
 }
 
 /**
- * An element of a drawing.
+ * An SVG element.
  * @param {string} tag
  * @param {Props} [props]
  * @param {...Children} children
@@ -47,7 +47,7 @@ function fill(element, props, children) {
     } else if (value === true) {
       element.setAttribute(name, "");
     } else if (value !== false && value !== null && value !== undefined) {
-      if (name === "href" && !SAFE_LINK.test(String(value))) throw new Error("not a link of ours");
+      if (name === "href" && !SAFE_LINK.test(String(value))) throw new Error("unsafe link");
       element.setAttribute(name, String(value));
     }
   }
@@ -67,8 +67,7 @@ function nodes(children) {
 }
 
 /**
- * Show these children and no others. Those that look as before stay the very same nodes: who has the focus in one of
- * them, or has marked a text in it, keeps it.
+ * Replace the children of an element. Equal children keep their nodes, and with them focus and selection.
  * @param {Element} parent
  * @param {...Children} children
  */
@@ -83,7 +82,7 @@ export function renew(parent, ...children) {
 }
 
 /**
- * A list whose entries keep their nodes, by a key, while what they show changes.
+ * A list whose entries keep their nodes, by a key, while their content changes.
  * @template T
  * @param {Element} parent
  * @param {(item: T) => string} keyOf
@@ -112,7 +111,7 @@ export function keyed(parent, keyOf, make) {
 }
 
 /**
- * Draw once for all that came in since the last frame of the screen.
+ * Draw at most once per animation frame.
  * @param {() => void} draw
  */
 export function oncePerFrame(draw) {

@@ -1,4 +1,4 @@
-/** Numbers, times and sizes as people read them. */
+/** Numbers, times and sizes for people. */
 
 import { h } from "./dom.js";
 
@@ -17,7 +17,7 @@ export const short = (/** @type {number} */ value) => SHORT.format(value);
 export function percent(part, whole) {
   if (whole === 0) return "0%";
   const share = (100 * part) / whole;
-  // Only what is done is 100%, and only what has not begun is 0%.
+  // 100% only if everything is finished, 0% only if nothing is.
   if (part < whole && share > 99.9) return "99.9%";
   if (part > 0 && share < 0.1) return "0.1%";
   return `${share.toFixed(share < 10 && share !== Math.round(share) ? 1 : 0)}%`;
@@ -61,7 +61,7 @@ export function bytes(value) {
 export const clock = (iso) => CLOCK.format(new Date(iso));
 
 /**
- * A moment, told from now; the whole of it is in its title.
+ * A time relative to now; the title has the absolute time.
  * @param {string | null} iso
  */
 export function moment(iso) {
@@ -78,7 +78,7 @@ function relative(seconds) {
 }
 
 /**
- * What a task was given, in one line.
+ * The input of a task, in one line.
  * @param {unknown} input
  */
 export function input(input) {

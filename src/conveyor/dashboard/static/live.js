@@ -1,19 +1,19 @@
 /**
- * Keeping a page up to date. By server-sent events where they come through; by asking again every few seconds where
- * they do not; not at all while nobody looks.
+ * Keeps a page up to date: by server-sent events, by polling where they are not available, and not at all while the page
+ * is hidden.
  */
 
 import { news } from "./api.js";
 
 const POLL = 2_000;
-// Of what has ended, little is new; unless somebody here makes it go on.
+// A finished job rarely changes, unless the user starts a rerun.
 const IDLE = 15_000;
 const LOOK = 500;
-// Even a stream that is open is not trusted for ever: a line may be dead without anybody saying so.
+// A refresh in addition to an open stream, because a connection may be dead without an error.
 const CHECK = 20_000;
 const OPENING = 5_000;
-// Streams that never opened in a row, before the next is only tried after a while.
-const MOST_FAILED = 3;
+// After this many failed streams in a row, wait before the next one.
+const MAX_FAILED = 3;
 const REST = 60_000;
 
 /** @typedef {"live" | "polling" | "offline"} Standing */
@@ -30,7 +30,7 @@ news.addEventListener("unreachable", () => say("offline"));
 news.addEventListener("answered", () => standing === "offline" && say("polling"));
 
 /**
- * Call `refresh` now and again, one call at a time, for as long as the page is looked at.
+ * Call `refresh` at an interval, one call at a time, while the page is visible.
  * @param {() => Promise<unknown>} refresh
  * @param {AbortSignal} signal ends it
  * @param {number} [every] milliseconds
@@ -55,12 +55,12 @@ export async function follow(path, on, refresh, signal, wanted = () => true) {
   let failed = 0;
   let restUntil = 0;
   while (!signal.aborted) {
-    // While nobody answers at all, a stream would not either.
+    // While the server is unreachable, a stream would fail too.
     if (wanted() && standing !== "offline" && Date.now() >= restUntil) {
       failed = (await stream(path, on, refresh, signal)) ? 0 : failed + 1;
-      if (failed === MOST_FAILED) [failed, restUntil] = [0, Date.now() + REST];
+      if (failed === MAX_FAILED) [failed, restUntil] = [0, Date.now() + REST];
     }
-    // A stream that broke off is most often one whose server is gone: who looks should know soon.
+    // A broken stream usually means that the server is gone, so check soon.
     const broke = standing === "live";
     if (broke) say("polling");
     await pause(broke ? LOOK : wanted() ? POLL : 0, signal);
@@ -71,7 +71,7 @@ export async function follow(path, on, refresh, signal, wanted = () => true) {
 }
 
 /**
- * Wait until a stream breaks, ends or is not looked at any more. Whether it was open at all.
+ * Wait until a stream breaks, ends or the page is hidden. Resolves to whether it was open at all.
  * @param {string} path
  * @param {Record<string, (data: any) => void>} on
  * @param {() => Promise<unknown>} refresh
@@ -106,7 +106,7 @@ function stream(path, on, refresh, signal) {
 }
 
 /**
- * One at a time: who asks while it is under way waits for that.
+ * Run one call at a time: a call during another one waits for that one.
  * @param {() => Promise<void>} work
  */
 export function single(work) {
@@ -120,7 +120,7 @@ async function quietly(refresh) {
   try {
     await refresh();
   } catch {
-    // What went wrong is told at the top of the page; the next turn tries again.
+    // The banner at the top reports the error; the next call retries.
   }
 }
 

@@ -1,4 +1,4 @@
-/** The frame around all pages: which one is shown, who is signed in, and whether the server answers. */
+/** The frame around all pages: routing, session, and connection status. */
 
 import { get, news, send } from "./api.js";
 import { h, renew } from "./dom.js";
@@ -14,8 +14,8 @@ import { taskPage } from "./pages/task.js";
 import { webhooksPage } from "./pages/webhooks.js";
 
 /**
- * A page is a function: it fills its root, resolves once there is something to see, and goes on until the signal says
- * that another page is shown.
+ * A page is a function: it fills its root, resolves once there is something to show, and runs until the signal aborts it
+ * for another page.
  * @typedef {(root: HTMLElement, signal: AbortSignal, ...parameters: string[]) => Promise<void>} Page
  */
 
@@ -46,7 +46,7 @@ const header = /** @type {HTMLElement} */ (document.getElementById("bar"));
 const offline = /** @type {HTMLElement} */ (document.getElementById("offline"));
 const standing = h("span", { class: "standing polling" }, STANDINGS.polling);
 
-/** Ends the page that is shown. */
+/** Aborts the current page. */
 let over = new AbortController();
 /** Where to go once signed in. */
 let wanted = "#/jobs";
@@ -85,12 +85,12 @@ async function showSignIn(link) {
     await start();
   };
   main.replaceChildren(root);
-  // A link is good once: it must not stay in the address, nor in the history.
+  // A link works once, so it must not stay in the address bar or the history.
   if (link) history.replaceState(null, "", "#/sign-in");
   await signInPage(root, link, enter);
 }
 
-/** Where the reader of a screen goes on after a page was changed. */
+/** Moves the focus to the title after a page change, for screen readers. */
 function focusTitle() {
   const title = main.querySelector("h1");
   title?.setAttribute("tabindex", "-1");

@@ -1,12 +1,12 @@
 /**
- * SHA-256 piece by piece. The browser's own takes a file only whole, and is not there at all on pages without TLS; a
- * list may have gigabytes.
+ * Incremental SHA-256. The browser's own needs the whole file in memory, and is missing on pages without TLS; a list
+ * may have gigabytes.
  */
 
 const K = new Uint32Array(64);
 const START = new Uint32Array(8);
 
-/** The first bits of the fractions of roots of primes, as the standard has it. */
+/** The constants of the standard: fractional parts of roots of primes. */
 function constants() {
   const fraction = (/** @type {number} */ root) => (root - Math.floor(root)) * 2 ** 32;
   for (let number = 2, found = 0; found < 64; number += 1) {

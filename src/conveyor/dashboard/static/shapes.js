@@ -1,5 +1,5 @@
 /**
- * What the API answers, as far as the dashboard reads it. Types only: `/v1/openapi.json` is the whole of it.
+ * Types of the API responses, as far as the dashboard reads them. `/v1/openapi.json` has all of them.
  *
  * @typedef {{succeeded: number, failed: number, cancelled: number}} Ended
  * @typedef {Ended & {pending: number, running: number}} Counts
@@ -34,14 +34,14 @@
  * @property {string} created_at
  * @property {string} expires_at
  * @property {Run} run
- * @property {Run[]} runs only of a job that is shown alone
+ * @property {Run[]} runs only of a single job
  * @property {{tasks: number, bytes_read: number, bytes_total: number | null} | null} ingest
  * @property {number} invalid_lines
  * @property {number} rate
  * @property {number | null} eta
  * @property {{p50: number, p95: number} | null} task_time
  *
- * @typedef {Object} Progress what the stream of a job says between events
+ * @typedef {Object} Progress progress of a job's stream
  * @property {string} run_id
  * @property {string} state
  * @property {string | null} reason

@@ -1,4 +1,4 @@
-/** From a file to a job: hash it, have a place promised for it, send it there, and make a job of it. Flat in memory. */
+/** From a file to a job: hash it, create an upload, send it, create the job. Memory use is constant. */
 
 import { newKey, send, Unreachable } from "./api.js";
 import { Sha256 } from "./sha256.js";
@@ -8,7 +8,7 @@ const PIECE = 4 * 1024 * 1024;
 /** @typedef {(what: string, done: number, total: number) => void} Progress */
 
 /**
- * The job that was made of the list.
+ * Upload the list and create a job from it.
  * @param {Blob} list
  * @param {Record<string, unknown>} options of the job
  * @param {{format?: string, compression?: string}} form
@@ -17,15 +17,15 @@ const PIECE = 4 * 1024 * 1024;
  */
 export async function submitList(list, options, form, progress, signal) {
   const sha256 = await digest(list, progress, signal);
-  const promise = await send("POST", "/v1/uploads", { size: list.size, sha256 }, { signal, key: newKey() });
-  await put(promise, list, progress, signal);
-  return send("POST", "/v1/jobs", { ...options, source: { upload_id: promise.upload_id, ...form } }, {
+  const upload = await send("POST", "/v1/uploads", { size: list.size, sha256 }, { signal, key: newKey() });
+  await put(upload, list, progress, signal);
+  return send("POST", "/v1/jobs", { ...options, source: { upload_id: upload.upload_id, ...form } }, {
     signal,
     key: newKey(),
   });
 }
 
-/** What a name tells of a list. @param {string} name */
+/** Format and compression of a list, by its file name. @param {string} name */
 export function formOf(name) {
   const match = /\.(txt|jsonl|ndjson|csv)?(?:\.?(gz|zst))?$/i.exec(name.toLowerCase());
   const formats = /** @type {Record<string, string>} */ ({ txt: "text", jsonl: "jsonl", ndjson: "jsonl", csv: "csv" });
@@ -39,29 +39,29 @@ async function digest(list, progress, signal) {
   for (let at = 0; at < list.size; at += PIECE) {
     signal.throwIfAborted();
     hash.update(new Uint8Array(await list.slice(at, at + PIECE).arrayBuffer()));
-    progress("Checking", Math.min(at + PIECE, list.size), list.size);
+    progress("Hashing", Math.min(at + PIECE, list.size), list.size);
   }
   return hash.hex();
 }
 
 /**
- * fetch does not tell how much was sent; this does.
- * @param {{url: string, method: string, headers: Record<string, string>}} promise
+ * XMLHttpRequest rather than fetch, which reports no upload progress.
+ * @param {{url: string, method: string, headers: Record<string, string>}} upload
  * @param {Blob} list
  * @param {Progress} progress
  * @param {AbortSignal} signal
  */
-function put(promise, list, progress, signal) {
+function put(upload, list, progress, signal) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
-    request.open(promise.method, here(promise.url));
-    for (const [name, value] of Object.entries(promise.headers)) request.setRequestHeader(name, value);
+    request.open(upload.method, here(upload.url));
+    for (const [name, value] of Object.entries(upload.headers)) request.setRequestHeader(name, value);
     request.upload.addEventListener("progress", (event) => progress("Sending", event.loaded, list.size));
     request.addEventListener(
       "load",
       () => (request.status < 300
         ? resolve(undefined)
-        : reject(new Error(`The list was not taken: ${request.status}.`))),
+        : reject(new Error(`The upload failed with status ${request.status}. Try again.`))),
     );
     request.addEventListener("error", () => reject(new Unreachable()));
     signal.addEventListener("abort", () => (request.abort(), reject(signal.reason)), { once: true });
@@ -70,7 +70,7 @@ function put(promise, list, progress, signal) {
 }
 
 /**
- * A link to this server as this page knows it: it may have been reached by TLS that the server knows nothing of.
+ * A link to this server as the page knows it: a proxy may terminate TLS, and the server does not know about it.
  * @param {string} url
  */
 function here(url) {

@@ -1,4 +1,4 @@
-/** The fleet: who works, what holds work back, and what waits. */
+/** The fleet: workers, breakers and lanes. */
 
 /** @import { Breaker, BusyWorker, Depth, Lane } from "../shapes.js" */
 
@@ -23,13 +23,13 @@ export async function fleetPage(root, signal) {
     /** @type {import("../parts/table.js").Column<Breaker>[]} */ ([
       { title: "Target", look: "wide", cell: (each) => each.target },
       { title: "State", cell: (each) => pill(each.state) },
-      { title: "Down since", look: "number", cell: (each) => moment(each.since) },
+      { title: "Open since", look: "number", cell: (each) => moment(each.since) },
       {
-        title: "Tried again",
+        title: "Next probe",
         look: "number",
-        cell: (each) => (each.state === "open" ? moment(each.until) : `${count(each.at_once)} at once`),
+        cell: (each) => (each.state === "open" ? moment(each.until) : `${count(each.at_once)} probes at once`),
       },
-      { title: "Times", look: "number", cell: (each) => count(each.times) },
+      { title: "Times opened", look: "number", cell: (each) => count(each.times) },
     ]),
     (each) => each.target,
   );
@@ -49,7 +49,7 @@ export async function fleetPage(root, signal) {
       { title: "State", cell: (each) => pill(each.state) },
       { title: "Running", look: "number", cell: (each) => `${count(each.running)} of ${count(each.concurrency)}` },
       { title: "Queue", look: "number", cell: (each) => depth(each.queue) },
-      { title: "Comes again", look: "number", cell: (each) => depth(each.recovery) },
+      { title: "Retries", look: "number", cell: (each) => depth(each.recovery) },
       { title: "Priority", look: "number", cell: (each) => each.priority },
     ]),
     (each) => each.run_id,
@@ -64,16 +64,16 @@ export async function fleetPage(root, signal) {
     renew(
       tiles,
       tile("Workers", count(workers.alive)),
-      tile("Tasks running", count(running)),
+      tile("Running tasks", count(running)),
       tile("Lanes", count(active.items.length)),
-      tile("Targets down", count(broken.items.length)),
+      tile("Open breakers", count(broken.items.length)),
     );
     breakers.rows(broken.items);
     breakers.node.hidden = broken.items.length === 0;
-    renew(calm, broken.items.length ? null : empty("Every target answers"));
+    renew(calm, broken.items.length ? null : empty("All breakers are closed"));
     lanes.rows(active.items);
     lanes.node.hidden = active.items.length === 0;
-    renew(idle, active.items.length ? null : empty("No run is under way"));
+    renew(idle, active.items.length ? null : empty("No run is in progress"));
     pages.show(active.next_cursor);
     long.hidden = workers.long_tasks.length === 0;
     renew(long, h("h2", {}, "Long tasks"), h("ul", { class: "trail" }, workers.long_tasks.map(worker)));
@@ -90,11 +90,11 @@ export async function fleetPage(root, signal) {
 }
 
 /**
- * Messages that wait, and those that are held or delayed.
+ * Messages that are ready, in flight or delayed.
  * @param {Depth} queue
  */
 function depth({ ready, held, delayed }) {
-  const more = [held && `${count(held)} held`, delayed && `${count(delayed)} delayed`].filter(Boolean).join(", ");
+  const more = [held && `${count(held)} in flight`, delayed && `${count(delayed)} delayed`].filter(Boolean).join(", ");
   return [more && h("span", { class: "muted" }, `${more}, `), `${count(ready)} ready`];
 }
 

@@ -1,4 +1,4 @@
-/** One job: how far it is, how it went, what failed, its tasks, runs and exports; and what can be done with it. */
+/** One job: summary, charts, errors, tasks, runs, exports, events and actions. */
 
 /** @import { Job, Progress, Statistics } from "../shapes.js" */
 
@@ -17,7 +17,7 @@ import { jobSummary } from "../parts/summary.js";
 import { tasksCard } from "../parts/tasks.js";
 import { trail } from "../parts/trail.js";
 
-// What does not stream in is asked for again after so many milliseconds.
+// Interval for data that the stream does not carry, in milliseconds.
 const SLOW = 4_000;
 
 /** @type {import("../main.js").Page} */
@@ -36,7 +36,7 @@ export async function jobPage(root, signal, jobId) {
   };
   const refreshParts = async () => {
     asked = Date.now();
-    const [found, told] = await Promise.all([
+    const [latest, page] = await Promise.all([
       get(`${path}/statistics`, {}, signal),
       get(`${path}/deliveries`, { limit: 50 }, signal),
       exports.refresh(job),
@@ -44,15 +44,15 @@ export async function jobPage(root, signal, jobId) {
       events.refresh(),
       tasks.refresh(),
     ]);
-    statistics = found;
-    deliveries.show(told.items);
-    sent.hidden = told.items.length === 0;
+    statistics = latest;
+    deliveries.show(page.items);
+    sent.hidden = page.items.length === 0;
   };
   const refreshAll = async () => {
     asked = 0;
     await refresh();
   };
-  // A slow server is not asked for more while it has not answered.
+  // One request at a time: a slow server gets no further one.
   const catchUp = single(refreshAll);
 
   const actions = jobActions(jobId, {
@@ -70,7 +70,7 @@ export async function jobPage(root, signal, jobId) {
   const invalid = invalidCard(jobId, signal);
   const events = trail(`${path}/events`, signal);
   const deliveries = deliveriesTable(signal);
-  const sent = section("Webhooks of this job", deliveries.node);
+  const sent = section("Webhook deliveries", deliveries.node);
   sent.hidden = true;
 
   const draw = () => {
@@ -89,14 +89,14 @@ export async function jobPage(root, signal, jobId) {
     job = advanced(job, now);
     if (statistics) addSample(statistics.samples, now.counts);
     drawSoon();
-    // Rates, times left and what it waits for do not come with the stream.
+    // The stream does not carry throughput, time left and the reason to wait.
     if (another || hasEnded(now.state) || Date.now() - asked >= SLOW) void catchUp();
   };
 
   root.append(
     h("p", { class: "crumbs" }, h("a", { href: "#/jobs" }, "Jobs")),
     ...summary.nodes,
-    h("div", { class: "pair" }, section("Ended over time", progress.node), section("Task times", latency.node)),
+    h("div", { class: "pair" }, section("Throughput", progress.node), section("Latency", latency.node)),
     section("Errors", errors.node),
     tasks.node,
     section("Runs", runs.node),
@@ -106,13 +106,14 @@ export async function jobPage(root, signal, jobId) {
     section("Events", events.node),
   );
   draw();
-  // The rest comes when it comes: what is known is shown.
+  // Show what is known; the rest follows.
   void catchUp();
   void follow(`${path}/stream`, { progress: moved }, refresh, signal, () => !hasEnded(job.state));
 }
 
 /**
- * A job with what the stream says of it. How many run is known from before: it lags, and is kept within what is left.
+ * A job with the progress from the stream. The stream has no running count, so the last known one is limited to the
+ * unfinished tasks.
  * @param {Job} job
  * @param {Progress} now
  * @returns {Job}

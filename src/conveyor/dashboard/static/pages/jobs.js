@@ -1,4 +1,4 @@
-/** All jobs, newest first, each with a bar that moves. */
+/** All jobs, newest first, each with a live progress bar. */
 
 /** @import { Job } from "../shapes.js" */
 
@@ -35,15 +35,15 @@ export async function jobsPage(root, signal) {
     draw();
   };
   const draw = () => {
-    const all = [...jobs.values()].sort((one, other) => (one.id < other.id ? 1 : -1)).slice(0, PAGE);
+    const all = [...jobs.values()].sort((a, b) => (a.id < b.id ? 1 : -1)).slice(0, PAGE);
     jobs = new Map(all.map((job) => [job.id, job]));
     const shown = all.filter((job) => matches(job, filter.value, state.value));
     rows(shown);
     renew(none, shown.length ? null : all.length ? empty("No job on this page matches.") : welcome());
-    renew(summary, tell(all));
+    renew(summary, summarize(all));
   };
   const drawSoon = oncePerFrame(draw);
-  // The stream tells of the newest jobs: those of the first page.
+  // The stream carries only the newest jobs, which are on the first page.
   const take = (/** @type {Job} */ job) => {
     if (!pages.first) return;
     jobs.set(job.id, job);
@@ -84,9 +84,9 @@ function matches(job, text, state) {
 }
 
 /** @param {Job[]} jobs */
-function tell(jobs) {
+function summarize(jobs) {
   const active = jobs.filter((job) => !hasEnded(job.state));
-  if (!active.length) return "Nothing is running.";
+  if (!active.length) return "No active jobs.";
   const speed = active.reduce((sum, job) => sum + job.rate, 0);
   return `${count(active.length)} active, ${rate(speed)}`;
 }
@@ -94,7 +94,7 @@ function tell(jobs) {
 function welcome() {
   return empty(
     "No jobs yet",
-    "Hand over a list with ",
+    "Submit a list with ",
     h("a", { href: "#/new" }, "New job"),
     " or ",
     h("code", {}, "conveyor submit urls.txt"),

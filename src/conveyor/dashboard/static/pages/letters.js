@@ -1,4 +1,4 @@
-/** Dead letters: what was given up, and the way back for it. */
+/** Dead letters: list and redrive. */
 
 /** @import { Letter } from "../shapes.js" */
 
@@ -29,11 +29,11 @@ export async function lettersPage(root, signal) {
     "Dead letters",
     /** @type {import("../parts/table.js").Column<Letter>[]} */ ([
       {
-        title: "Pick",
+        title: "Select",
         cell: (each) =>
           h("input", {
             type: "checkbox",
-            "aria-label": `Pick the letter of ${each.job_id}`,
+            "aria-label": `Select the dead letter of ${each.job_id}`,
             on: { change: (/** @type {any} */ event) => pick([each.id], event.target.checked) },
           }),
       },
@@ -41,9 +41,9 @@ export async function lettersPage(root, signal) {
         title: "Job",
         cell: (each) => h("a", { class: "id", href: `#/jobs/${each.job_id}`, title: each.job_id }, each.job_id),
       },
-      { title: "Of", cell: (each) => (each.queue === "control" ? "ingest" : "tasks") },
+      { title: "Type", cell: (each) => (each.queue === "control" ? "ingest" : "tasks") },
       { title: "Reason", look: "wide", cell: (each) => each.reason },
-      { title: "Given up", look: "number", cell: (each) => moment(each.at) },
+      { title: "Dead-lettered", look: "number", cell: (each) => moment(each.at) },
     ]),
     (each) => each.id,
   );
@@ -56,7 +56,7 @@ export async function lettersPage(root, signal) {
     list.hidden = letters.length === 0;
     renew(
       none,
-      letters.length ? null : empty("No dead letters", "What is tried and lost again and again ends up here."),
+      letters.length ? null : empty("No dead letters", "Tasks and ingests that fail repeatedly appear here."),
     );
     pages.show(page.next_cursor);
     draw();
@@ -70,7 +70,7 @@ export async function lettersPage(root, signal) {
       /** @type {HTMLInputElement} */ box,
       /** @type {number} */ at,
     ) => (box.checked = picked.has(letters[at].id)));
-    all.textContent = picked.size < letters.length ? "Pick all" : "Pick none";
+    all.textContent = picked.size < letters.length ? "Select all" : "Select none";
     all.hidden = redrive.hidden = letters.length === 0;
     redrive.disabled = picked.size === 0;
     redrive.textContent = picked.size ? `Redrive ${count(picked.size)}` : "Redrive";
@@ -78,13 +78,13 @@ export async function lettersPage(root, signal) {
   const act = async () => {
     const ids = [...picked];
     const done = await ask({
-      title: "Send them back?",
-      text: `${count(ids.length)} letters go back to the queues that they came from, and are tried again.`,
+      title: "Redrive dead letters?",
+      text: `${count(ids.length)} dead letters go back to their queues and run again.`,
       action: "Redrive",
       act: () => send("POST", "/v1/dead-letters/redrive", { ids }),
     });
     if (!done) return;
-    toast(`${count(done.redriven)} sent back${done.skipped ? `, ${count(done.skipped)} had ended meanwhile` : ""}.`);
+    toast(`${count(done.redriven)} redriven${done.skipped ? `, ${count(done.skipped)} already finished` : ""}.`);
     picked.clear();
     await load();
   };

@@ -1,4 +1,4 @@
-/** A new job: a list that is dropped, chosen or typed. */
+/** A new job, from a list that is dropped, chosen or typed. */
 
 import { h, renew } from "../dom.js";
 import { bytes, percent } from "../format.js";
@@ -33,14 +33,14 @@ export function newJobPage(root, signal) {
     ) => h("option", { value }, text)),
   );
   const handler = h("input", { id: "handler", name: "handler", autocomplete: "off", spellcheck: "false" });
-  const handlerField = field("handler", "Function", handler, "As it is registered by @conveyor.task.");
+  const handlerField = field("handler", "Function", handler, "The name given to @conveyor.task.");
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const status = h("p", { class: "muted", role: "status" });
   const button = h("button", { type: "submit", class: "primary" }, "Submit");
 
-  const choose = (/** @type {File | null} */ given) => {
-    chosen = given;
-    if (given) typed.value = "";
+  const choose = (/** @type {File | null} */ selected) => {
+    chosen = selected;
+    if (selected) typed.value = "";
     else file.value = "";
     show();
   };
@@ -59,7 +59,7 @@ export function newJobPage(root, signal) {
     event.preventDefault();
     zone.classList.toggle("over", inside);
   };
-  // Anywhere on the page: who misses the place must not lose the page to the file.
+  // On the whole page: otherwise the browser would open a file that misses the drop zone.
   document.addEventListener("dragover", (event) => over(event, true), { signal });
   document.addEventListener("dragleave", (event) => over(event, false), { signal });
   document.addEventListener("drop", (event) => {
@@ -74,7 +74,7 @@ export function newJobPage(root, signal) {
     problem.hidden = true;
     button.disabled = true;
     try {
-      if (!list.size) throw new Error("Give a list: drop a file, choose one, or type some lines.");
+      if (!list.size) throw new Error("The list is empty. Drop a file, choose one, or type some lines.");
       const form = chosen ? formOf(chosen.name) : {};
       const options = optionsOf(new FormData(/** @type {HTMLFormElement} */ (event.target)), chosen);
       const job = await submitList(
@@ -102,14 +102,14 @@ export function newJobPage(root, signal) {
       "form",
       { class: "card new-job", on: { submit } },
       zone,
-      field("typed", "Or type it, a URL a line", typed),
+      field("typed", "Or type it, one URL per line", typed),
       h(
         "div",
         { class: "fields" },
         field("name", "Name", h("input", { id: "name", name: "name", maxlength: 200, autocomplete: "off" })),
-        field("kind", "What to do", kind),
+        field("kind", "Kind", kind),
         handlerField,
-        field("concurrency", "At once", number("concurrency", 64, 1, 10_000)),
+        field("concurrency", "Concurrency", number("concurrency", 64, 1, 10_000)),
         field("attempts", "Attempts", number("attempts", 4, 1, 100)),
       ),
       problem,

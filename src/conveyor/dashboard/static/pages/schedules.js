@@ -1,4 +1,4 @@
-/** Schedules: jobs that are made again and again. */
+/** Schedules: list, pause, resume and delete. */
 
 /** @import { Schedule } from "../shapes.js" */
 
@@ -19,10 +19,10 @@ export async function schedulesPage(root, signal) {
     "Schedules",
     /** @type {import("../parts/table.js").Column<Schedule>[]} */ ([
       { title: "Name", cell: (each) => h("span", { class: "clip", title: each.id }, each.name ?? each.id) },
-      { title: "When", cell: (each) => [h("code", {}, each.cron), h("span", { class: "muted" }, ` ${each.timezone}`)] },
+      { title: "Cron", cell: (each) => [h("code", {}, each.cron), h("span", { class: "muted" }, ` ${each.timezone}`)] },
       { title: "State", cell: (each) => pill(each.paused ? "paused" : "active") },
-      { title: "Next", look: "number", cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)) },
-      { title: "Last", look: "wide", cell: (each) => lastFire(each) },
+      { title: "Next fire", look: "number", cell: (each) => (each.paused ? "–" : moment(each.next_fires[0] ?? null)) },
+      { title: "Last fire", look: "wide", cell: (each) => lastFire(each) },
       {
         title: "",
         look: "end",
@@ -53,19 +53,19 @@ export async function schedulesPage(root, signal) {
       none,
       page.items.length
         ? null
-        : empty("No schedules", "Make one with ", h("code", {}, "conveyor schedules create"), "."),
+        : empty("No schedules", "Create one with ", h("code", {}, "conveyor schedules create"), "."),
     );
     pages.show(page.next_cursor);
   };
   const pause = async (/** @type {string} */ id, /** @type {boolean} */ paused) => {
     await send("PATCH", `/v1/schedules/${id}`, { paused });
-    toast(paused ? "The schedule is paused." : "The schedule goes on.");
+    toast(paused ? "The schedule is paused." : "The schedule is resumed.");
     await load();
   };
   const remove = async (/** @type {Schedule} */ schedule) => {
     const done = await ask({
       title: "Delete this schedule?",
-      text: ["No more jobs are made by ", h("b", {}, schedule.name ?? schedule.id), ". Those that it made stay."],
+      text: [h("b", {}, schedule.name ?? schedule.id), " creates no more jobs. Its existing jobs stay."],
       action: "Delete",
       danger: true,
       act: () => send("DELETE", `/v1/schedules/${schedule.id}`).then(() => true),
@@ -87,6 +87,6 @@ function lastFire(schedule) {
   if (!last) return "never fired";
   const what = last.job_id
     ? h("a", { href: `#/jobs/${last.job_id}` }, "job")
-    : h("span", { class: "error-code" }, last.error ?? "nothing");
-  return [what, " ", moment(last.at), h("span", { class: "muted" }, ` · ${count(schedule.fired)} in all`)];
+    : h("span", { class: "error-code" }, last.error ?? "none");
+  return [what, " ", moment(last.at), h("span", { class: "muted" }, ` · ${count(schedule.fired)} fires`)];
 }

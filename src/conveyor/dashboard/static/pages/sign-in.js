@@ -1,4 +1,4 @@
-/** Signing in: by the link in the address, or by a key. */
+/** Sign-in, by a link or by an API key. */
 
 import { Problem, send } from "../api.js";
 import { h } from "../dom.js";
@@ -22,15 +22,15 @@ export async function signInPage(root, link, enter) {
   });
   const button = h("button", { type: "submit", class: "primary" }, "Sign in");
 
-  /** @param {{link: string} | {key: string}} given */
-  const signIn = async (given) => {
+  /** @param {{link: string} | {key: string}} credential */
+  const signIn = async (credential) => {
     button.disabled = true;
     try {
-      await send("POST", "/v1/sign-in", given);
+      await send("POST", "/v1/sign-in", credential);
       await enter();
     } catch (error) {
       problem.textContent = error instanceof Problem && error.code === "invalid_key"
-        ? "This key is not known, has expired or was revoked."
+        ? "This key is unknown, expired or revoked."
         : words(error);
       problem.hidden = false;
       key.focus();
@@ -53,7 +53,7 @@ export async function signInPage(root, link, enter) {
         { class: "muted" },
         "Run ",
         h("code", {}, "conveyor dashboard"),
-        " where the server's key is: it prints a link that opens this page signed in. Or paste an API key.",
+        " on the server: it prints a link that signs you in. Or paste an API key.",
       ),
       problem,
       h("form", { on: { submit } }, h("label", { for: "key" }, "API key"), key, button),

@@ -1,4 +1,4 @@
-/** One task: what it was given, what happened to it, and the beginning of what came back, as text and nothing else. */
+/** One task: result, events, body preview (as plain text only), input and response headers. */
 
 /** @import { Task } from "../shapes.js" */
 
@@ -38,19 +38,19 @@ export async function taskPage(root, signal, jobId, taskId) {
     h("div", { class: "title" }, h("div", { class: "title-text" }, h("h1", {}, `Task ${count(task.index)}`), state)),
     h("p", { class: "input-text" }, input(task.input)),
     h("section", { class: "card" }, h("h2", {}, "Result"), facts),
-    h("section", { class: "card" }, h("h2", {}, "Story"), events.node),
+    h("section", { class: "card" }, h("h2", {}, "Events"), events.node),
     h("section", { class: "card" }, h("h2", {}, "Body"), body),
     h(
       "section",
       { class: "card" },
-      h("h2", {}, "Given"),
+      h("h2", {}, "Input"),
       h("pre", { tabindex: "0", "aria-label": "Input" }, JSON.stringify(task.input, null, 2)),
     ),
     h("section", { class: "card" }, h("h2", {}, "Response headers"), headers),
   );
   await Promise.all([draw(), events.refresh()]);
   const refresh = async () => {
-    // What has ended does not change any more.
+    // A finished task does not change.
     if (task.status !== "pending") return;
     task = await get(path, {}, signal);
     await Promise.all([draw(), events.refresh()]);
@@ -68,8 +68,8 @@ function factsOf(task) {
     task.error &&
     fact("Error", h("code", { class: "error-code" }, task.error.code), task.error.message && ` ${task.error.message}`),
     task.final_url && fact("Final URL", task.final_url),
-    task.elapsed !== null && fact("Last attempt took", duration(task.elapsed)),
-    task.finished_at && fact("Ended", moment(task.finished_at)),
+    task.elapsed !== null && fact("Duration", duration(task.elapsed)),
+    task.finished_at && fact("Finished", moment(task.finished_at)),
     task.content_type && fact("Content type", task.content_type),
     task.size !== null && fact("Size", bytes(task.size)),
     task.sha256 && fact("sha256", h("code", {}, task.sha256)),
@@ -116,12 +116,12 @@ async function previewOf(task, path, signal) {
 }
 
 /**
- * The text of some bytes; null if they are none.
+ * The bytes as text; null if they are not text.
  * @param {Uint8Array} data
  */
 function textOf(data) {
   try {
-    // The last letter may be cut.
+    // The last character may be incomplete.
     const text = new TextDecoder("utf-8", { fatal: true }).decode(data, { stream: true });
     return text.includes("\0") ? null : text;
   } catch {

@@ -1,4 +1,4 @@
-/** Webhooks: endpoints, and of one of them what it was sent. */
+/** Webhook endpoints, and the deliveries of one of them. */
 
 /** @import { Webhook } from "../shapes.js" */
 
@@ -38,7 +38,7 @@ export async function webhooksPage(root, signal, webhookId) {
           each,
         ) => [pill(each.disabled ? "disabled" : "ready"), each.reason && h("span", { class: "muted" }, each.reason)],
       },
-      { title: "Made", look: "number", cell: (each) => moment(each.created_at) },
+      { title: "Created", look: "number", cell: (each) => moment(each.created_at) },
     ]),
     (each) => each.id,
   );
@@ -48,14 +48,14 @@ export async function webhooksPage(root, signal, webhookId) {
     list.hidden = items.length === 0;
     renew(
       none,
-      items.length ? null : empty("No endpoints", "Make one with ", h("code", {}, "conveyor webhooks create"), "."),
+      items.length ? null : empty("No endpoints", "Create one with ", h("code", {}, "conveyor webhooks create"), "."),
     );
   };
   const sent = webhookId ? deliveriesCard(webhookId, signal) : null;
   const refresh = () => Promise.all([load(), sent?.load()]);
   root.append(h("div", { class: "title" }, h("h1", {}, "Webhooks")), h("section", { class: "card" }, list, none));
   if (sent) root.append(sent.node);
-  else root.append(h("p", { class: "muted" }, "Pick an endpoint to see what it was sent."));
+  else root.append(h("p", { class: "muted" }, "Select an endpoint to see its deliveries."));
   await refresh();
   void poll(refresh, signal);
 }
@@ -69,7 +69,7 @@ function deliveriesCard(webhookId, signal) {
     const page = await get(`/v1/webhooks/${webhookId}/deliveries`, { limit: 50, cursor: pages.cursor }, signal);
     deliveries.show(page.items);
     deliveries.node.hidden = page.items.length === 0;
-    renew(none, page.items.length ? null : empty("Nothing was sent yet"));
+    renew(none, page.items.length ? null : empty("No deliveries yet"));
     pages.show(page.next_cursor);
   };
   return { node: h("section", { class: "card" }, h("h2", {}, "Deliveries"), deliveries.node, none, pages.node), load };

@@ -1,4 +1,4 @@
-/** What can be done with a job, as it is now. Whatever ends or removes something asks first. */
+/** The actions that a job allows in its current state. Destructive actions ask for confirmation. */
 
 /** @import { Job } from "../shapes.js" */
 
@@ -19,16 +19,16 @@ export function jobActions(jobId, after) {
   /** @type {Job} */
   let job;
 
-  const move = (/** @type {string} */ how, /** @type {string} */ said) => async () => {
-    await send("POST", `${path}/${how}`);
-    toast(said);
+  const control = (/** @type {string} */ action, /** @type {string} */ message) => async () => {
+    await send("POST", `${path}/${action}`);
+    toast(message);
     await after.changed();
   };
   const cancel = async () => {
     const done = await ask({
       title: "Cancel this job?",
-      text: "Nothing more of it starts, and what runs is broken off. Results that are there stay.",
-      action: "Cancel the job",
+      text: "No further task starts, and running attempts are aborted. Existing results stay.",
+      action: "Cancel job",
       danger: true,
       act: () => send("POST", `${path}/cancel`).then(() => true),
     });
@@ -38,13 +38,13 @@ export function jobActions(jobId, after) {
     const key = newKey();
     const resumed = job.run.total === 0;
     const done = await ask({
-      title: resumed ? "Read its list again?" : "Run what failed again?",
+      title: resumed ? "Resume the ingest?" : "Rerun failed tasks?",
       text: resumed
-        ? "The ingest goes on where it stopped."
+        ? "The ingest continues where it stopped."
         : `${
           count(job.run.counts.failed)
-        } tasks of the last run failed. They are run again as a new run; earlier results stay.`,
-      action: resumed ? "Read again" : "Rerun failed",
+        } tasks of the latest run failed. A new run repeats them; earlier results stay.`,
+      action: resumed ? "Resume" : "Rerun failed",
       act: () => send("POST", `${path}/rerun`, { select: "failed" }, { key }).then(() => true),
     });
     if (done) await after.changed();
@@ -58,15 +58,15 @@ export function jobActions(jobId, after) {
       act: (form) => send("POST", `${path}/exports`, exportSpec(form, job), { key }).then(() => true),
     });
     if (done) {
-      toast("The export is being made.");
+      toast("The export has started.");
       await after.exported();
     }
   };
   const remove = async () => {
     const done = await ask({
       title: "Delete this job?",
-      text: `It goes with its ${count(job.run.total)} tasks, all results and exports, for good.${
-        hasEnded(job.state) ? "" : " What runs of it stops."
+      text: `The job, its ${count(job.run.total)} tasks, and all results and exports are deleted permanently.${
+        hasEnded(job.state) ? "" : " Running tasks stop."
       }`,
       action: "Delete",
       danger: true,
@@ -89,8 +89,8 @@ export function jobActions(jobId, after) {
       const unread = job.state === "failed" && job.ingest && !job.run.total;
       renew(
         node,
-        !over && job.state !== "paused" && button("Pause", move("pause", "The job is paused.")),
-        job.state === "paused" && button("Resume", move("resume", "The job goes on."), "primary"),
+        !over && job.state !== "paused" && button("Pause", control("pause", "The job is paused.")),
+        job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
         !over && button("Cancel", cancel),
         over && (job.run.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
         button("Export", exported),
@@ -111,8 +111,9 @@ function exportForm(job) {
       "csv, a row for each task",
     ], ["parquet", "Parquet"]]),
     h("label", { for: "status" }, "Tasks"),
-    choice("status", [["", "all"], ["succeeded", "that succeeded"], ["failed", "that failed"]]),
-    !hasEnded(job.state) && h("p", { class: "muted" }, "The run goes on: the export has what is there now."),
+    choice("status", [["", "all"], ["succeeded", "succeeded"], ["failed", "failed"]]),
+    !hasEnded(job.state) &&
+    h("p", { class: "muted" }, "The run is unfinished: the export contains the results so far."),
   ];
 }
 

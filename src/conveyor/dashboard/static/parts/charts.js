@@ -1,4 +1,4 @@
-/** Charts: a few lines of SVG each. What they show is said in words, too. */
+/** Charts, in plain SVG, each with a text alternative. */
 
 import { h, renew, svg } from "../dom.js";
 import { clock, count, duration, rate, short } from "../format.js";
@@ -8,21 +8,21 @@ import { clock, count, duration, rate, short } from "../format.js";
 const HEIGHT = 220;
 const LEFT = 50;
 const TOP = 8;
-// Where the ground of the chart is; below it stands the axis.
+// The baseline of the chart, above the axis.
 const GROUND = HEIGHT - 20;
-// Of two charts above each other, the ground of the upper and the top of the lower one.
+// Of two stacked charts, the baseline of the upper and the top of the lower one.
 const UPPER = 140;
 const LOWER = 158;
-// Stretches of time, and bars of a histogram: at least and at most.
-const STRETCHES = 60;
-const [FEWEST_BARS, MOST_BARS] = [12, 40];
-// How much longer each step of the server's histogram is than the one before.
+// Number of intervals; minimum and maximum number of bars of a histogram.
+const INTERVALS = 60;
+const [MIN_BARS, MAX_BARS] = [12, 40];
+// Ratio of two neighbouring buckets of the server's histogram.
 const STEP = 1.1;
 const SAMPLE_MS = 1_000;
-const MOST_SAMPLES = 600;
+const MAX_SAMPLES = 600;
 
 /**
- * Add what is seen now: no closer than a second, and only so much of it, so that a long watch stays small.
+ * Add a sample, at most one a second. Above the maximum, every other sample is dropped.
  * @param {Sample[]} samples
  * @param {Ended} counts
  */
@@ -30,12 +30,12 @@ export function addSample(samples, counts) {
   const now = new Date();
   if (now.getTime() - Date.parse(samples[samples.length - 1].at) < SAMPLE_MS) return;
   samples.push({ at: now.toISOString(), ...counts });
-  if (samples.length <= MOST_SAMPLES) return;
+  if (samples.length <= MAX_SAMPLES) return;
   const kept = samples.filter((_, at) => at % 2 === 0 || at === samples.length - 1);
   samples.splice(0, samples.length, ...kept);
 }
 
-/** How many tasks have ended, over time; and below how many did in each second. */
+/** Finished tasks over time, and below it the throughput. */
 export function progressChart() {
   const node = h("figure", { class: "chart" }, h("p", { class: "muted" }, "Loading…"));
   return {
@@ -48,7 +48,7 @@ export function progressChart() {
         done: each.succeeded + each.failed + each.cancelled,
       }));
       const [first, last] = [points[0], points[points.length - 1]];
-      if (last.done === 0) return renew(node, h("p", { class: "muted" }, "Nothing has ended yet."));
+      if (last.done === 0) return renew(node, h("p", { class: "muted" }, "No task has finished yet."));
       const width = widthOf(node);
       const x = scale(first.t, last.t, LEFT, width);
       const most = Math.max(total, last.done);
@@ -56,7 +56,7 @@ export function progressChart() {
       const rates = throughput(points);
       const fastest = Math.max(...rates.map((each) => each.rate));
       const speed = scale(0, fastest, GROUND, LOWER);
-      const words = `${count(last.done)} of ${count(total)} tasks ended between ${clock(first.at)} and ${
+      const words = `${count(last.done)} of ${count(total)} tasks finished between ${clock(first.at)} and ${
         clock(last.at)
       }, ${count(last.failed)} of them failed; at most ${rate(fastest)}`;
       renew(
@@ -64,9 +64,9 @@ export function progressChart() {
         h(
           "figcaption",
           { class: "legend" },
-          legend("succeeded", "ended"),
+          legend("succeeded", "finished"),
           legend("failed", "failed"),
-          legend("speed", "tasks a second"),
+          legend("speed", "throughput"),
         ),
         drawing(
           width,
@@ -91,29 +91,27 @@ export function progressChart() {
   };
 }
 
-/** How many tasks took how long, on a scale where each bar is as much longer as the one before. */
+/** Histogram of task latency, on a logarithmic scale. */
 export function latencyChart() {
   const node = h("figure", { class: "chart" }, h("p", { class: "muted" }, "Loading…"));
   return {
     node,
     /** @param {Duration[]} durations @param {{p50: number, p95: number} | null} time */
     show(durations, time) {
-      if (!durations.length) return renew(node, h("p", { class: "muted" }, "No times are known of this run."));
+      if (!durations.length) return renew(node, h("p", { class: "muted" }, "No latency data for this run."));
       const width = widthOf(node);
       const { bars, low, high } = histogram(durations);
       const most = Math.max(...bars);
       const y = scale(0, most, GROUND, TOP);
       const x = scale(Math.log(low), Math.log(high), LEFT, width);
       const step = (width - LEFT) / bars.length;
-      const words = time
-        ? `half within ${duration(time.p50)}, 95% within ${duration(time.p95)}`
-        : "tasks by the time that they took";
+      const words = time ? `p50 ${duration(time.p50)}, p95 ${duration(time.p95)}` : "tasks by duration";
       renew(
         node,
         h("figcaption", { class: "legend" }, legend("running", words)),
         drawing(
           width,
-          `Task times: ${words}`,
+          `Latency: ${words}`,
           grid(width, y, [0, most], short),
           bars.map((value, at) =>
             value > 0 &&
@@ -139,12 +137,12 @@ export function latencyChart() {
 
 /** @param {Duration[]} durations shortest first */
 function histogram(durations) {
-  const few = Math.sqrt(STEP ** FEWEST_BARS);
+  const few = Math.sqrt(STEP ** MIN_BARS);
   const middle = Math.sqrt(durations[0].seconds * durations[durations.length - 1].seconds);
   const low = Math.min(durations[0].seconds, middle / few);
   const high = Math.max(durations[durations.length - 1].seconds * STEP, middle * few);
   const steps = Math.round(Math.log(high / low) / Math.log(STEP));
-  const bars = Array(Math.min(MOST_BARS, steps)).fill(0);
+  const bars = Array(Math.min(MAX_BARS, steps)).fill(0);
   for (const each of durations) {
     bars[Math.min(bars.length - 1, Math.floor((Math.log(each.seconds / low) / Math.log(high / low)) * bars.length))] +=
       each.count;
@@ -153,11 +151,11 @@ function histogram(durations) {
 }
 
 /**
- * Ended tasks a second, in stretches that are long enough to say something.
+ * Finished tasks a second, over intervals that are long enough to be meaningful.
  * @param {{t: number, done: number}[]} points
  */
 function throughput(points) {
-  const least = Math.max((points[points.length - 1].t - points[0].t) / STRETCHES, 500);
+  const least = Math.max((points[points.length - 1].t - points[0].t) / INTERVALS, 500);
   /** @type {{from: number, to: number, rate: number}[]} */
   const found = [];
   let from = points[0];
@@ -189,7 +187,7 @@ function drawing(width, words, ...parts) {
   return svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": words }, parts);
 }
 
-/** One unit is a pixel, so that the letters have their size on every screen. @param {Element} node */
+/** One unit is a pixel, so that text has the same size on every screen. @param {Element} node */
 const widthOf = (node) => Math.max(node.clientWidth, 240);
 
 /** @param {number} low @param {number} high @param {number} from @param {number} to */

@@ -1,4 +1,4 @@
-/** What was sent by webhook, try by try, and sending it again. */
+/** Webhook deliveries with their attempts, and redelivery. */
 
 /** @import { Attempt, Delivery } from "../shapes.js" */
 
@@ -11,9 +11,9 @@ import { table } from "./table.js";
 
 /** @param {AbortSignal} signal @param {() => Promise<void>} [changed] */
 export function deliveriesTable(signal, changed = async () => {}) {
-  const again = async (/** @type {string} */ id) => {
+  const redeliver = async (/** @type {string} */ id) => {
     await send("POST", `/v1/webhooks/deliveries/${encodeURIComponent(id)}/redeliver`, undefined, { signal });
-    toast("It is sent again.");
+    toast("The event is redelivered.");
     await changed();
   };
   const { node, rows } = table(
@@ -25,9 +25,9 @@ export function deliveriesTable(signal, changed = async () => {}) {
         cell: (each) => h("a", { class: "id", href: `#/jobs/${each.job_id}`, title: each.job_id }, each.job_id),
       },
       { title: "State", cell: (each) => pill(each.status) },
-      { title: "Tries", look: "number", cell: (each) => count(each.attempts) },
-      { title: "Last try", look: "wide", cell: (each) => lastTry(each.log[each.log.length - 1]) },
-      { title: "Next", look: "number", cell: (each) => moment(each.next_attempt_at) },
+      { title: "Attempts", look: "number", cell: (each) => count(each.attempts) },
+      { title: "Last attempt", look: "wide", cell: (each) => lastAttempt(each.log[each.log.length - 1]) },
+      { title: "Next attempt", look: "number", cell: (each) => moment(each.next_attempt_at) },
       {
         title: "",
         look: "end",
@@ -36,7 +36,7 @@ export function deliveriesTable(signal, changed = async () => {}) {
             type: "button",
             class: "small",
             "aria-label": `Redeliver ${each.event}`,
-            on: { click: () => attempt(() => again(each.id)) },
+            on: { click: () => attempt(() => redeliver(each.id)) },
           }, "Redeliver"),
       },
     ]),
@@ -46,7 +46,7 @@ export function deliveriesTable(signal, changed = async () => {}) {
 }
 
 /** @param {Attempt | undefined} attempt */
-function lastTry(attempt) {
+function lastAttempt(attempt) {
   if (!attempt) return "–";
   return [
     attempt.status ?? attempt.error,

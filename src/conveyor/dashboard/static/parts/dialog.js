@@ -1,4 +1,4 @@
-/** Questions that stand in the way until they are answered. The browser keeps the focus inside and gives it back. */
+/** Modal dialogs. The browser keeps the focus inside, and restores it on close. */
 
 import { h } from "../dom.js";
 import { words } from "./says.js";
@@ -8,14 +8,14 @@ import { words } from "./says.js";
  * @typedef {Object} Question
  * @property {string} title
  * @property {import("../dom.js").Children} text
- * @property {string} action what the button says that does it
- * @property {boolean} [danger] whether it can not be undone
+ * @property {string} action label of the confirm button
+ * @property {boolean} [danger] whether the action cannot be undone
  * @property {(form: FormData) => Promise<T>} act
  */
 
 /**
- * Ask before something is done, do it, and say in the same place what went wrong. Resolves to what `act` gave, or null
- * if the user thought better of it.
+ * Ask for confirmation, run `act`, and show its error in the dialog. Resolves to the result of `act`, or to null if the
+ * user cancels.
  * @template T
  * @param {Question<T>} question
  * @returns {Promise<T | null>}
@@ -29,10 +29,10 @@ export function ask({ title, text, action, danger = false, act }) {
     const cancel = h("button", { type: "button", class: "quiet", on: { click: () => dialog.close() } }, "Cancel");
     const submit = async (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
-      const given = new FormData(/** @type {HTMLFormElement} */ (event.target));
+      const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
       confirm.disabled = true;
       try {
-        result = await act(given);
+        result = await act(form);
         dialog.close();
       } catch (error) {
         problem.textContent = words(error);
@@ -54,7 +54,7 @@ export function ask({ title, text, action, danger = false, act }) {
     );
     document.body.append(dialog);
     dialog.showModal();
-    // What can be undone may be one key away; what can not, is not.
+    // Enter must not trigger an action that cannot be undone.
     (danger ? cancel : confirm).focus();
   });
 }

@@ -1,11 +1,11 @@
-/** What tasks failed with, the most frequent first; each shows the tasks that did. */
+/** Errors of a run, most frequent first; a click shows the failed tasks. */
 
 /** @import { ErrorCount } from "../shapes.js" */
 
 import { h, keyed, renew, svg } from "../dom.js";
 import { count } from "../format.js";
 
-/** @param {(code: string) => void} pick called with the code whose tasks are wanted */
+/** @param {(code: string) => void} pick called with the code of a clicked error */
 export function errorsList(pick) {
   const none = h("p", { class: "muted" }, "No task has failed.");
   const list = h("ul", { class: "errors" });

@@ -1,4 +1,4 @@
-/** The exports of a job: how far each is, and its files. */
+/** The exports of a job, with progress and files. */
 
 /** @import { Export, Job } from "../shapes.js" */
 
@@ -9,8 +9,8 @@ import { attempt } from "./says.js";
 import { hasEnded, pill } from "./state.js";
 import { table } from "./table.js";
 
-// While one is being made.
-const AGAIN = 1_500;
+// Refresh interval while an export is in progress, in milliseconds.
+const REFRESH = 1_500;
 
 /** @param {string} jobId @param {AbortSignal} signal */
 export function exportsCard(jobId, signal) {
@@ -22,7 +22,7 @@ export function exportsCard(jobId, signal) {
   const { node: list, rows } = table(
     "Exports",
     /** @type {import("./table.js").Column<Export>[]} */ ([
-      { title: "Made", cell: (each) => moment(each.created_at) },
+      { title: "Created", cell: (each) => moment(each.created_at) },
       {
         title: "Format",
         cell: (each) => `${each.format}${each.compression === "none" ? "" : `, ${each.compression}`}`,
@@ -70,7 +70,7 @@ export function exportsCard(jobId, signal) {
     rows([...items].reverse());
     list.hidden = items.length === 0;
     if (items.some((/** @type {Export} */ each) => each.state === "queued" || each.state === "running")) {
-      later = setTimeout(() => void load().catch(() => {}), AGAIN);
+      later = setTimeout(() => void load().catch(() => {}), REFRESH);
     }
     return items.length;
   };

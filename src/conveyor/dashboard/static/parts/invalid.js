@@ -1,4 +1,4 @@
-/** The lines of a job's list that were no task. */
+/** The invalid lines of a job's list. */
 
 /** @import { InvalidLine, Job } from "../shapes.js" */
 
@@ -13,7 +13,7 @@ const PAGE = 25;
 export function invalidCard(jobId, signal) {
   const pages = pager(() => load());
   const { node: list, rows } = table(
-    "Lines that were no task",
+    "Invalid lines",
     /** @type {import("./table.js").Column<InvalidLine>[]} */ ([
       { title: "Line", look: "number", cell: (each) => count(each.line) },
       { title: "Reason", cell: (each) => each.reason },
@@ -21,7 +21,7 @@ export function invalidCard(jobId, signal) {
     ]),
     (each) => String(each.line),
   );
-  const node = h("section", { class: "card", hidden: true }, h("h2", {}, "Lines that were no task"), list, pages.node);
+  const node = h("section", { class: "card", hidden: true }, h("h2", {}, "Invalid lines"), list, pages.node);
   let known = 0;
   const load = async () => {
     const page = await get(`/v1/jobs/${jobId}/invalid`, { limit: PAGE, cursor: pages.cursor }, signal);
@@ -30,7 +30,7 @@ export function invalidCard(jobId, signal) {
   };
   return {
     node,
-    /** Asked for again only when there are more of them. @param {Job} job */
+    /** Loads again only if their number has changed. @param {Job} job */
     async refresh(job) {
       if (job.invalid_lines === known) return;
       known = job.invalid_lines;

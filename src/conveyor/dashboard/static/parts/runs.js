@@ -1,4 +1,4 @@
-/** The runs of a job, newest first, each with where its tasks come from. */
+/** The runs of a job, newest first. */
 
 /** @import { Lineage, Run } from "../shapes.js" */
 
@@ -7,7 +7,7 @@ import { count, moment } from "../format.js";
 import { bar, pill } from "./state.js";
 import { table } from "./table.js";
 
-/** @param {(number: number) => void} pick called with the number of the run whose tasks are wanted */
+/** @param {(number: number) => void} pick called with the number of a clicked run */
 export function runsTable(pick) {
   const { node, rows } = table(
     "Runs",
@@ -28,9 +28,9 @@ export function runsTable(pick) {
           h("span", { class: "muted" }, `${count(run.total)} tasks, ${count(run.counts.failed)} failed`),
         ],
       },
-      { title: "From", cell: (run) => lineage(run.lineage) },
-      { title: "Begun", look: "number", cell: (run) => moment(run.created_at) },
-      { title: "Ended", look: "number", cell: (run) => moment(run.ended_at) },
+      { title: "Tasks from", cell: (run) => lineage(run.lineage) },
+      { title: "Started", look: "number", cell: (run) => moment(run.created_at) },
+      { title: "Finished", look: "number", cell: (run) => moment(run.ended_at) },
     ]),
     (run) => run.id,
   );
@@ -49,7 +49,7 @@ function lineage(from) {
   const changed = Object.keys(from.options);
   return [
     chosen || "all",
-    " of the run before",
-    changed.length > 0 && h("span", { class: "muted" }, `; with other ${changed.join(", ")}`),
+    " of the previous run",
+    changed.length > 0 && h("span", { class: "muted" }, `; changed: ${changed.join(", ")}`),
   ];
 }

@@ -1,4 +1,4 @@
-/** What a page says when there is nothing to show: not yet, not any more, or because something went wrong. */
+/** Messages: empty states, errors and toasts. */
 
 import { Problem } from "../api.js";
 import { h } from "../dom.js";
@@ -21,8 +21,8 @@ export function failure(error, retry) {
   return h(
     "div",
     { class: "card failure", role: "alert" },
-    h("h1", {}, missing ? "There is nothing here" : "That did not work"),
-    h("p", {}, missing ? "It was deleted, it expired, or it never was." : words(error)),
+    h("h1", {}, missing ? "Not found" : "Something went wrong"),
+    h("p", {}, missing ? "It was deleted, has expired, or never existed." : words(error)),
     h(
       "p",
       { class: "actions" },
@@ -38,7 +38,7 @@ export function words(error) {
 }
 
 /**
- * A short word at the edge of the page, read out too.
+ * A short message at the edge of the page, also for screen readers.
  * @param {string} text
  * @param {"good" | "bad"} [look]
  */
@@ -57,7 +57,7 @@ export function toast(text, look = "good") {
 }
 
 /**
- * Do what a button stands for, and say what went wrong; nothing, if that is only that another page is shown by now.
+ * Run the action of a button, and show its error; except if it was aborted because another page is shown.
  * @param {() => Promise<unknown>} work
  */
 export async function attempt(work) {

@@ -1,11 +1,11 @@
-/** Small signs that stand everywhere: the state of a thing, and how far it is. */
+/** Shared indicators: state pills and progress bars. */
 
 import { h, svg } from "../dom.js";
 import { count, percent } from "../format.js";
 
 /** @import { Counts, Ended } from "../shapes.js" */
 
-/** How a state looks. */
+/** The CSS class of each state. */
 const LOOKS = {
   running: "busy",
   ingesting: "busy",
@@ -26,7 +26,7 @@ const LOOKS = {
 };
 
 /**
- * A word with a dot of its colour. The colour says nothing that the word does not.
+ * The state as a word with a coloured dot. The colour adds no information.
  * @param {string} state
  */
 export function pill(state) {
@@ -43,7 +43,7 @@ export const hasEnded = (state) => ENDED.has(state);
 export const ended = (counts) => counts.succeeded + counts.failed + counts.cancelled;
 
 /**
- * The tasks of a run as one line: what succeeded, failed, was cancelled, runs; the rest waits.
+ * The tasks of a run as one bar: succeeded, failed, cancelled, running; the rest is pending.
  * @param {{total: number, counts: Counts}} run
  * @param {string} label
  */
@@ -54,10 +54,10 @@ export function bar(run, label) {
   const parts = /** @type {const} */ (["succeeded", "failed", "cancelled", "running"]).map((name) => {
     const width = total ? (1000 * counts[name]) / total : 0;
     x += width;
-    // What is there at all can be seen.
+    // Every part that is not empty is visible.
     return width && svg("rect", { class: name, x: x - width, width: Math.max(width, 2), height: 10 });
   });
-  const words = `${percent(done, total)} done, ${count(counts.failed)} failed`;
+  const words = `${percent(done, total)} finished, ${count(counts.failed)} failed`;
   return h(
     "div",
     {

@@ -1,4 +1,4 @@
-/** The head of a job's page: what it is, how far it is, what it waits for. */
+/** The head of a job's page: name, state, reason to wait, progress. */
 
 /** @import { Job } from "../shapes.js" */
 
@@ -6,7 +6,7 @@ import { h, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
 import { bar, hasEnded, pill } from "./state.js";
 
-/** @param {Element} actions what can be done with it */
+/** @param {Element} actions the buttons of the job */
 export function jobSummary(actions) {
   const title = h("h1");
   const state = h("span");
@@ -24,10 +24,10 @@ export function jobSummary(actions) {
     ],
     /** @param {Job} job */
     show(job) {
-      const [made, expires] = [moment(job.created_at), moment(job.expires_at)];
+      const [created, expires] = [moment(job.created_at), moment(job.expires_at)];
       renew(title, job.name ?? job.id);
       renew(state, pill(job.state));
-      renew(about, h("code", {}, job.id), ` · ${job.kind} · made `, made, " · expires ", expires);
+      renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, " · expires ", expires);
       renew(notice, noticeOf(job));
       renew(line, bar(job.run, "All tasks"));
       renew(tiles, tilesOf(job));
@@ -44,8 +44,8 @@ function noticeOf(job) {
 /** @param {Job} job */
 function ingestOf({ state, ingest }) {
   if (state !== "ingesting" || !ingest) return null;
-  const share = ingest.bytes_total ? `, ${percent(ingest.bytes_read, ingest.bytes_total)} of its bytes` : "";
-  return `Reading its list: ${count(ingest.tasks)} tasks so far${share}.`;
+  const share = ingest.bytes_total ? `, ${percent(ingest.bytes_read, ingest.bytes_total)} of the bytes` : "";
+  return `Ingesting the list: ${count(ingest.tasks)} tasks so far${share}.`;
 }
 
 /** @param {Job} job */
@@ -54,12 +54,12 @@ function tilesOf({ run, state, rate: speed, eta, task_time: time }) {
   const over = hasEnded(state) && run.ended_at ? Date.parse(run.ended_at) : Date.now();
   const lasted = duration((over - Date.parse(run.created_at)) / 1000);
   return [
-    tile("Done", percent(counts.succeeded + counts.failed, total), `of ${count(total)}`),
+    tile("Finished", percent(counts.succeeded + counts.failed, total), `of ${count(total)}`),
     tile("Succeeded", count(counts.succeeded), null, "succeeded"),
     tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
     tile("Running", count(counts.running), `${count(counts.pending)} pending`),
-    tile("Rate", rate(speed), time && `median ${duration(time.p50)}`),
-    hasEnded(state) ? tile("Took", lasted) : tile("Time left", duration(eta), `after ${lasted}`),
+    tile("Throughput", rate(speed), time && `p50 ${duration(time.p50)}`),
+    hasEnded(state) ? tile("Duration", lasted) : tile("Time left", duration(eta), `after ${lasted}`),
   ];
 }
 

@@ -1,4 +1,4 @@
-/** Tables. On a narrow page each row stands as a card, with the titles of the columns before the values. */
+/** Tables. On a narrow page each row becomes a card, with the column title in front of each value. */
 
 import { h, keyed, renew } from "../dom.js";
 import { attempt } from "./says.js";
@@ -9,8 +9,8 @@ import { attempt } from "./says.js";
  */
 
 /**
- * Rows keep their nodes, by `keyOf`, while their cells change. The roles are written out: styles that make cards of
- * rows would take them away.
+ * Rows keep their nodes, by `keyOf`, while their cells change. The roles are explicit, because the card styles would
+ * remove the implicit ones.
  * @template T
  * @param {string} caption
  * @param {Column<T>[]} columns
@@ -37,8 +37,8 @@ export function table(caption, columns, keyOf) {
 }
 
 /**
- * The way through pages that only know the next one: the cursors so far are kept.
- * @param {() => Promise<void>} turn called when another page is asked for
+ * A pager for cursors: it remembers the cursors of earlier pages.
+ * @param {() => Promise<void>} turn called to load another page
  */
 export function pager(turn) {
   /** @type {(string | null)[]} */

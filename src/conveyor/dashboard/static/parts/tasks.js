@@ -1,4 +1,4 @@
-/** The tasks of a job: by state, error, run and text, page by page. However many there are, only one page is shown. */
+/** The tasks of a job, filtered by status, error, run and text, one page at a time. */
 
 /** @import { Task } from "../shapes.js" */
 
@@ -10,8 +10,8 @@ import { pill } from "./state.js";
 import { pager, table } from "./table.js";
 
 const PAGE = 25;
-// Rows are read for a search until something is found, and at most so many times without asking.
-const MOST_TURNS = 20;
+// A search reads further pages until one has a match, at most this many.
+const MAX_READS = 20;
 const TYPING_MS = 300;
 
 /**
@@ -28,7 +28,7 @@ export function tasksCard(jobId, signal) {
     maxlength: 200,
     on: { input: () => typed() },
   });
-  const status = choose("task-status", [["", "any outcome"], ["pending", "pending"], ["succeeded", "succeeded"], [
+  const status = choose("task-status", [["", "any status"], ["pending", "pending"], ["succeeded", "succeeded"], [
     "failed",
     "failed",
   ], ["cancelled", "cancelled"]]);
@@ -41,7 +41,7 @@ export function tasksCard(jobId, signal) {
   let error = "";
   let run = "";
   let typing = 0;
-  /** Ends what was asked for before. */
+  /** Aborts the previous request. */
   let asking = new AbortController();
 
   const again = () => {
@@ -69,20 +69,20 @@ export function tasksCard(jobId, signal) {
         page.items.length
           ? null
           : page.next_cursor
-          ? empty("Nothing found so far", "Go on with Next.")
+          ? empty("No match so far", "Continue with Next.")
           : empty(wanted || error || status.value ? "No task matches" : "No tasks yet"),
       );
       renew(
         said,
-        page.read === undefined ? "" : `${count(page.read)} tasks looked at${page.next_cursor ? ", not all" : ""}`,
+        page.read === undefined ? "" : `${count(page.read)} tasks searched${page.next_cursor ? ", not all" : ""}`,
       );
       pages.show(page.next_cursor);
     } catch (problem) {
-      // That nobody answers is said at the top of the page.
+      // The banner at the top reports an unreachable server.
       if (!mine.aborted && !(problem instanceof Unreachable)) renew(said, words(problem));
     }
   };
-  /** A page may be empty and not be the last: only so many tasks are looked at for one. */
+  /** A page may be empty without being the last: a page reads a limited number of tasks. */
   const look = async (
     /** @type {string} */ where,
     /** @type {{text?: string}} */ given,
@@ -93,11 +93,11 @@ export function tasksCard(jobId, signal) {
     for (let turn = 0;; turn += 1) {
       const page = await get(`/v1/jobs/${jobId}/${where}`, { ...query(), ...given, cursor }, mine);
       read += page.read ?? 0;
-      if (page.items.length || page.next_cursor === null || turn === MOST_TURNS) {
+      if (page.items.length || page.next_cursor === null || turn === MAX_READS) {
         return page.read === undefined ? page : { ...page, read };
       }
       cursor = page.next_cursor;
-      renew(said, page.read === undefined ? "Searching…" : `Searching… ${count(read)} tasks looked at`);
+      renew(said, page.read === undefined ? "Searching…" : `Searching… ${count(read)} tasks searched`);
     }
   };
   const drawChips = () =>
@@ -128,7 +128,7 @@ export function tasksCard(jobId, signal) {
         },
         h("label", { for: "search", class: "hidden" }, "Search the inputs of tasks, or an index"),
         text,
-        h("label", { for: "task-status", class: "hidden" }, "Outcome"),
+        h("label", { for: "task-status", class: "hidden" }, "Status"),
         status,
         chips,
         said,
@@ -137,11 +137,11 @@ export function tasksCard(jobId, signal) {
       none,
       pages.node,
     ),
-    /** Only what failed with this code. @param {string} code */
+    /** Show only tasks with this error code. @param {string} code */
     ofError: (code) => show({ error: code }),
-    /** Only what this run has. @param {number} number */
+    /** Show only tasks of this run. @param {number} number */
     ofRun: (number) => show({ run: String(number) }),
-    /** The same page again; a search is not made again, it reads much. */
+    /** Reload the page; a search is not repeated, because it reads many rows. */
     refresh: () => (text.value.trim() ? Promise.resolve() : load()),
   };
 }
@@ -165,7 +165,7 @@ function columns(jobId) {
       look: "wide",
       cell: (task) => h("a", { class: "clip", href: `#/jobs/${jobId}/tasks/${task.task_id}` }, input(task.input)),
     },
-    { title: "Outcome", cell: (task) => pill(task.status) },
+    { title: "Status", cell: (task) => pill(task.status) },
     {
       title: "Error",
       cell: (
@@ -174,7 +174,7 @@ function columns(jobId) {
     },
     { title: "HTTP", look: "number minor", cell: (task) => task.http_status ?? "–" },
     { title: "Attempts", look: "number minor", cell: (task) => count(task.attempts) },
-    { title: "Time", look: "number minor", cell: (task) => duration(task.elapsed) },
-    { title: "Ended", look: "number minor", cell: (task) => moment(task.finished_at) },
+    { title: "Duration", look: "number minor", cell: (task) => duration(task.elapsed) },
+    { title: "Finished", look: "number minor", cell: (task) => moment(task.finished_at) },
   ];
 }

@@ -1,4 +1,4 @@
-/** What happened, in order. */
+/** A list of events, oldest first. */
 
 /** @import { ErrorCount, Event } from "../shapes.js" */
 
@@ -8,8 +8,8 @@ import { count, moment } from "../format.js";
 import { empty } from "./says.js";
 
 const PAGE = 100;
-// The last pages are read through by who looks at a job with a long story; no further than this.
-const MOST_PAGES = 5;
+// Pages to read, at most, to reach the latest events.
+const MAX_PAGES = 5;
 
 /**
  * @param {string} path
@@ -24,12 +24,12 @@ export function trail(path, signal, query = {}) {
       /** @type {Event[]} */
       let events = [];
       let cursor = null;
-      for (let page = 0; page < MOST_PAGES && (page === 0 || cursor); page += 1) {
+      for (let page = 0; page < MAX_PAGES && (page === 0 || cursor); page += 1) {
         const found = /** @type {any} */ (await get(path, { ...query, limit: PAGE, cursor }, signal));
         events = [...events, ...found.items].slice(-PAGE);
         cursor = found.next_cursor;
       }
-      renew(node, events.length ? h("ol", { class: "trail" }, events.map(entry)) : empty("Nothing has happened yet"));
+      renew(node, events.length ? h("ol", { class: "trail" }, events.map(entry)) : empty("No events yet"));
     },
   };
 }
@@ -50,7 +50,7 @@ function entry(event) {
   );
 }
 
-/** What an event carries, but for what only programs want. @param {Record<string, any>} data */
+/** The data of an event, as text for people. @param {Record<string, any>} data */
 function details({ counts, error, top_errors: errors = [], ...rest }) {
   const plain = Object.entries(rest).filter(([, value]) =>
     value !== "" && (typeof value === "string" || typeof value === "number")
