@@ -60,7 +60,7 @@ class Commands:
 
 def _serve() -> None:
     # What most commands import at some time.
-    import conveyor.cli.app
+    import conveyor.cli.command_list
 
     import conveyor.client
     import conveyor.embedded  # noqa: F401
