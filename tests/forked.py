@@ -61,7 +61,6 @@ class Commands:
 def _serve() -> None:
     # What most commands import at some time.
     import conveyor.cli.command_list
-
     import conveyor.client
     import conveyor.embedded  # noqa: F401
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import conveyor.targets
-
+import conveyor.egress.target_guard
 import conveyor.handlers
 from conveyor.errors import ConveyorError
 from conveyor.settings import PREFIX, Settings
@@ -24,7 +23,7 @@ _SOURCE = Path(__file__).parents[2] / "src/conveyor/settings.py"
 
 def tree(cls: type[ConveyorError]) -> list[type[ConveyorError]]:
     """The errors that stand in errors.py, and the two that stand beside what raises them."""
-    assert conveyor.handlers and conveyor.targets
+    assert conveyor.handlers and conveyor.egress.target_guard
     return [cls, *(found for sub in cls.__subclasses__() for found in tree(sub))]
 
 

@@ -541,7 +541,7 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     job_id = json.loads(done.stdout)["id"]
     (failed,) = up.json("results", job_id, "--status", "failed")
     said = up("rerun", job_id, "--failed", "--attempts", "2")
-    assert said.stdout.startswith(f"{job_id} is ingesting again, run 2."), said.stderr
+    assert said.stdout.startswith(f"{job_id} is ingesting, run 2."), said.stderr
     assert up("watch", job_id).returncode == 3
     (again,) = up.json("results", job_id)
     assert (again["index"], again["attempts"]) == (failed["index"], failed["attempts"])

@@ -29,7 +29,7 @@ class View:
         return ", ".join(part for part in parts if part)
 
 
-def of_job(now: Snapshot) -> View:
+def view_job(now: Snapshot) -> View:
     """View a job: the progress of its ingest while that runs, then the progress of its tasks."""
     if now.state is RunState.INGESTING and now.ingest is not None:
         return _of_ingest(now, now.ingest)
@@ -37,7 +37,7 @@ def of_job(now: Snapshot) -> View:
     return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended)
 
 
-def of_bytes(stage: str, done: int, total: int | None) -> View:
+def view_bytes(stage: str, done: int, total: int | None) -> View:
     """View a transfer of bytes."""
     size = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
     return View(stage, done, total, size)

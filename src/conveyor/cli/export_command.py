@@ -128,13 +128,13 @@ def _start(client: "Client", job: str, out: Path, options: dict[str, Any]) -> "E
 def _download(export: "Export", job: str, out: Path) -> None:
     """Wait until the export is ready, then download its files."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_bytes
+    from conveyor.cli.bar_view import view_bytes
     from conveyor.cli.guard import complain
 
     try:
         with progress_bar(out.name) as show:
             export.wait(lambda now: show(_view(now)))
-            export.download(out, lambda size, total: show(of_bytes("downloading", size, total)))
+            export.download(out, lambda size, total: show(view_bytes("downloading", size, total)))
     except KeyboardInterrupt:
         complain(
             f"Stopped waiting; the export continues. `conveyor export {job} -o {out} --id {export.id}` downloads it."

@@ -104,7 +104,7 @@ def _job_row(job: dict[str, Any]) -> list[object]:
 
 def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from conveyor.cli import formatting as text
-    from conveyor.cli.bar_view import of_job
+    from conveyor.cli.bar_view import view_job
     from conveyor.cli.snapshot import Snapshot
     from conveyor.states import RunState
     from conveyor.telemetry.redact import printable
@@ -117,7 +117,7 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "state", now.state.value + (f" ({printable(now.reason)})" if now.reason else "")
     yield "created", text.moment(job.get("created_at"))
     if now.state is RunState.INGESTING:
-        yield "ingest", of_job(now).done
+        yield "ingest", view_job(now).done
     yield "total", text.count(now.total)
     for status, number in job["run"]["counts"].items():
         yield status, text.count(number)

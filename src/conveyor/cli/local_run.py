@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from conveyor.cli import run_directory as place
-from conveyor.cli.bar_view import View, of_bytes, of_job
+from conveyor.cli.bar_view import View, view_bytes, view_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
@@ -293,7 +293,7 @@ async def _submit(
     total = place.size_of(plan.lists)
 
     def progress(size: int) -> None:
-        show(of_bytes("staging", size, total))
+        show(view_bytes("staging", size, total))
 
     progress(0)
     return await embedded.submit_list(plan.lists, plan.spec, _TENANT, progress, like=like, job_id=job_id)
@@ -374,7 +374,7 @@ async def _follow(
         now = Snapshot.of(status)
         # An error in the list is reported once, when the command fails.
         if now.bad_list is None:
-            show(of_job(now))
+            show(view_job(now))
         if now.ended:
             return status
         if stopped.is_set():
@@ -393,10 +393,10 @@ async def _export(system: "System", job: Job, out: Path, final: dict[str, Any], 
 
     def report(now: ExportProgress) -> None:
         share = min(now.tasks / max(job.run.total, 1), 1.0)
-        show(of_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
+        show(view_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
 
     size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
-    show(of_job(Snapshot.of(final)))
+    show(view_job(Snapshot.of(final)))
     return size
 
 

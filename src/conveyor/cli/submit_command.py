@@ -84,16 +84,16 @@ def submit(
 def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], max_bytes: int) -> "Job":
     """Upload the list and create the job. Retries share one idempotency key, so there is one upload and one job."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_bytes
+    from conveyor.cli.bar_view import view_bytes
     from conveyor.cli.staging import format_of, single_file
 
     with (
         progress_bar(spec.get("name") or Path(lists[0]).name) as show,
-        single_file(lists, max_bytes, lambda size: show(of_bytes("reading", size, None))) as path,
+        single_file(lists, max_bytes, lambda size: show(view_bytes("reading", size, None))) as path,
     ):
         return client.submit(
             path,
             format=format_of(lists),
-            progress=lambda sent, total: show(of_bytes("uploading", sent, total)),
+            progress=lambda sent, total: show(view_bytes("uploading", sent, total)),
             **spec,
         )

@@ -26,7 +26,7 @@ def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: D
 def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
     """Watch the job and return its exit code. A job without a name is shown as `title`."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_job
+    from conveyor.cli.bar_view import view_job
     from conveyor.cli.guard import complain
     from conveyor.cli.output import count_invalid_lines, print_json
     from conveyor.cli.snapshot import Snapshot
@@ -34,7 +34,7 @@ def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
 
     try:
         with progress_bar(job.name or title or job.id) as show:
-            job.wait(progress=lambda status: show(of_job(Snapshot.of(status.data))))
+            job.wait(progress=lambda status: show(view_job(Snapshot.of(status.data))))
     except KeyboardInterrupt:
         complain(f"Stopped watching; the job continues. `conveyor watch {job.id}` resumes watching.")
         return EXIT_INTERRUPTED
@@ -42,7 +42,7 @@ def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
     if as_json:
         print_json(job.data)
     else:
-        print(f"{job.id}: {of_job(now).line()}")
+        print(f"{job.id}: {view_job(now).line()}")
         if now.reason:
             print(f"  {printable(now.reason)}")
         for code, number in now.errors:
