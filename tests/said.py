@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from conveyor.client.io import AwaitedIo, BlockingIo
+from conveyor.client.io import AsyncIo, BlockingIo
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Hurried(BlockingIo):
         return 1.0
 
 
-class HurriedAsync(AwaitedIo):
+class HurriedAsync(AsyncIo):
     """The same, on a loop."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The function: python tasks find it by the name `enrich`."""
+"""The function that tasks call, registered as `enrich`."""
 
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ from conveyor import Context, task
 def enrich(row: dict[str, str], context: Context) -> dict[str, str | bool]:
     parts = urlsplit(row["website"])
     if not parts.hostname:
-        raise ValueError(f"{row['website']!r} is no website (try {context.attempt})")
+        raise ValueError(f"{row['website']!r} is not a website (attempt {context.attempt})")
     return {
         "domain": ".".join(parts.hostname.split(".")[-2:]),
         "secure": parts.scheme == "https",

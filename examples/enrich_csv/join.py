@@ -1,4 +1,4 @@
-"""The rows of a csv with what was found for each: python join.py companies.csv enriched.zip enriched.csv"""
+"""Join the rows of a csv with their results: python join.py companies.csv enriched.zip enriched.csv"""
 
 import csv
 import json
@@ -10,7 +10,7 @@ COLUMNS = ["domain", "secure", "initials"]
 
 def main(table: str, archive: str, out: str) -> None:
     with zipfile.ZipFile(archive) as results:
-        # A task's index is the number of its row.
+        # The index of a task is the number of its row.
         tasks = {task["index"]: task for task in map(json.loads, results.read("manifest.jsonl").splitlines())}
         with open(table, newline="") as source, open(out, "w", newline="") as target:
             rows = csv.DictReader(source)
@@ -19,10 +19,10 @@ def main(table: str, archive: str, out: str) -> None:
             for index, row in enumerate(rows):
                 task = tasks[index]
                 if task["status"] == "succeeded":
-                    found = json.loads(results.read(task["file"]))
+                    columns = json.loads(results.read(task["file"]))
                 else:
-                    found = {"error": task["error"]["message"]}
-                joined.writerow(row | found)
+                    columns = {"error": task["error"]["message"]}
+                joined.writerow(row | columns)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""A gateway to try things with: GET /fetch?key=secret&url=URL answers with a page that names the URL.
+"""A gateway for tests: GET /fetch?key=secret&url=URL answers with a page that names the URL.
 
-One request in five is told to come again in a moment, the first time that a URL is asked for.
+For one URL in five, the first request gets a 503 with Retry-After.
 """
 
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-asked: set[str] = set()
+requested: set[str] = set()
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -18,8 +18,8 @@ class Gateway(BaseHTTPRequestHandler):
         url = query.get("url", [""])[0]
         if query.get("key") != ["secret"]:
             self.answer(401, "no key")
-        elif url not in asked and sum(url.encode()) % 5 == 0:
-            asked.add(url)
+        elif url not in requested and sum(url.encode()) % 5 == 0:
+            requested.add(url)
             self.answer(503, "busy", {"Retry-After": "0"})
         else:
             name = urlsplit(url).path.rpartition("/")[2]
@@ -36,7 +36,7 @@ class Gateway(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From an archive of pages to a csv of their titles: python titles.py pages.zip titles.csv"""
+"""Write the titles of the pages in an archive to a csv: python titles.py pages.zip titles.csv"""
 
 import csv
 import json

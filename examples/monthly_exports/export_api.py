@@ -1,7 +1,7 @@
-"""An export API to try things with. An export is ready when its state was asked for three times.
+"""An export API for tests. An export is ready at the third poll.
 
 POST /exports {"month": "2026-10"}    {"export": {"id": "exp_1"}}
-GET  /exports/exp_1                   {"export": {"state": "working"}}, at last {"state": "done", "link": …}
+GET  /exports/exp_1                   {"export": {"state": "working"}}, then {"state": "done", "link": …}
 GET  /files/exp_1.csv                 the file
 """
 
@@ -11,19 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 ROWS = 20_000
-# By Idempotency-Key: an export that is asked for again is the same one.
+# By Idempotency-Key: a repeated request returns the same export.
 exports: dict[str, str] = {}
 months: dict[str, str] = {}
-asked: dict[str, int] = {}
+polls: dict[str, int] = {}
 
 
 class ExportApi(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         export_id = exports.setdefault(self.headers["Idempotency-Key"], f"exp_{len(exports) + 1}")
-        months[export_id] = wanted["month"]
+        months[export_id] = request["month"]
         self.answer(201, {"export": {"id": export_id}})
 
     def do_GET(self) -> None:
@@ -33,10 +33,10 @@ class ExportApi(BaseHTTPRequestHandler):
         elif self.headers["Authorization"] != "Bearer secret":
             self.answer(401, {"error": "no key"})
         else:
-            asked[name] = asked.get(name, 0) + 1
+            polls[name] = polls.get(name, 0) + 1
             link = f"http://{self.headers['Host']}/files/{name}.csv"
             done = {"state": "done", "link": link}
-            self.answer(200, {"export": done if asked[name] >= 3 else {"state": "working"}})
+            self.answer(200, {"export": done if polls[name] >= 3 else {"state": "working"}})
 
     def send_file(self, month: str) -> None:
         body = "".join(["day,orders\n", *(f"{month}-{row % 28 + 1:02},{row}\n" for row in range(ROWS))]).encode()
@@ -47,8 +47,8 @@ class ExportApi(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def answer(self, status: int, said: Any) -> None:
-        body = json.dumps(said).encode()
+    def answer(self, status: int, document: Any) -> None:
+        body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -56,7 +56,7 @@ class ExportApi(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).parents[2] / "src/conveyor/settings.py"
 
 
 def tree(cls: type[ConveyorError]) -> list[type[ConveyorError]]:
-    """The errors of errors.py, and those that are defined next to the code that raises them."""
+    """The errors that stand in errors.py, and the two that stand beside what raises them."""
     assert conveyor.handlers and conveyor.egress.target_guard
     return [cls, *(found for sub in cls.__subclasses__() for found in tree(sub))]
 

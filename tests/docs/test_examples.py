@@ -66,7 +66,7 @@ def test_enrich_csv(place: Path) -> None:
     rows = list(csv.DictReader((place / "enriched.csv").read_text().splitlines()))
     assert [row["domain"] for row in rows] == ["example.com", "example.org", "example.com", "", "example.net"]
     assert [row["secure"] for row in rows] == ["True", "False", "True", "", "True"]
-    assert "no website (try 2)" in rows[3]["error"]
+    assert "not a website (attempt 2)" in rows[3]["error"]
     assert not any(row["error"] for row in rows if row["name"] != "Dogwood")
 
 
@@ -103,7 +103,7 @@ def test_state_machine(place: Path, tmp_path: Path, site: str, monkeypatch: pyte
         monkeypatch.setenv(name, value)
     with terminal(place, **settings) as here:
         # The queues have to be there before the server looks for them.
-        runpy.run_path(str(place / "start.py"))["make"]("example", ROLE)
+        runpy.run_path(str(place / "start.py"))["create"]("example", ROLE)
         here.start("conveyor up --allow-private-targets")
         printed = here.run(f"python start.py example {ROLE} job.json")
     status, _, summary = printed.partition("\n")

@@ -265,7 +265,7 @@ def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
 
     done = cli("run", "list.txt", "-o", "out.zip", "--on-invalid", "skip")
     assert done.returncode == 0, done.stderr
-    assert "12 lines were no task" in done.stdout
+    assert "12 invalid lines" in done.stdout
     assert [line["index"] for line in manifest(cli.place / "out.zip")] == [0, 13]
     left_out = [json.loads(line) for line in (cli.place / "out.zip.invalid.jsonl").read_text().splitlines()]
     assert [line["line"] for line in left_out] == list(range(2, 14))
@@ -492,13 +492,13 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
     up.write("mixed.txt", f"{site}/quick/1", "no url", f"{site}/quick/2", "ftp://example.com")
     done = up("submit", "mixed.txt", "--wait")
     assert done.returncode == 0, done.stderr
-    assert "2 lines were no task" in done.stdout
+    assert "2 invalid lines" in done.stdout
     job_id = done.stdout.partition(":")[0]
     lines = up.json("invalid", job_id)
     assert [(line["line"], line["text"]) for line in lines] == [(2, "no url"), (4, "ftp://example.com")]
     assert "ftp://example.com" in up("invalid", job_id).stdout
     assert len(up.json("invalid", job_id, "--limit", "1")) == 1
-    assert "2 lines were no task" in up("show", job_id).stdout
+    assert "2 invalid lines" in up("show", job_id).stdout
 
     done = up("submit", "mixed.txt", "--wait", "--on-invalid", "reject")
     assert done.returncode == 2, done.stderr
@@ -522,7 +522,7 @@ def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
         one_line(cli("dead-letters", "redrive", "999999"), "not_found")
         assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0}
         wait_for(lambda: len(cli.json("dead-letters")) == 1 and cli.json("show", job_id)["state"] == "failed")
-        assert "1 sent back" in cli("dead-letters", "redrive", "--all").stdout
+        assert "1 redriven" in cli("dead-letters", "redrive", "--all").stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
         assert job_id in cli("rerun", job_id).stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
@@ -541,7 +541,7 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     job_id = json.loads(done.stdout)["id"]
     (failed,) = up.json("results", job_id, "--status", "failed")
     said = up("rerun", job_id, "--failed", "--attempts", "2")
-    assert said.stdout.startswith(f"{job_id} is ingesting again, run 2."), said.stderr
+    assert said.stdout.startswith(f"{job_id} is ingesting, run 2."), said.stderr
     assert up("watch", job_id).returncode == 3
     (again,) = up.json("results", job_id)
     assert (again["index"], again["attempts"]) == (failed["index"], failed["attempts"])
@@ -551,7 +551,7 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     assert up.json("results", job_id, "--tag", "nobody's") == []
     shown = up("show", job_id, "--verify")
     assert "2: completed, 1 tasks, 1 failed" in shown.stdout
-    assert "the counts agree with the rows" in shown.stdout
+    assert "counts match the task rows" in shown.stdout
     assert up.json("show", job_id, "--verify")["verify"]["drift"] == 0
     code = failed["error"]["code"]
     assert up.json("rerun", job_id, "--error-code", code)["run"]["number"] == 3

@@ -11,7 +11,7 @@ __all__ = ["cli", "site", "up"]
 
 @pytest.mark.timeout(240)
 def test_webhooks(up: Cli, site: str) -> None:
-    assert "There are no endpoints." in up("webhooks").stderr
+    assert "No webhook endpoints." in up("webhooks").stderr
     made = up("webhooks", "create", f"{site}/quick/hook", "--event", "run.completed", "--description", "ours")
     assert made.returncode == 0, made.stderr
     secret = made.stdout.strip()
@@ -27,7 +27,7 @@ def test_webhooks(up: Cli, site: str) -> None:
     (sent,) = up.json("webhooks", "deliveries", shown["id"])
     assert (sent["event"], sent["job_id"]) == ("run.completed", job_id)
     assert sent["id"] in up("webhooks", "deliveries", shown["id"]).stdout
-    assert "on its way again" in up("webhooks", "redeliver", sent["id"]).stdout
+    assert "Redelivering" in up("webhooks", "redeliver", sent["id"]).stdout
     wait_for(lambda: up.json("webhooks", "deliveries", shown["id"])[0]["attempts"] >= 2)
     rotated = up.json("webhooks", "rotate", shown["id"])
     assert rotated["secret"] != secret
@@ -43,7 +43,7 @@ def test_webhooks(up: Cli, site: str) -> None:
 
 @pytest.mark.timeout(240)
 def test_schedules(up: Cli, site: str) -> None:
-    assert "There are no schedules." in up("schedules").stderr
+    assert "No schedules." in up("schedules").stderr
     (up.place / "urls.txt").write_text(f"{site}/quick/1\n{site}/quick/2\n")
     made = up("schedules", "create", "0 6 * * *", "urls.txt", "--timezone", "Europe/Berlin", "--name", "daily")
     assert made.returncode == 0, made.stderr

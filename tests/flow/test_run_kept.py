@@ -18,7 +18,7 @@ import conveyor
 from conveyor import system as systems
 from conveyor.cli import loop
 from conveyor.cli import run_directory as place
-from conveyor.cli.guard import guarded
+from conveyor.cli.guard import run_guarded
 from conveyor.clock import SystemClock
 from conveyor.errors import EngineFailed, ListUnreadable
 from conveyor.export import direct as export
@@ -80,7 +80,7 @@ class Desk:
             Shout.enough.set()
         arguments = ["run", str(self.list), "-o", str(self.out), "--handler", "kept.shout", "--on-invalid", "skip"]
         with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as said:
-            code = guarded([*arguments, "--concurrency", "64", "--json", *more])
+            code = run_guarded([*arguments, "--concurrency", "64", "--json", *more])
         return Ended(code, said.getvalue(), json.loads(printed.getvalue() or "{}"))
 
     def manifest(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from conveyor.cli.bar import progress_bar
-from conveyor.cli.bar_view import of_bytes, of_job
+from conveyor.cli.bar_view import view_bytes, view_job
 from conveyor.cli.snapshot import Snapshot
 from tests.clocks import ManualClock
 
@@ -21,15 +21,15 @@ def job(state: str, **more: Any) -> Snapshot:
 @pytest.mark.parametrize(
     ("view", "line"),
     [
-        (of_bytes("uploading", 1024, 2048), "uploading, 50%, 1.0 KiB of 2.0 KiB"),
-        (of_bytes("reading", 1024, None), "reading, 1.0 KiB"),
-        (of_job(job("ingesting")), "ingesting, 25%, 500 tasks, 10 done, 3 failed, 2 invalid, 5.0/s"),
+        (view_bytes("uploading", 1024, 2048), "uploading, 50%, 1.0 KiB of 2.0 KiB"),
+        (view_bytes("reading", 1024, None), "reading, 1.0 KiB"),
+        (view_job(job("ingesting")), "ingesting, 25%, 500 tasks, 10 done, 3 failed, 2 invalid, 5.0/s"),
         (
-            of_job(job("ingesting", ingest={**INGEST, "bytes_total": None})),
+            view_job(job("ingesting", ingest={**INGEST, "bytes_total": None})),
             "ingesting, 1.0 KiB, 500 tasks, 10 done, 3 failed, 2 invalid, 5.0/s",
         ),
-        (of_job(job("running", eta=98.0)), "10 of 500 done, 3 failed, 2 invalid, 5.0/s, eta 1 min 38 s"),
-        (of_job(job("completed", ingest=None)), "10 of 500 done, 3 failed, completed"),
+        (view_job(job("running", eta=98.0)), "10 of 500 done, 3 failed, 2 invalid, 5.0/s, eta 1 min 38 s"),
+        (view_job(job("completed", ingest=None)), "10 of 500 done, 3 failed, completed"),
     ],
 )
 def test_lines(view: Any, line: str) -> None:
@@ -53,12 +53,12 @@ def test_whether_a_job_failed_for_its_list(now: Snapshot, why: str | None, exit_
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
     with progress_bar("mine", clock) as show:
-        show(of_bytes("uploading", 1, 4))
+        show(view_bytes("uploading", 1, 4))
         clock.advance(5.0)
-        show(of_bytes("uploading", 2, 4))
-        show(of_bytes("uploading", 3, 4))
-        show(of_job(job("completed")))
-        show(of_job(job("completed")))
+        show(view_bytes("uploading", 2, 4))
+        show(view_bytes("uploading", 3, 4))
+        show(view_job(job("completed")))
+        show(view_job(job("completed")))
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "mine: uploading",
         "mine: 10 of 500 done",

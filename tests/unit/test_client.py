@@ -14,7 +14,7 @@ import pytest
 from conveyor import errors
 from conveyor.client import AsyncClient, Client, Job
 from conveyor.client.client_session import ClientSession
-from conveyor.client.problem_errors import BY_CODE, problem
+from conveyor.client.problem_errors import BY_CODE, error_from_problem
 from tests.said import Hurried, HurriedAsync, Said, Server, serving
 
 PATIENCE = 60.0
@@ -252,7 +252,7 @@ def test_any_route(server: Server, client: Client) -> None:
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.__name__)
 def test_every_error_comes_back_as_its_class(kind: type[errors.ConveyorError]) -> None:
     document = {"type": "t", "title": "T", "status": kind.status, "code": kind.code, "detail": "what", "field": "f"}
-    error = problem(kind.status, json.dumps(document).encode())
+    error = error_from_problem(kind.status, json.dumps(document).encode())
     assert type(error) is kind
     assert error.message == "what"
     assert error.details == {"field": "f"}
@@ -269,7 +269,7 @@ def test_the_tree_is_whole() -> None:
     ("status", "family"), [(400, errors.BadInput), (404, errors.NotFound), (418, errors.ConveyorError)]
 )
 def test_an_unknown_code_keeps_code_and_status(status: int, family: type[errors.ConveyorError]) -> None:
-    error = problem(status, b'{"code": "teapot", "detail": "short and stout", "spout": 1}')
+    error = error_from_problem(status, b'{"code": "teapot", "detail": "short and stout", "spout": 1}')
     assert type(error) is family
     assert (error.code, error.status, error.message) == ("teapot", status, "short and stout")
     assert family.code != "teapot"
@@ -279,7 +279,7 @@ def test_an_unknown_code_keeps_code_and_status(status: int, family: type[errors.
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b""])
 def test_an_answer_of_another_kind_of_server(body: bytes) -> None:
-    error = problem(502, body)
+    error = error_from_problem(502, body)
     assert error.status == 502
     assert "CONVEYOR_URL" in error.message
 

@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.client.io import AwaitedIo, BlockingIo, drive
-from conveyor.client.lists import MOST_INLINE, MOST_INLINE_BYTES, Few, ListFile, gathered, json_lines
+from conveyor.client.io import AsyncIo, BlockingIo, drive
+from conveyor.client.lists import MAX_INLINE_BYTES, MAX_INLINE_TASKS, InlineTasks, ListFile, collect_tasks, json_lines
 from conveyor.errors import BadInput, InvalidField, ListUnreadable, NoTasks
 
 
 class Found:
     """What was gathered, read while it was there."""
 
-    def __init__(self, found: Few | ListFile) -> None:
-        self.few = isinstance(found, Few)
-        if isinstance(found, Few):
+    def __init__(self, found: InlineTasks | ListFile) -> None:
+        self.few = isinstance(found, InlineTasks)
+        if isinstance(found, InlineTasks):
             self.tasks = [msgspec.json.decode(task) for task in found.tasks]
             self.data, self.path, self.format = b"", Path(), None
         else:
@@ -37,8 +37,8 @@ class Found:
         return [json.loads(line) for line in self.data.splitlines()]
 
 
-async def gather_on(way: AwaitedIo | BlockingIo, tasks: Any, **how: bool) -> Found:
-    async with gathered(way, tasks, **how) as found:
+async def gather_on(way: AsyncIo | BlockingIo, tasks: Any, **how: bool) -> Found:
+    async with collect_tasks(way, tasks, **how) as found:
         return Found(found)
 
 
@@ -54,21 +54,21 @@ def test_a_few_stay_in_memory(tasks: Any) -> None:
 
 
 def test_as_many_as_fit_into_a_request() -> None:
-    assert gather(range(MOST_INLINE)).few
-    found = gather(range(MOST_INLINE + 1))
+    assert gather(range(MAX_INLINE_TASKS)).few
+    found = gather(range(MAX_INLINE_TASKS + 1))
     assert not found.few
-    assert (found.format, found.lines) == ("jsonl", list(range(MOST_INLINE + 1)))
+    assert (found.format, found.lines) == ("jsonl", list(range(MAX_INLINE_TASKS + 1)))
     assert not found.path.exists(), "it was a temporary one"
 
 
 def test_as_large_as_fit_into_a_request() -> None:
-    text = "x" * (MOST_INLINE_BYTES // 10)
+    text = "x" * (MAX_INLINE_BYTES // 10)
     assert gather([text] * 9).few
     assert gather([text] * 11).lines == [text] * 11
 
 
 def test_a_file_however_few() -> None:
-    assert gather(["a"], whole=True).lines == ["a"]
+    assert gather(["a"], as_file=True).lines == ["a"]
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_memory_does_not_grow_with_the_list() -> None:
             yield f"{number:01000}"
 
     async def measured() -> int:
-        async with gathered(BlockingIo(), tasks()) as found:
+        async with collect_tasks(BlockingIo(), tasks()) as found:
             assert isinstance(found, ListFile)
             return found.size
 
@@ -91,7 +91,7 @@ def test_memory_does_not_grow_with_the_list() -> None:
     finally:
         tracemalloc.stop()
     assert size > 100_000_000
-    assert peak < 8 * MOST_INLINE_BYTES
+    assert peak < 8 * MAX_INLINE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_is_no_list(wrong: Any) -> None:
 
 
 def test_one_url_is_no_path() -> None:
-    with pytest.raises(BadInput, match="list of one"):
+    with pytest.raises(BadInput, match="pass a list"):
         gather("https://example.com/")
 
 
@@ -176,7 +176,7 @@ def test_what_is_nearly_json() -> None:
 
     tasks = [Url("http://example.com"), {"n": Number()}, msgspec.Raw(b'{"a":\r\n 1}'), None, 1.5, "two\nlines"]
     assert gather(tasks).tasks == ["http://example.com", {"n": 7}, {"a": 1}, None, 1.5, "two\nlines"]
-    assert gather(tasks, whole=True).lines == gather(tasks).tasks
+    assert gather(tasks, as_file=True).lines == gather(tasks).tasks
 
 
 def test_an_iterable_that_fails_leaves_nothing_behind() -> None:
@@ -185,7 +185,7 @@ def test_an_iterable_that_fails_leaves_nothing_behind() -> None:
             yield from range(5000)
             raise RuntimeError("the database went away")
 
-        async with gathered(BlockingIo(), tasks()):
+        async with collect_tasks(BlockingIo(), tasks()):
             raise AssertionError("never")
 
     with pytest.raises(RuntimeError, match="database"):
@@ -199,7 +199,7 @@ async def test_an_async_iterable() -> None:
                 await asyncio.sleep(0)
             yield number
 
-    assert (await gather_on(AwaitedIo(), tasks())).lines == list(range(3000))
+    assert (await gather_on(AsyncIo(), tasks())).lines == list(range(3000))
     with pytest.raises(BadInput, match="AsyncClient"):
         gather(tasks())
 
@@ -214,7 +214,7 @@ async def test_others_get_their_turn_on_the_loop() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    async with aclosing(json_lines(AwaitedIo(), range(5000))) as lines:
+    async with aclosing(json_lines(AsyncIo(), range(5000))) as lines:
         async for _ in lines:
             pass
     task.cancel()

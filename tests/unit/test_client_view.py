@@ -42,8 +42,8 @@ def test_while_its_list_is_read() -> None:
 
 
 def test_what_it_waits_for() -> None:
-    waiting = {"code": "breaker_open", "detail": "example.com is away", "until": None}
-    assert view(waiting=waiting).summary().endswith("waits: example.com is away")
+    waiting = {"code": "breaker_open", "detail": "waiting: example.com is down", "until": None}
+    assert view(waiting=waiting).summary().endswith("waiting: example.com is down")
 
 
 @pytest.mark.parametrize(("state", "ended"), [("completed", True), ("failed", True), ("cancelled", True)])
@@ -109,9 +109,9 @@ def test_on_a_terminal_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as terminal, redirect_stderr(terminal):
-        with progress.showing("a list with a name that is longer than the terminal is wide") as show:
+        with progress.display_progress("a list with a name that is longer than the terminal is wide") as show:
             show(view())
-        with progress.showing("pages") as show:
+        with progress.display_progress("pages") as show:
             show(view())
             show(view("completed"))
         shown = ""
@@ -127,7 +127,7 @@ def test_on_a_terminal_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_elsewhere_it_is_a_line_at_the_end_of_something_short(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.showing("pages\x07") as show:
+    with progress.display_progress("pages\x07") as show:
         for _ in range(100):
             show(view())
         show(view("completed"))
@@ -135,7 +135,7 @@ def test_elsewhere_it_is_a_line_at_the_end_of_something_short(capsys: pytest.Cap
 
 
 def test_nothing_was_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.showing("pages"):
+    with progress.display_progress("pages"):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -143,7 +143,7 @@ def test_nothing_was_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lines_come_less_and_less_often(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.showing("pages") as show:
+    with progress.display_progress("pages") as show:
         for second in range(600):
             now = float(second)
             show(view())
@@ -151,12 +151,12 @@ def test_lines_come_less_and_less_often(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.moving(True, "out.zip", "downloading") as moved:
+    with progress.display_bytes(True, "out.zip", "downloading") as moved:
         assert moved is not None
         moved(1024, 4096)
         moved(4096, None)
     assert capsys.readouterr().err == "out.zip: downloading, 4.0 KiB\n"
-    with progress.moving(False, "out.zip", "downloading") as moved:
+    with progress.display_bytes(False, "out.zip", "downloading") as moved:
         assert moved is None
 
 

@@ -1,6 +1,6 @@
-"""The command line. `main` runs one command and turns whatever goes wrong into one line and an exit code.
+"""The command line. `main` runs one command and turns any failure into one line and an exit code.
 
-Nothing heavy is imported before a command asks for it: `conveyor --help` is quick.
+Commands import heavy modules inside their functions, so that `conveyor --help` stays fast.
 """
 
 import sys
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 
 EXIT_ERROR = 1
 EXIT_BAD_INPUT = 2
-# Some tasks of the job failed; everything else went well.
+# The job finished, but some of its tasks did not succeed.
 EXIT_TASKS_FAILED = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `conveyor` command."""
+    """Run the `conveyor` command and exit with its code."""
     try:
-        from conveyor.cli.guard import guarded
+        from conveyor.cli.guard import run_guarded
     except ModuleNotFoundError as error:
         sys.exit(f"conveyor: {missing(error)}")
-    sys.exit(guarded(arguments))
+    sys.exit(run_guarded(arguments))
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """What to do about a library that is not there. The SDK alone is installed without those of the command line."""
+    """The error for a missing library: `pip install conveyor-jobs` alone installs only the SDK."""
     return (
-        f"The command line and the server need more than the SDK (there is no {error.name}). "
-        "Install them: pip install 'conveyor-jobs[server]' [not_installed]"
+        f"The module {error.name} is missing: only the SDK is installed. "
+        "Install the command line and the server: pip install 'conveyor-jobs[server]' [not_installed]"
     )

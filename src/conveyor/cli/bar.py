@@ -12,13 +12,13 @@ from conveyor.clock import Clock, SystemClock
 Show = Callable[[View], None]
 
 _LINE_SECONDS = 5.0
-# Of the bar alone: the words beside it need the rest of a narrow terminal.
+# Width of the bar itself; the text beside it needs the rest of a narrow terminal.
 _WIDTH = 16
 
 
 @contextmanager
 def progress_bar(title: str, clock: Clock | None = None) -> Iterator[Show]:
-    """Hands out the function that shows a view: one bar for all stages."""
+    """Yield the function that shows a view. All stages share one bar."""
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         with _live(title, console) as show:
@@ -52,7 +52,7 @@ def _live(title: str, console: Console) -> Iterator[Show]:
                 rate=view.rate,
                 tail=view.tail,
             )
-            # An update can not take a total away again.
+            # `update` cannot reset a total to None.
             progress.tasks[0].total = view.total
 
         yield show
@@ -60,14 +60,14 @@ def _live(title: str, console: Console) -> Iterator[Show]:
 
 def _plain(title: str, console: Console, clock: Clock) -> Show:
     due = clock.monotonic() + _LINE_SECONDS
-    ended = False
+    finished = False
 
     def show(view: View) -> None:
-        nonlocal due, ended
-        just_ended = view.last and not ended
-        if not just_ended and clock.monotonic() < due:
+        nonlocal due, finished
+        just_finished = view.last and not finished
+        if not just_finished and clock.monotonic() < due:
             return
-        due, ended = clock.monotonic() + _LINE_SECONDS, view.last
+        due, finished = clock.monotonic() + _LINE_SECONDS, view.last
         print(f"{title}: {view.line()}", file=console.file, flush=True)
 
     return show

@@ -1,4 +1,4 @@
-"""What a bar shows at a moment: the stage, how far of what, and words beside it."""
+"""What the progress bar shows: the stage, how much of it is done, and the text beside the bar."""
 
 from dataclasses import dataclass
 
@@ -13,34 +13,34 @@ class View:
 
     stage: str
     completed: int
-    # None while it is not known.
+    # None while unknown.
     total: int | None
     done: str
     problems: str = ""
     rate: str = ""
     tail: str = ""
-    # Nothing will change any more.
+    # No later view will differ from this one.
     last: bool = False
 
     def line(self) -> str:
-        """In words."""
+        """The view as one line of text."""
         share = f"{self.completed / self.total:.0%}" if self.stage and self.total else ""
         parts = [self.stage, share, self.done, self.problems, "" if self.last else self.rate, self.tail]
         return ", ".join(part for part in parts if part)
 
 
-def of_job(now: Snapshot) -> View:
-    """A job: of its list, as long as that is ingested, and then of its tasks."""
+def view_job(now: Snapshot) -> View:
+    """View a job: the progress of its ingest while that runs, then the progress of its tasks."""
     if now.state is RunState.INGESTING and now.ingest is not None:
         return _of_ingest(now, now.ingest)
     done = f"{text.count(now.done)} of {text.count(now.total)} done"
     return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended)
 
 
-def of_bytes(stage: str, done: int, total: int | None) -> View:
-    """Bytes on their way."""
-    words = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
-    return View(stage, done, total, words)
+def view_bytes(stage: str, done: int, total: int | None) -> View:
+    """View a transfer of bytes."""
+    size = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
+    return View(stage, done, total, size)
 
 
 def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:

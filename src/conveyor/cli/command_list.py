@@ -1,16 +1,17 @@
-"""The list of commands. Each is a function in the file of its topic."""
+"""All commands, in the order of `conveyor --help`. Each is a function in the file of its subject."""
 
 import typer
 
 from conveyor.cli import control_commands as control
 from conveyor.cli import dashboard_command as dashboard
 from conveyor.cli import dead_letter_commands as dead_letters
+from conveyor.cli import delete_command as delete
 from conveyor.cli import demo_command as demo
 from conveyor.cli import doctor_command as doctor
 from conveyor.cli import export_command as exports
+from conveyor.cli import invalid_command as invalid
 from conveyor.cli import job_commands as jobs
 from conveyor.cli import key_commands as keys
-from conveyor.cli import moves
 from conveyor.cli import rerun_command as rerun
 from conveyor.cli import role_commands as roles
 from conveyor.cli import run_command as run
@@ -24,20 +25,20 @@ from conveyor.cli import webhook_commands as webhooks
 app = typer.Typer(
     rich_markup_mode=None,
     name="conveyor",
-    help="Durable bulk jobs: hand over a list, watch it run, take the results away whole.",
+    help="Run durable bulk jobs: submit a list of tasks, watch the job, export the results.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_HERE = "On this machine, no server needed"
-_SERVER = "With a server"
-_ROLES = "On engines that processes share"
-_CARE = "Keys and care"
+_LOCAL = "Run without a server"
+_SERVER = "Work with a server"
+_ROLES = "Run single roles on shared engines"
+_ADMIN = "Administer"
 
-app.command("run", rich_help_panel=_HERE)(run.run)
-app.command("demo", rich_help_panel=_HERE)(demo.demo)
+app.command("run", rich_help_panel=_LOCAL)(run.run)
+app.command("demo", rich_help_panel=_LOCAL)(demo.demo)
 app.command("up", rich_help_panel=_SERVER)(up.up)
 app.command("dashboard", rich_help_panel=_SERVER)(dashboard.dashboard)
 app.command("submit", rich_help_panel=_SERVER)(submit.submit)
@@ -46,13 +47,13 @@ app.command("show", rich_help_panel=_SERVER)(jobs.show)
 app.command("watch", rich_help_panel=_SERVER)(watch.watch)
 app.command("results", rich_help_panel=_SERVER)(jobs.results)
 app.command("export", rich_help_panel=_SERVER)(exports.export)
-app.command("invalid", rich_help_panel=_SERVER)(moves.invalid)
+app.command("invalid", rich_help_panel=_SERVER)(invalid.invalid)
 app.command("rerun", rich_help_panel=_SERVER)(rerun.rerun)
 app.command("cancel", rich_help_panel=_SERVER)(control.cancel)
 app.command("pause", rich_help_panel=_SERVER)(control.pause)
 app.command("resume", rich_help_panel=_SERVER)(control.resume)
 app.command("change", rich_help_panel=_SERVER)(control.change)
-app.command("delete", rich_help_panel=_SERVER)(moves.delete)
+app.command("delete", rich_help_panel=_SERVER)(delete.delete)
 app.add_typer(schedules.app, name="schedules", rich_help_panel=_SERVER)
 app.add_typer(webhooks.app, name="webhooks", rich_help_panel=_SERVER)
 app.command("api", rich_help_panel=_ROLES)(roles.api)
@@ -63,7 +64,7 @@ app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
 app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
 app.command("intake", rich_help_panel=_ROLES)(roles.intake)
 app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_CARE)
-app.add_typer(keys.app, name="keys", rich_help_panel=_CARE)
-app.command("doctor", rich_help_panel=_CARE)(doctor.doctor)
-app.command("version", rich_help_panel=_CARE)(version.version)
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
+app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
+app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
+app.command("version", rich_help_panel=_ADMIN)(version.version)

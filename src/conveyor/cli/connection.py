@@ -1,4 +1,4 @@
-"""The way from settings to a server: its address, and the key to send."""
+"""Connect to the server that the settings name, with its key."""
 
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,14 @@ LOCAL_TENANT = "local"
 
 
 def connect(settings: Settings) -> "Client":
-    """A client of the server that the settings name."""
+    """Make a client for the server that the settings name."""
     from conveyor.client import Client
 
     url = server_url(settings)
     key = server_key(settings, url)
     if key is None:
         raise MissingKey(
-            f"No API key for {url}: set CONVEYOR_API_KEY, or CONVEYOR_DATA to the directory that `conveyor up` uses "
-            f"on this machine (here it would be {local_key_file(settings.data)})."
+            f"No API key for {url}. Set CONVEYOR_API_KEY. For a server on this machine, set CONVEYOR_DATA to its data "
+            f"directory (the key is expected in {local_key_file(settings.data)})."
         )
     return Client(url, key)

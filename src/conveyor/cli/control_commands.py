@@ -1,4 +1,4 @@
-"""`conveyor cancel | pause | resume | change`: a job that is under way."""
+"""`conveyor cancel | pause | resume | change`: control a running job."""
 
 from typing import Annotated, Any
 
@@ -23,37 +23,37 @@ from conveyor.settings import Settings
 
 
 def cancel(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Start nothing more of a job, for good. Its results so far stay; `rerun` runs the rest."""
-    _move("cancel", job, as_json, Settings.load(url=url, data=data))
+    """Cancel a job: start no more tasks. Results so far are kept; `rerun --cancelled` runs the rest."""
+    _control("cancel", job, as_json, Settings.load(url=url, data=data))
 
 
 def pause(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Start nothing more of a job until it is resumed."""
-    _move("pause", job, as_json, Settings.load(url=url, data=data))
+    """Pause a job: start no more tasks until `resume`."""
+    _control("pause", job, as_json, Settings.load(url=url, data=data))
 
 
 def resume(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Go on with a paused job."""
-    _move("resume", job, as_json, Settings.load(url=url, data=data))
+    """Resume a paused job."""
+    _control("resume", job, as_json, Settings.load(url=url, data=data))
 
 
 def change(
     job: JobArgument,
     concurrency: Concurrency = None,
     rate: Rate = None,
-    no_rate: Annotated[bool, typer.Option("--no-rate", help="Lift the limit of requests to one host.")] = False,
+    no_rate: Annotated[bool, typer.Option("--no-rate", help="Remove the limit on requests per host.")] = False,
     attempts: Attempts = None,
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
     max_failed: Annotated[
-        int | None, typer.Option("--max-failed", help="Stop the job at so many failed tasks.")
+        int | None, typer.Option("--max-failed", min=1, help="Fail the job when this many tasks have failed.")
     ] = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Change how a job is run while it runs; workers follow within a second."""
+    """Change the options of a running job. Workers apply them within a second."""
     from conveyor.cli.connection import connect
 
     options: dict[str, Any] = job_spec(
@@ -61,30 +61,30 @@ def change(
     )
     if no_rate:
         if rate is not None:
-            raise BadInput("Give --rate or --no-rate, not both.")
+            raise BadInput("--rate and --no-rate exclude each other. Pass one of them.")
         options["rate_per_host"] = None
     if max_failed is not None:
         options["failure_threshold"] = {"failed": max_failed}
     if not options:
-        raise BadInput("Say what to change; `conveyor change --help` lists what can be.")
+        raise BadInput("No option to change. `conveyor change --help` lists them.")
     with connect(Settings.load(url=url, data=data)) as client:
-        found = client.job(job).change(**options).data
+        changed = client.job(job).change(**options).data
     if as_json:
-        print_json(found)
+        print_json(changed)
     else:
-        print(f"Changed {found['id']}: {', '.join(sorted(options))}.")
+        print(f"Changed {changed['id']}: {', '.join(sorted(options))}.")
 
 
-def _move(how: str, job: str, as_json: bool, settings: Settings) -> None:
+def _control(action: str, job: str, as_json: bool, settings: Settings) -> None:
     from conveyor.cli.connection import connect
 
     with connect(settings) as client:
-        seen = client.job(job)
-        moves = {"cancel": seen.cancel, "pause": seen.pause, "resume": seen.resume}
-        found = moves[how]().data
+        handle = client.job(job)
+        actions = {"cancel": handle.cancel, "pause": handle.pause, "resume": handle.resume}
+        status = actions[action]().data
     if as_json:
-        print_json(found)
+        print_json(status)
         return
-    left = found["run"]["counts"]["pending"]
-    behind = f"; {left:,} tasks are cancelled behind it" if found["state"] == "cancelled" and left else ""
-    print(f"{found['id']} is {found['state']}{behind}.")
+    pending = status["run"]["counts"]["pending"]
+    note = f"; {pending:,} pending tasks are being cancelled" if status["state"] == "cancelled" and pending else ""
+    print(f"{status['id']} is {status['state']}{note}.")

@@ -1,4 +1,4 @@
-"""`conveyor dashboard`: a link that opens the dashboard of a server."""
+"""`conveyor dashboard`: print a link to the dashboard of a server."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def dashboard(url: Server = None, data: Data = None) -> None:
-    """Print a link that opens the dashboard, signed in with your key. It works once, and for an hour."""
+    """Print a link that opens the dashboard and signs you in. It works once, and expires after an hour."""
     from conveyor.cli.connection import connect, server_url
 
     settings = Settings.load(url=url, data=data)
@@ -20,14 +20,14 @@ def dashboard(url: Server = None, data: Data = None) -> None:
 
 
 async def sign_in_path(system: "System", key: str | None) -> str:
-    """For a server that starts: the path of its dashboard, with what signs in, once, as this key; without that if the
-    key is none that works here."""
+    """The path of the dashboard for a server that starts, with a one-time sign-in for the key. Without a valid key the
+    path has no sign-in."""
     from conveyor.auth.keys import authenticate
     from conveyor.auth.sessions import Sessions
     from conveyor.errors import InvalidKey
 
     try:
-        found = await authenticate(system.records.access, system.clock, key or "")
+        api_key = await authenticate(system.records, system.clock, key or "")
     except InvalidKey:
         return "/"
-    return (await Sessions(system.records, system.clock, system.settings).link(found.key_id)).path
+    return (await Sessions(system.records, system.clock, system.settings).link(api_key.key_id)).path

@@ -1,4 +1,4 @@
-"""`conveyor dead-letters [list] | redrive`: what a server gave up, and the way back for it."""
+"""`conveyor dead-letters [list] | redrive`: list and redrive the dead letters of a server."""
 
 import itertools
 from pathlib import Path
@@ -11,7 +11,9 @@ from conveyor.cli.shared_options import AsJson, Data, Limit, Server
 from conveyor.errors import BadInput, NotFound
 from conveyor.settings import Settings
 
-app = typer.Typer(help="List what was given up (ingests and chunks of tasks), or send it back to its queue.")
+app = typer.Typer(
+    help="List and redrive dead letters. A dead letter is an ingest or a chunk of tasks that was set aside."
+)
 
 _COLUMNS = [("id", 10), ("at", 20), ("queue", 7), ("job", 30), ("reason", 0)]
 
@@ -25,7 +27,7 @@ def dead_letters(
 
 
 @app.command("list")
-def list_letters(as_json: AsJson = False, limit: Limit = None, url: Server = None, data: Data = None) -> None:
+def list_dead_letters(as_json: AsJson = False, limit: Limit = None, url: Server = None, data: Data = None) -> None:
     """List dead letters, oldest first."""
     _list(as_json, limit, url, data)
 
@@ -33,43 +35,47 @@ def list_letters(as_json: AsJson = False, limit: Limit = None, url: Server = Non
 @app.command()
 def redrive(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="As `dead-letters list` shows them.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Ids of dead letters, from `dead-letters list`.", show_default=False),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that there are now.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Redrive all dead letters.")] = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Send dead letters back to their queues. A failed ingest goes on with its letter.
+    """Put dead letters back on their queues. A failed ingest resumes where it stopped.
 
-    Those whose work has ended meanwhile are skipped.
+    Dead letters whose job has finished are skipped.
     """
     from conveyor.cli.connection import connect
 
     if bool(ids) == every:
-        raise BadInput("Give the ids of dead letters, or --all.")
+        raise BadInput("Pass the ids of dead letters, or --all.")
     with connect(Settings.load(url=url, data=data)) as client:
-        counts = client.redrive(ids or [letter["id"] for letter in client.dead_letters()])
+        counts = client.redrive(ids or [dead_letter["id"] for dead_letter in client.dead_letters()])
     if ids and not counts["redriven"]:
-        raise NotFound("None of them is a dead letter whose work can go on.")
+        raise NotFound(
+            "No dead letter with these ids can be redriven. `conveyor dead-letters list` shows the current ones."
+        )
     if as_json:
         print_json(counts)
     else:
-        print(f"{counts['redriven']:,} sent back, {counts['skipped']:,} skipped.")
+        print(f"{counts['redriven']:,} redriven, {counts['skipped']:,} skipped.")
 
 
 def _list(as_json: bool, limit: int | None, url: str | None, data: Path | None) -> None:
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = itertools.islice(client.dead_letters(), limit)
+        rows = itertools.islice(client.dead_letters(), limit)
         if as_json:
-            print_json_array(found)
+            print_json_array(rows)
         else:
-            print_lines(_COLUMNS, map(_row, found), "There are no dead letters.")
+            print_lines(_COLUMNS, map(_row, rows), "No dead letters.")
 
 
-def _row(letter: dict[str, Any]) -> list[object]:
+def _row(dead_letter: dict[str, Any]) -> list[object]:
     from conveyor.cli import formatting as text
 
-    return [letter["id"], text.moment(letter["at"]), letter["queue"], letter["job_id"], letter["reason"]]
+    at = text.moment(dead_letter["at"])
+    return [dead_letter["id"], at, dead_letter["queue"], dead_letter["job_id"], dead_letter["reason"]]

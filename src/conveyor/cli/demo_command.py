@@ -1,4 +1,4 @@
-"""`conveyor demo`: thousands of pages of a small site on this machine, fetched before your eyes."""
+"""`conveyor demo`: fetch thousands of pages of a small site on this machine."""
 
 import subprocess
 import sys
@@ -13,42 +13,46 @@ from conveyor.cli import EXIT_TASKS_FAILED
 from conveyor.cli.shared_options import AsJson
 from conveyor.settings import Settings
 
-# Failing pages are tried again too: short waits, so that the demo ends with its quick pages.
+# Failing pages are retried too. With a short backoff the retries finish when the quick pages do.
 _SPEC = {"name": "demo", "concurrency": 256, "attempts": 3, "backoff": {"base": 0.3, "cap": 2.0}}
 
 
 def demo(
-    pages: Annotated[int, typer.Option("--pages", min=1, help="How many pages to fetch.")] = 10_000,
+    pages: Annotated[int, typer.Option("--pages", min=1, help="Number of pages to fetch.")] = 10_000,
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory for the list and the archive.")] = Path(
         "demo-data"
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Run 10,000 URLs against a small built-in site: quick, slow, flaky, redirecting and failing pages."""
+    """Fetch 10,000 pages of a small built-in site.
+
+    Some pages are slow, flaky, redirecting or failing, as on real sites.
+    """
     from conveyor.cli.local_run import RunPlan, run_here
     from conveyor.cli.run_directory import default_data, remove_data
 
     data.mkdir(parents=True, exist_ok=True)
     out = data / "results.zip"
-    kept = default_data(out)
-    if kept.exists():
-        remove_data(kept)
-    settings = Settings.load(data=kept, allow_private_targets=True)
+    run_data = default_data(out)
+    if run_data.exists():
+        remove_data(run_data)
+    settings = Settings.load(data=run_data, allow_private_targets=True)
     with _site() as site:
         urls = _write_list(data / "urls.txt", site, pages)
-        _say(f"{pages:,} pages of the demo site at {site}, listed in {urls}", as_json)
+        _say(f"Fetching {pages:,} pages of the demo site at {site}, listed in {urls}", as_json)
         plan = RunPlan([str(urls)], _SPEC, out, settings, resume=False, temporary=True, title="demo")
         code = run_here(plan, as_json)
     if code not in {0, EXIT_TASKS_FAILED}:
         raise typer.Exit(code)
     _say(
-        "\nMissing and broken pages fail by design: two in a hundred. manifest.jsonl in the archive says why.", as_json
+        "\nTwo pages in a hundred are missing or broken and fail by design. manifest.jsonl in the archive says why.",
+        as_json,
     )
-    _say(f"Your own list, one URL a line: {_command()} run my-urls.txt -o results.zip", as_json)
+    _say(f"To run your own list, one URL per line: {_command()} run my-urls.txt -o results.zip", as_json)
 
 
 def _command() -> str:
-    """As it was called: often it is not on the path."""
+    """The command as the user called it: often it is not on the PATH."""
     return sys.argv[0] if Path(sys.argv[0]).name == "conveyor" else "conveyor"
 
 
@@ -59,8 +63,8 @@ def _say(line: str, as_json: bool) -> None:
 
 @contextmanager
 def _site() -> Iterator[str]:
-    """The site in a process of its own, as targets are. It ends with its standard input, whatever becomes of us."""
-    # A session of its own: Ctrl-C is for us, and the site stays up while workers give back what they hold.
+    """Run the site in a process of its own. It exits when its standard input closes, so it never outlives us."""
+    # A session of its own: Ctrl-C must not reach the site, which stays up while the workers stop.
     with subprocess.Popen(
         [sys.executable, "-m", "conveyor.demo.site"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The checks of `conveyor doctor`, each a function from settings to a verdict."""
+"""The checks of `conveyor doctor`: each is a function from settings to a Check."""
 
 import os
 import sys
@@ -15,17 +15,17 @@ from conveyor.settings import Settings
 Verdict = Literal["ok", "warn", "fail"]
 
 _PYTHON = (3, 11)
-# The first with the fix of the race between a WAL checkpoint and a writer.
+# The first version that fixes the race between a WAL checkpoint and a writer.
 _SQLITE = (3, 51, 3)
 _LITTLE_SPACE = 1 << 30
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
-# Any moment before this one is a clock that was never set: 2025-01-01.
+# A clock before 2025-01-01 was never set.
 _EARLIEST = 1_735_689_600.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, what was found, and what to do."""
+    """The outcome of one check, and what to do about it."""
 
     name: str
     verdict: Verdict
@@ -37,7 +37,7 @@ class Check:
 
 
 def all_checks(settings: Settings) -> Iterator[Check]:
-    """Run them in order."""
+    """Run all checks, in order."""
     checks: list[Callable[[Settings], Check]] = [
         _python,
         _sqlite,
@@ -66,7 +66,9 @@ def _sqlite(_: Settings) -> Check:
 
     version = apsw.sqlitelibversion()
     if tuple(map(int, version.split("."))) < _SQLITE:
-        return Check("sqlite", "fail", version, "It can corrupt a database under load: pip install -U apsw.")
+        return Check(
+            "sqlite", "fail", version, "This version can corrupt a database under load. Run: pip install -U apsw"
+        )
     return Check("sqlite", "ok", version)
 
 
@@ -75,30 +77,30 @@ def _clock(_: Settings) -> Check:
 
     now = SystemClock().now()
     if now < _EARLIEST:
-        return Check("clock", "fail", text.moment(now), "Set the machine's clock: leases and retention follow it.")
+        return Check("clock", "fail", text.moment(now), "Set the machine's clock: leases and retention depend on it.")
     return Check("clock", "ok", text.moment(now))
 
 
 def _data(settings: Settings) -> Check:
     place = settings.data.absolute()
     if place.exists() and not place.is_dir():
-        return Check("data", "fail", f"{place} is not a directory", "Choose another with --data.")
+        return Check("data", "fail", f"{place} is not a directory", "Choose a directory with --data.")
     nearest = _nearest(place)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return Check("data", "fail", f"{nearest} is not writable", "Choose another with --data.")
+        return Check("data", "fail", f"{nearest} is not writable", "Choose a writable directory with --data.")
     kind = _filesystem(nearest)
     if kind in _NETWORK_FILESYSTEMS:
-        advice = "SQLite's locks are not safe on a network filesystem: choose a local disk with --data."
+        advice = "SQLite locks are not safe on a network filesystem. Choose a local disk with --data."
         return Check("data", "fail", f"{place} is on {kind}", advice)
-    missing = "" if place.exists() else ", made at first use"
+    missing = "" if place.exists() else ", created on first use"
     return Check("data", "ok", f"{place}{missing}{f' ({kind})' if kind else ''}")
 
 
 def _space(settings: Settings) -> Check:
-    found = os.statvfs(_nearest(settings.data.absolute()))
-    free = found.f_bavail * found.f_frsize
+    disk = os.statvfs(_nearest(settings.data.absolute()))
+    free = disk.f_bavail * disk.f_frsize
     if free < _LITTLE_SPACE:
-        return Check("space", "warn", f"{text.size(free)} free", "Results are kept there: make room.")
+        return Check("space", "warn", f"{text.size(free)} free", "Free some disk space: results are stored there.")
     return Check("space", "ok", f"{text.size(free)} free")
 
 
@@ -106,15 +108,17 @@ def _owner(settings: Settings) -> Check:
     from conveyor.cli.connection import local_url_file, read_line
 
     if not settings.data.exists():
-        return Check("owner", "ok", "nobody uses the data directory")
+        return Check("owner", "ok", "no process uses the data directory")
     try:
         _open(settings)
     except DataDirectoryInUse:
         url = read_line(local_url_file(settings.data))
         return Check("owner", "ok", f"in use by the server at {url}" if url else "in use by another process")
     except (ConveyorError, OSError) as error:
-        return Check("owner", "fail", f"the data directory does not open: {error}", "Choose another with --data.")
-    return Check("owner", "ok", "nobody uses the data directory; it opens")
+        return Check(
+            "owner", "fail", f"cannot open the data directory: {error}", "Choose another directory with --data."
+        )
+    return Check("owner", "ok", "no process uses the data directory; it can be opened")
 
 
 def _open(settings: Settings) -> None:
@@ -129,7 +133,7 @@ def _open(settings: Settings) -> None:
 
 
 def _engines(settings: Settings) -> Iterator[Check]:
-    """Every engine that a URL names: what it says of itself, once for each."""
+    """Check every engine that a URL in the settings names."""
     from conveyor.cli.loop import run_async
     from conveyor.clock import SystemClock
     from conveyor.system import SEAMS, engine_findings, step_functions_findings
@@ -140,7 +144,7 @@ def _engines(settings: Settings) -> Iterator[Check]:
     if settings.step_functions is not None:
         findings += run_async(step_functions_findings(settings.step_functions))
     for name, problem in findings:
-        yield Check(name, "ok", "fine") if problem is None else Check(name, "fail", "not fine", problem)
+        yield Check(name, "ok", "ready") if problem is None else Check(name, "fail", "not ready", problem)
 
 
 def _server(settings: Settings) -> Check:
@@ -152,8 +156,8 @@ def _server(settings: Settings) -> Check:
         with Client(url) as client:
             client.health()
     except ServerUnreachable:
-        advice = "Only `conveyor run` works without one: start it with `conveyor up`, or set CONVEYOR_URL."
-        return Check("server", "warn", f"none at {url}", advice)
+        advice = "Start a server with `conveyor up`, or set CONVEYOR_URL. `conveyor run` needs no server."
+        return Check("server", "warn", f"no server at {url}", advice)
     except ConveyorError as error:
         return Check("server", "fail", error.message, "Set CONVEYOR_URL to a Conveyor server.")
     return Check("server", "ok", url)
@@ -167,15 +171,17 @@ def _key(settings: Settings) -> Check:
     key = server_key(settings, url)
     source = "CONVEYOR_API_KEY" if settings.api_key else str(settings.data / "local.key")
     if key is None:
-        advice = "Needed to use a server: `conveyor up` makes one, or set CONVEYOR_API_KEY."
-        return Check("key", "warn", f"none in CONVEYOR_API_KEY and no {settings.data / 'local.key'}", advice)
+        advice = "A server needs a key: start `conveyor up`, which creates one, or set CONVEYOR_API_KEY."
+        return Check("key", "warn", f"no CONVEYOR_API_KEY and no {settings.data / 'local.key'}", advice)
     try:
         with Client(url, key) as client:
             next(client.jobs(), None)
     except ServerUnreachable:
-        return Check("key", "warn", f"from {source}, not tried: no server", None)
+        return Check("key", "warn", f"from {source}, not checked: no server", None)
     except Unauthorized as error:
-        return Check("key", "fail", f"from {source}: {error.message}", "`conveyor keys create --tenant NAME`")
+        return Check(
+            "key", "fail", f"from {source}: {error.message}", "Create a key: `conveyor keys create --tenant NAME`"
+        )
     except ConveyorError as error:
         return Check("key", "fail", f"from {source}: {error.message}", "Set CONVEYOR_URL to a Conveyor server.")
     return Check("key", "ok", f"from {source}, accepted")
@@ -184,23 +190,23 @@ def _key(settings: Settings) -> Check:
 def _targets(settings: Settings) -> Check:
     if settings.allow_private_targets:
         advice = "Unset CONVEYOR_ALLOW_PRIVATE_TARGETS unless everyone with a key may reach your network."
-        return Check("targets", "warn", "private addresses are fetched too", advice)
+        return Check("targets", "warn", "private addresses are allowed", advice)
     return Check("targets", "ok", "private, loopback and link-local addresses are refused")
 
 
 def _nearest(place: Path) -> Path:
-    """The directory itself, or the one that it would be made in."""
+    """The directory itself, or its nearest existing parent."""
     while not place.exists():
         place = place.parent
     return place
 
 
 def _filesystem(place: Path) -> str | None:
-    """The type of the filesystem that holds a path; None where the system does not say."""
-    best, kind = "", None
+    """The type of the filesystem of a path; None where the system does not report it."""
+    longest, kind = "", None
     with suppress(OSError):
         for line in Path("/proc/mounts").read_text().splitlines():
-            _, mount, found, *_ = line.split(" ")
-            if len(mount) >= len(best) and place.is_relative_to(mount.replace("\\040", " ")):
-                best, kind = mount, found
+            _, mount, mounted_kind, *_ = line.split(" ")
+            if len(mount) >= len(longest) and place.is_relative_to(mount.replace("\\040", " ")):
+                longest, kind = mount, mounted_kind
     return kind

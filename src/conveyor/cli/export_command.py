@@ -1,4 +1,4 @@
-"""`conveyor export`: a job's results as files of a chosen form, made by the server and downloaded."""
+"""`conveyor export`: have the server export a job's results, and download the files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conveyor.client import Client, Export
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SELECT = "Which tasks"
+_SELECT = "Tasks to export"
 
 
 def export(
@@ -25,56 +25,75 @@ def export(
             "-o",
             "--out",
             metavar="FILE",
-            help="The file to write. Its name says the form: .zip, .jsonl, .csv, .parquet; .jsonl and .csv also .gz "
-            "and .zst.",
+            help="File to write. Its suffix sets the format: .zip, .jsonl, .csv or .parquet; .jsonl and .csv may be "
+            "followed by .gz or .zst.",
         ),
     ],
     kind: Annotated[
-        str | None, typer.Option("--format", metavar="FORMAT", help="zip, jsonl, csv or parquet. [by the name]")
+        str | None, typer.Option("--format", metavar="FORMAT", help="zip, jsonl, csv or parquet. [from the file name]")
     ] = None,
     compression: Annotated[
         str | None,
-        typer.Option("--compression", metavar="HOW", help="none, deflate (zip), gzip or zstd. [by the name]"),
+        typer.Option(
+            "--compression", metavar="HOW", help="none, deflate (zip only), gzip or zstd. [from the file name]"
+        ),
     ] = None,
     bodies: Annotated[
         str | None,
         typer.Option(
             "--bodies",
             metavar="FORM",
-            help="zip: file or none; jsonl: none, text or base64; parquet: none or binary. [file in a zip, else none]",
+            help="How to include bodies. zip: file or none; jsonl: none, text or base64; parquet: none or binary. "
+            "[zip: file, others: none]",
         ),
     ] = None,
     part_size: Annotated[
         str | None,
-        typer.Option("--part-size", metavar="SIZE", help="Split into files of at most so much, as 500M or 2G."),
+        typer.Option(
+            "--part-size", metavar="SIZE", help="Split the export into files of at most this size, such as 500M or 2G."
+        ),
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option("--status", rich_help_panel=_SELECT, help="pending, succeeded, failed or cancelled."),
+        typer.Option(
+            "--status",
+            rich_help_panel=_SELECT,
+            help="Only tasks in this state: pending, succeeded, failed or cancelled.",
+        ),
     ] = None,
     error_code: Annotated[
         str | None,
-        typer.Option("--error", metavar="CODE", rich_help_panel=_SELECT, help="Those that failed so."),
+        typer.Option(
+            "--error", metavar="CODE", rich_help_panel=_SELECT, help="Only tasks that failed with this error code."
+        ),
     ] = None,
     http_status: Annotated[
-        int | None, typer.Option("--http", rich_help_panel=_SELECT, help="Those with this HTTP status.")
+        int | None, typer.Option("--http", rich_help_panel=_SELECT, help="Only tasks with this HTTP status.")
     ] = None,
-    tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Those with this tag.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Only tasks with this tag.")] = None,
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", rich_help_panel=_SELECT, help="Of this run, or latest-per-task: each as it came out last. [latest]"
+            "--run",
+            rich_help_panel=_SELECT,
+            help="A run by number or id, or latest-per-task: the latest result of each task over all runs. [latest]",
         ),
     ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Take what is there while the job goes on.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Export the results so far while the job is still running.")
+    ] = False,
     export_id: Annotated[
-        str | None, typer.Option("--id", metavar="EXPORT", help="Take up an export that was begun before.")
+        str | None,
+        typer.Option("--id", metavar="EXPORT", help="Download this existing export instead of starting a new one."),
     ] = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Write a job's results to a file: a zip with a file per body and manifest.jsonl, or jsonl, csv or Parquet."""
+    """Export a job's results to a file.
+
+    A zip has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
+    """
     from conveyor.cli.connection import connect
     from conveyor.cli.run_directory import check_out
 
@@ -92,33 +111,34 @@ def export(
         "run": run,
     }
     with connect(Settings.load(url=url, data=data)) as client:
-        begun = _begun(client, job, out, options) if export_id is None else client.export(export_id)
-        _carry_out(begun, job, out)
-    _say(begun.data, job, out, as_json)
+        handle = _start(client, job, out, options) if export_id is None else client.export(export_id)
+        _download(handle, job, out)
+    _print_files(handle.data, job, out, as_json)
 
 
-def _begun(client: "Client", job: str, out: Path, options: dict[str, Any]) -> "Export":
+def _start(client: "Client", job: str, out: Path, options: dict[str, Any]) -> "Export":
     from conveyor.client.export_files import FORMATS, named_form
 
-    named = named_form(out)
-    given = {**named, **{name: value for name, value in options.items() if value is not None}}
-    if "format" not in given:
-        raise BadInput(f"What is {out.name} to be? Give it an ending out of {', '.join(FORMATS)}, or --format.")
-    return client.job(job).start_export(**given)
+    spec = {**named_form(out), **{name: value for name, value in options.items() if value is not None}}
+    if "format" not in spec:
+        raise BadInput(f"Unknown format of {out.name}. End the name with {', '.join(FORMATS)}, or pass --format.")
+    return client.job(job).start_export(**spec)
 
 
-def _carry_out(export: "Export", job: str, out: Path) -> None:
-    """Wait for it, and have all of it on this disk."""
+def _download(export: "Export", job: str, out: Path) -> None:
+    """Wait until the export is ready, then download its files."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_bytes
+    from conveyor.cli.bar_view import view_bytes
     from conveyor.cli.guard import complain
 
     try:
         with progress_bar(out.name) as show:
             export.wait(lambda now: show(_view(now)))
-            export.download(out, lambda size, total: show(of_bytes("downloading", size, total)))
+            export.download(out, lambda size, total: show(view_bytes("downloading", size, total)))
     except KeyboardInterrupt:
-        complain(f"Stopped; the export goes on. `conveyor export {job} -o {out} --id {export.id}` takes it up again.")
+        complain(
+            f"Stopped waiting; the export continues. `conveyor export {job} -o {out} --id {export.id}` downloads it."
+        )
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -131,7 +151,7 @@ def _view(export: dict[str, Any]) -> Any:
     return View("exporting", progress["tasks"], progress["total"] or None, done)
 
 
-def _say(export: dict[str, Any], job: str, out: Path, as_json: bool) -> None:
+def _print_files(export: dict[str, Any], job: str, out: Path, as_json: bool) -> None:
     from conveyor.cli import formatting as text
     from conveyor.cli.output import print_json
     from conveyor.client.export_files import part_paths
@@ -161,4 +181,4 @@ def _bytes(text: str) -> int:
     try:
         return int(float(number) * _UNITS[unit])
     except (ValueError, OverflowError):
-        raise BadInput(f"--part-size: {text!r} is no size; write 500M or 2G.") from None
+        raise BadInput(f"--part-size: invalid size {text!r}. Use a number with a unit, such as 500M or 2G.") from None

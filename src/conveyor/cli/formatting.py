@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them."""
+"""Format numbers, times and sizes for people."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ _MOMENT = "%Y-%m-%d %H:%M:%SZ"
 
 
 def moment(timestamp: float | str | None) -> str:
-    """A time in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     if timestamp is None:
         return "-"
     if isinstance(timestamp, str):

@@ -1,6 +1,6 @@
-"""Runs a command; every failure becomes one line on standard error, `conveyor: <message> [code]`, never a traceback.
+"""Run a command. Every failure becomes one line on standard error, `conveyor: <message> [code]`, never a traceback.
 
-With CONVEYOR_LOG_LEVEL=debug the traceback of an unexpected error is shown too.
+With CONVEYOR_LOG_LEVEL=debug an unexpected error prints its traceback too.
 """
 
 import sys
@@ -12,8 +12,8 @@ from conveyor.cli import EXIT_BAD_INPUT, EXIT_ERROR, EXIT_INTERRUPTED, missing
 from conveyor.errors import BadInput, ConveyorError
 
 
-def guarded(arguments: Sequence[str] | None) -> int:
-    """The exit code of the command."""
+def run_guarded(arguments: Sequence[str] | None) -> int:
+    """Run the command and return its exit code."""
     from conveyor.cli.command_list import app
 
     try:
@@ -21,12 +21,12 @@ def guarded(arguments: Sequence[str] | None) -> int:
     except ConveyorError as error:
         return _fail(_short(error.message), error.code, EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_ERROR)
     except typer.TyperException as error:
-        return _misused(error)
+        return _report_misuse(error)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", "interrupted", EXIT_INTERRUPTED)
     except OSError as error:
-        return _fail(_of_system(error), "os_error", EXIT_ERROR)
-    except Exception as error:  # the last door before the user: one line for a bug too
+        return _fail(_system_message(error), "os_error", EXIT_ERROR)
+    except Exception as error:  # a bug, too, is reported in one line
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("conveyor"):
             complain(missing(error))
             return EXIT_ERROR
@@ -36,14 +36,14 @@ def guarded(arguments: Sequence[str] | None) -> int:
 
 
 def complain(message: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error, without secrets."""
     from conveyor.telemetry.redact import redacted
 
     print(f"conveyor: {redacted(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 def _short(message: str) -> str:
-    """A message with a list under it, with the first item of that."""
+    """Shorten a message with a list of items to its head and the first item."""
     head, *items = message.splitlines() or [""]
     if not items:
         return head
@@ -56,23 +56,23 @@ def _fail(message: str, code: str, exit_code: int) -> int:
     return exit_code
 
 
-def _misused(error: typer.TyperException) -> int:
+def _report_misuse(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
-    # Nothing was asked for: its message is the help.
+    # Called without a command: the message of the error is the help.
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.message)
         return EXIT_BAD_INPUT
     message = error.format_message().rstrip(".")
     if not message:
-        # No command was given: typer has shown the help.
+        # Typer has shown the help already.
         return EXIT_BAD_INPUT
     command = context.command_path if context else "conveyor"
     return _fail(f"{message}. See `{command} --help`.", "usage", EXIT_BAD_INPUT)
 
 
-def _of_system(error: OSError) -> str:
-    what = error.strerror or str(error) or type(error).__name__
-    return f"{what}: {error.filename}" if error.filename else what
+def _system_message(error: OSError) -> str:
+    message = error.strerror or str(error) or type(error).__name__
+    return f"{message}: {error.filename}" if error.filename else message
 
 
 def _show_traceback() -> None:
@@ -81,8 +81,8 @@ def _show_traceback() -> None:
     from conveyor.settings import Settings
 
     try:
-        wanted = Settings.load().log_level.lower() == "debug"
+        is_debug = Settings.load().log_level.lower() == "debug"
     except ConveyorError:
-        wanted = False
-    if wanted:
+        is_debug = False
+    if is_debug:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""`conveyor keys create | list | revoke`: on the data directory, or through the server that owns it."""
+"""`conveyor keys create | list | revoke`: on the data directory, or through the server that runs on it."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer(
-    help="Make, list and revoke API keys. Works on the data directory itself, or through the server that owns it.",
+    help="Create, list and revoke API keys. No server is needed.",
     no_args_is_help=True,
 )
 
@@ -27,13 +27,15 @@ _COLUMNS = [("key", 26), ("tenant", 16), ("created", 20), ("revoked", 20), ("nam
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose key: jobs belong to a tenant.")],
-    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What it is for.")] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", metavar="NAME", help="Tenant of the key. Jobs and results belong to a tenant.")
+    ],
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="A note on what the key is for.")] = None,
     as_json: AsJson = False,
     data: Data = None,
 ) -> None:
-    """Make a key and print it, alone, on standard output. It is not shown again."""
-    made = _reach(data, lambda system: _create(system, tenant, name), lambda client: client.create_key(tenant, name))
+    """Create a key and print it. It cannot be shown again."""
+    made = _call(data, lambda system: _create(system, tenant, name), lambda client: client.create_key(tenant, name))
     if as_json:
         print_json(made)
     else:
@@ -42,30 +44,32 @@ def create(
 
 @app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only keys of this tenant.")] = None,
     as_json: AsJson = False,
     data: Data = None,
 ) -> None:
     """List keys, without their secrets."""
-    found = _reach(data, lambda system: _list(system, tenant), lambda client: list(client.keys(tenant)))
+    keys = _call(data, lambda system: _list(system, tenant), lambda client: list(client.keys(tenant)))
     if as_json:
-        print_json_array(found)
+        print_json_array(keys)
     else:
-        print_lines(_COLUMNS, map(_row, found), "There are no keys.")
+        print_lines(_COLUMNS, map(_row, keys), "No keys.")
 
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As `keys list` shows it.", show_default=False)],
+    key_id: Annotated[
+        str, typer.Argument(metavar="KEY_ID", help="Id of the key, from `keys list`.", show_default=False)
+    ],
     data: Data = None,
 ) -> None:
-    """End a key. Requests that carry it are refused from now on."""
-    _reach(data, lambda system: _revoke(system, key_id), lambda client: client.revoke_key(key_id))
+    """Revoke a key. Requests with it are refused from now on."""
+    _call(data, lambda system: _revoke(system, key_id), lambda client: client.revoke_key(key_id))
     print(f"Revoked {key_id}.")
 
 
-def _reach(data: Any, here: Callable[["System"], Awaitable[T]], through: Callable[["Client"], T]) -> T:
-    """Do it `here` on the data directory; if a server owns that, `through` its API."""
+def _call(data: Any, here: Callable[["System"], Awaitable[T]], through: Callable[["Client"], T]) -> T:
+    """Call `here` on the data directory, or `through` the API if a server runs on it."""
     from conveyor.cli.loop import run_async
     from conveyor.system import open_system
     from conveyor.telemetry.logs import configure_log
@@ -85,7 +89,7 @@ def _reach(data: Any, here: Callable[["System"], Awaitable[T]], through: Callabl
 
 
 def _owner(settings: Settings) -> "Client":
-    """The server that owns the data directory, as its local user."""
+    """A client for the server that runs on the data directory, with its local key."""
     from conveyor.cli.connection import local_key_file, local_url_file, read_line
     from conveyor.client import Client
 
@@ -106,15 +110,15 @@ async def _create(system: "System", tenant: str, name: str | None) -> dict[str, 
 async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
     from conveyor.model import TenantId
 
-    return [_shown(key) for key in await system.records.access.keys(TenantId(tenant) if tenant else None)]
+    return [_key_json(key) for key in await system.records.keys(TenantId(tenant) if tenant else None)]
 
 
 async def _revoke(system: "System", key_id: str) -> None:
-    if not await system.records.access.revoke_key(key_id, system.clock.now()):
-        raise NotFound(f"There is no key {key_id}.")
+    if not await system.records.revoke_key(key_id, system.clock.now()):
+        raise NotFound(f"Key {key_id} not found. `conveyor keys list` shows all keys.")
 
 
-def _shown(key: "ApiKey") -> dict[str, Any]:
+def _key_json(key: "ApiKey") -> dict[str, Any]:
     from conveyor.read.results import iso_time
 
     return {

@@ -1,10 +1,10 @@
-"""A run in this process: the belt of `conveyor run` and `conveyor demo`.
+"""Run a job in this process, for `conveyor run` and `conveyor demo`.
 
-Gets a plan, opens the embedded system under the plan's data directory, accepts the list or goes on with the one that
-was accepted before, waits until the job ended or the user stops it, and writes the archive.
+Opens the embedded system in the plan's data directory, submits the list or resumes the job that was accepted before,
+waits until the job finishes or the user stops it, and writes the archive.
 
-The data directory is removed when the archive is whole, or when nothing was ever run. Whatever else happens, it stays,
-with its mark: what was fetched is in there, and --resume goes on with it.
+The data directory is removed once the archive is complete, or if no task ever ran. Otherwise it stays, with the mark of
+an unfinished run: it has the results so far, and --resume continues from there.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from conveyor.cli import run_directory as place
-from conveyor.cli.bar_view import View, of_bytes, of_job
+from conveyor.cli.bar_view import View, view_bytes, view_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
@@ -37,31 +37,31 @@ T = TypeVar("T")
 Show = Callable[[View], None]
 
 _TENANT = TenantId(LOCAL_TENANT)
-_LOOK_SECONDS = 0.1
-# Lines of a list that is refused.
+_POLL_SECONDS = 0.1
+# Maximum number of invalid lines to print.
 _LINES_SHOWN = 10
-# Expired jobs that are looked through for this run's.
-_HIDDEN = 1000
-# At the end of a reason that is not the list's fault.
+# Maximum number of expired jobs to search for the job of this run.
+_MAX_EXPIRED = 1000
+# At the end of a reason that is not about the list itself.
 _TRIED = re.compile(r"\(tried \d+ times\)$")
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What to run, and where everything goes."""
+    """What to run, and where to put the data and the archive."""
 
     lists: Sequence[str]
     spec: dict[str, Any]
     out: Path
     settings: Settings
     resume: bool
-    # The data directory is this run's own: it goes when the archive is there.
+    # The data directory belongs to this run alone, and is removed once the archive is written.
     temporary: bool
     title: str
 
 
-class Refused(Exception):
-    """The list was not accepted: nothing was run, and nothing is left behind."""
+class ListNotAccepted(Exception):
+    """The list was rejected: no task ran, and no data is left behind."""
 
     def __init__(self, error: BadInput) -> None:
         super().__init__(error.message)
@@ -69,17 +69,17 @@ class Refused(Exception):
 
 
 @dataclass
-class Hold:
-    """What this process has of the data directory."""
+class DirectoryOwnership:
+    """Whether the data directory belongs to this run."""
 
-    # It was not there before, or is left from this very run.
-    own: bool
-    # Its mark is this run's: there is something to come back for.
-    marked: bool = False
+    # This run created the directory, now or when it was first started.
+    is_own: bool
+    # This run has written its mark: there is something to resume.
+    is_marked: bool = False
 
 
 def run_here(plan: RunPlan, as_json: bool) -> int:
-    """Run the plan with a bar and a summary; the exit code."""
+    """Run the plan, show progress, print a summary, and return the exit code."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.guard import complain
     from conveyor.cli.loop import Stop, leave, run_async
@@ -88,25 +88,25 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
     from conveyor.telemetry.logs import configure_log
 
     configure_log(plan.settings.log_level, quiet=True, form=plan.settings.log_format)
-    hold = Hold(own=plan.resume or not plan.settings.data.exists())
-    mark = _mark(plan)
-    stop = Stop(lambda: complain("Stopping: giving back what is held. Ctrl-C again leaves at once."))
+    ownership = DirectoryOwnership(is_own=plan.resume or not plan.settings.data.exists())
+    mark = _load_mark(plan)
+    stop = Stop(lambda: complain("Stopping: waiting for tasks in flight to stop. Press Ctrl-C again to exit at once."))
     try:
         with progress_bar(plan.title) as show:
-            report = run_async(_carry_out(plan, mark, hold, show, stop))
+            report = run_async(_run_plan(plan, mark, ownership, show, stop))
     except Stopped:
-        complain(f"Stopped. Everything that ended is kept in {plan.settings.data}; run again with --resume to go on.")
+        complain(f"Stopped. {_resume_hint(plan)}")
         leave(stop.exit_code)
-    except Refused as refused:
-        _forget(plan, hold)
-        _print_lines(refused.error)
-        raise refused.error from None
+    except ListNotAccepted as rejection:
+        _discard_data(plan, ownership)
+        _print_lines(rejection.error)
+        raise rejection.error from None
     except Exception:
-        if hold.marked:
-            complain(_kept(plan))
+        if ownership.is_marked:
+            complain(_resume_hint(plan))
         raise
     if report.fault is None:
-        _tidy(plan, hold)
+        _clean_up(plan, ownership)
     if as_json:
         print_json(report.as_json())
     else:
@@ -114,14 +114,14 @@ def run_here(plan: RunPlan, as_json: bool) -> int:
     if report.fault is not None:
         _print_lines(report.fault)
         if not isinstance(report.fault, NotFound):
-            complain(f"{plan.out} is incomplete. {_kept(plan, report.fault)}")
+            complain(f"{plan.out} is incomplete. {_resume_hint(plan, report.fault)}")
         raise report.fault
     return Snapshot.of(report.job).exit_code
 
 
-def _kept(plan: RunPlan, fault: ConveyorError | None = None) -> str:
-    mended = " and the whole list" if isinstance(fault, ListUnreadable) else ""
-    return f"What was fetched is kept in {plan.settings.data}; run the same command with --resume{mended} to go on."
+def _resume_hint(plan: RunPlan, fault: ConveyorError | None = None) -> str:
+    first = "Fix the list, then run" if isinstance(fault, ListUnreadable) else "Run"
+    return f"The results so far are kept in {plan.settings.data}. {first} the same command with --resume to continue."
 
 
 def _print_lines(error: ConveyorError) -> None:
@@ -131,36 +131,38 @@ def _print_lines(error: ConveyorError) -> None:
         print(f"  line {line.line}: {printable(line.reason)}  {printable(line.text)}", file=sys.stderr)
 
 
-def _mark(plan: RunPlan) -> place.RunMark:
-    """The mark of this run: a new one, or with --resume the one that is there."""
+def _load_mark(plan: RunPlan) -> place.RunMark:
+    """Make the mark of this run or, with --resume, read the existing one. Raises BadInput."""
     data = plan.settings.data
-    found = place.read_mark(data)
+    existing = place.read_mark(data)
     if plan.resume:
-        if found is None:
-            raise BadInput(f"There is nothing to resume in {data}. Run without --resume.")
-        return found
-    if found is not None:
+        if existing is None:
+            raise BadInput(f"No unfinished run in {data}. Run without --resume.")
+        return existing
+    if existing is not None:
         raise BadInput(
-            f"{data} holds an unfinished run of {', '.join(found.lists)}. Add --resume to go on with it, or remove "
+            f"{data} has an unfinished run of {', '.join(existing.lists)}. Pass --resume to continue it, or remove "
             "that directory to start over."
         )
     return place.RunMark(list(plan.lists), place.fingerprint(plan.lists), str(plan.out))
 
 
-def _tidy(plan: RunPlan, hold: Hold) -> None:
-    if plan.temporary and hold.own:
+def _clean_up(plan: RunPlan, ownership: DirectoryOwnership) -> None:
+    if plan.temporary and ownership.is_own:
         place.remove_data(plan.settings.data)
     else:
         place.remove_mark(plan.settings.data)
 
 
-def _forget(plan: RunPlan, hold: Hold) -> None:
+def _discard_data(plan: RunPlan, ownership: DirectoryOwnership) -> None:
     place.remove_mark(plan.settings.data)
-    if hold.own and (plan.temporary or not plan.resume) and plan.settings.data.exists():
+    if ownership.is_own and (plan.temporary or not plan.resume) and plan.settings.data.exists():
         place.remove_data(plan.settings.data)
 
 
-async def _carry_out(plan: RunPlan, mark: place.RunMark, hold: Hold, show: Show, stop: "Stop") -> RunReport:
+async def _run_plan(
+    plan: RunPlan, mark: place.RunMark, ownership: DirectoryOwnership, show: Show, stop: "Stop"
+) -> RunReport:
     from conveyor.cli.loop import keep_for_good
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
@@ -169,117 +171,118 @@ async def _carry_out(plan: RunPlan, mark: place.RunMark, hold: Hold, show: Show,
     async with open_system(plan.settings) as system:
         embedded = Embedded(system)
         started = system.clock.monotonic()
-        mark = await _for_these_lists(system, plan, mark)
-        # Now that the directory is ours, and before anything is accepted: whatever happens then, --resume finds it.
+        mark = await _match_lists(system, plan, mark)
+        # The directory is ours now, and no job is accepted yet: --resume works after any crash from here on.
         place.write_mark(plan.settings.data, mark)
-        hold.marked = True
-        mark = await _unless(stop.event, _taken_over(embedded, plan, mark, show))
-        if (expired := await _expired(system, mark)) is not None:
-            seen = await _look(system, expired)
-            fault = _too_late(plan, expired)
-            return await _report(system, expired, plan, seen, Snapshot.of(seen), started, show, stop, fault)
-        # Retention has no business here: what it would remove is what the user comes back for.
+        ownership.is_marked = True
+        mark = await _run_until_stopped(stop.event, _take_over_results(embedded, plan, mark, show))
+        if (expired := await _find_expired(system, mark)) is not None:
+            status = await _read_status(system, expired)
+            fault = _expired_error(plan, expired)
+            return await _report(system, expired, plan, status, Snapshot.of(status), started, show, stop, fault)
+        # No retention here: it would purge the results that the user comes back for.
         async with embedded.running(purges=False):
             keep_for_good()
-            job = await _unless(stop.event, _job(embedded, plan, mark, show))
-            before = Snapshot.of(await _look(system, job))
-            ended = await _follow(system, embedded, job, show, stop.event)
+            job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
+            before = Snapshot.of(await _read_status(system, job))
+            final = await _follow(system, embedded, job, show, stop.event)
         job = await embedded.job(_TENANT, job.job_id)
-        bad_list = await _list_fault(system, job, Snapshot.of(ended))
+        bad_list = await _list_fault(system, job, Snapshot.of(final))
         if bad_list is not None:
-            # Of what was under way some has ended since.
-            ended = await _look(system, job)
-            if Snapshot.of(ended).is_untouched:
-                raise Refused(bad_list) if isinstance(bad_list, BadInput) and not mark.before else bad_list
-        return await _report(system, job, plan, ended, before, started, show, stop, bad_list)
+            # Some tasks that were in progress have finished since.
+            final = await _read_status(system, job)
+            if Snapshot.of(final).is_untouched:
+                raise ListNotAccepted(bad_list) if isinstance(bad_list, BadInput) and not mark.before else bad_list
+        return await _report(system, job, plan, final, before, started, show, stop, bad_list)
 
 
 async def _report(
     system: "System",
     job: Job,
     plan: RunPlan,
-    ended: dict[str, Any],
+    final: dict[str, Any],
     before: Snapshot,
     started: float,
     show: Show,
     stop: "Stop",
     fault: ConveyorError | None,
 ) -> RunReport:
-    """Write what there is, and say what it came to."""
-    now = Snapshot.of(ended)
+    """Write the archive and the file of invalid lines, and make the report."""
+    now = Snapshot.of(final)
     seconds = system.clock.monotonic() - started
-    size = await _unless(stop.event, _export(system, job, plan.out, ended, show))
-    left_out = await _write_invalid(system, job, plan.out) if now.invalid else None
-    return RunReport(ended, plan.out, size, seconds, now.done - before.done, left_out, fault)
+    size = await _run_until_stopped(stop.event, _export(system, job, plan.out, final, show))
+    invalid_file = await _write_invalid(system, job, plan.out) if now.invalid else None
+    return RunReport(final, plan.out, size, seconds, now.done - before.done, invalid_file, fault)
 
 
-async def _for_these_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> place.RunMark:
-    """The mark for the lists that were given: those of the run, or others in place of a list that could not be read to
-    its end. Raises BadInput for any others."""
+async def _match_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> place.RunMark:
+    """Check that the lists are those of the mark, or replace a list of the run that was unreadable. Return the mark for
+    them. Raises BadInput for any other lists."""
     if mark.job_id is None:
-        # Nothing was accepted yet.
+        # No job was accepted yet.
         if plan.resume and _differ(place.fingerprint(plan.lists), mark.sha256):
-            raise _of_others(plan, mark)
+            raise _other_list_error(plan, mark)
         return mark
-    given = place.fingerprint(plan.lists)
-    job = await system.records.jobs.job(_TENANT, JobId(mark.job_id))
+    digest = place.fingerprint(plan.lists)
+    job = await system.records.job(_TENANT, JobId(mark.job_id))
     if job is None and mark.taken_over:
-        # It has expired: no list can change that.
+        # The job has expired; no list can change that.
         return mark
     at_fault = job is not None and _is_list_at_fault(job)
-    if given == mark.sha256 if given is not None and mark.sha256 is not None else not at_fault:
+    if digest == mark.sha256 if digest is not None and mark.sha256 is not None else not at_fault:
         return mark
     if job is not None and not at_fault:
-        raise _of_others(plan, mark)
-    # From here on it is a run of the new list, that has to take over what is there.
+        raise _other_list_error(plan, mark)
+    # From here on this is a run of the new list, which takes over the results so far.
     return msgspec.structs.replace(
         mark,
         lists=list(plan.lists),
-        sha256=given,
+        sha256=digest,
         job_id=system.clock.new_id("job"),
         before=[*mark.before, *([mark.job_id] if job is not None else [])],
         taken_over=False,
     )
 
 
-def _differ(given: str | None, found: str | None) -> bool:
-    return given is not None and found is not None and given != found
+def _differ(digest: str | None, other: str | None) -> bool:
+    return digest is not None and other is not None and digest != other
 
 
-def _of_others(plan: RunPlan, mark: place.RunMark) -> BadInput:
+def _other_list_error(plan: RunPlan, mark: place.RunMark) -> BadInput:
     return BadInput(
-        f"The unfinished run in {plan.settings.data} is of another list ({', '.join(mark.lists)}, or its content then)."
+        f"The unfinished run in {plan.settings.data} is of another list ({', '.join(mark.lists)}), or that file has "
+        "changed. Pass the same list, or remove that directory to start over."
     )
 
 
-async def _taken_over(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> place.RunMark:
-    """Have the job of a mended list begin with the results of those before it."""
+async def _take_over_results(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> place.RunMark:
+    """Give the job of a repaired list the results of the earlier jobs."""
     from conveyor.cli.takeover import take_over
 
     if mark.taken_over or mark.job_id is None:
         return mark
     system, ids = embedded.system, [*mark.before, mark.job_id]
-    *before, job = [await system.records.jobs.job(_TENANT, JobId(job_id)) for job_id in ids]
-    olds = [old for old in before if old is not None]
-    if job is None and olds:
-        job = await _submit(embedded, plan, show, olds[-1], JobId(mark.job_id))
+    *earlier, job = [await system.records.job(_TENANT, JobId(job_id)) for job_id in ids]
+    earlier_jobs = [old for old in earlier if old is not None]
+    if job is None and earlier_jobs:
+        job = await _submit(embedded, plan, show, earlier_jobs[-1], JobId(mark.job_id))
     if job is not None:
-        await take_over(system, olds, job)
-    taken = msgspec.structs.replace(mark, taken_over=True)
-    place.write_mark(plan.settings.data, taken)
-    return taken
+        await take_over(system, earlier_jobs, job)
+    mark = msgspec.structs.replace(mark, taken_over=True)
+    place.write_mark(plan.settings.data, mark)
+    return mark
 
 
-async def _job(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> Job:
-    """The job that was accepted before, or a new one."""
+async def _find_or_submit(embedded: "Embedded", plan: RunPlan, mark: place.RunMark, show: Show) -> Job:
+    """Return the job that was accepted before, or submit a new one."""
     if mark.job_id is not None:
-        return await _again(embedded, await embedded.job(_TENANT, JobId(mark.job_id)))
+        return await _resume_ingest(embedded, await embedded.job(_TENANT, JobId(mark.job_id)))
     job = await embedded.unfinished(_TENANT) if plan.resume else None
     if job is None:
         try:
             job = await _submit(embedded, plan, show)
         except BadInput as error:
-            raise Refused(error) from None
+            raise ListNotAccepted(error) from None
     place.write_mark(plan.settings.data, msgspec.structs.replace(mark, job_id=job.job_id))
     return job
 
@@ -290,14 +293,14 @@ async def _submit(
     total = place.size_of(plan.lists)
 
     def progress(size: int) -> None:
-        show(of_bytes("staging", size, total))
+        show(view_bytes("staging", size, total))
 
     progress(0)
     return await embedded.submit_list(plan.lists, plan.spec, _TENANT, progress, like=like, job_id=job_id)
 
 
-async def _again(embedded: "Embedded", job: Job) -> Job:
-    """A job whose ingest was given up goes on with it."""
+async def _resume_ingest(embedded: "Embedded", job: Job) -> Job:
+    """Resume the ingest of a job if it failed and can be resumed."""
     from conveyor.accept.resume import resume_ingest
 
     if not resumable(job):
@@ -306,53 +309,53 @@ async def _again(embedded: "Embedded", job: Job) -> Job:
     return await embedded.job(_TENANT, job.job_id)
 
 
-async def _expired(system: "System", mark: place.RunMark) -> Job | None:
-    """The job of the mark, if nobody can go on with it any more. Raises NotFound if nothing is left of it."""
-    if mark.job_id is None or await system.records.jobs.job(_TENANT, JobId(mark.job_id)) is not None:
+async def _find_expired(system: "System", mark: place.RunMark) -> Job | None:
+    """Return the job of the mark if it has expired, else None. Raises NotFound if the job was purged."""
+    if mark.job_id is None or await system.records.job(_TENANT, JobId(mark.job_id)) is not None:
         return None
-    for job in await system.records.jobs.hidden_jobs(system.clock.now(), _HIDDEN):
+    for job in await system.records.hidden_jobs(system.clock.now(), _MAX_EXPIRED):
         if job.job_id == mark.job_id:
             return job
-    raise NotFound(f"The job of this run has expired, and was purged. Remove {system.settings.data} to start over.")
+    raise NotFound(f"The job of this run has expired and was purged. Remove {system.settings.data} to start over.")
 
 
-def _too_late(plan: RunPlan, job: Job) -> NotFound | None:
-    """None if it had ended, and only its archive was missing."""
+def _expired_error(plan: RunPlan, job: Job) -> NotFound | None:
+    """The error for an expired job. None if the job had finished and only its archive was missing."""
     if job.state in ENDED and not resumable(job):
         return None
     return NotFound(
-        f"The job of this run has expired: {plan.out} has what was fetched, and nothing can be added to it. Remove "
+        f"The job of this run has expired and cannot be resumed. {plan.out} has the results so far. Remove "
         f"{plan.settings.data} to start over."
     )
 
 
 def _is_list_at_fault(job: Job) -> bool:
-    """Whether another list may take its place: it could not be read to its end, or had nothing in it."""
+    """Whether the job failed because its list was unreadable or empty, so that another list may replace it."""
     if job.state is not RunState.FAILED or _TRIED.search(job.reason or "") is not None:
         return False
     return resumable(job) or job.run.total == 0
 
 
 async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorError | None:
-    """What is wrong with the list, if that is what the job failed for."""
+    """The error in the list, if the job failed because of its list."""
     from conveyor.read.invalid_lines import invalid_page
 
     if now.bad_list is None or now.reason is None:
         return None
     if _TRIED.search(now.bad_list):
-        return ConveyorError(f"The list could not be ingested: {now.bad_list}.")
+        return ConveyorError(f"The ingest failed: {now.bad_list}.")
     lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
     if not now.reason.startswith(INGEST_FAILED):
         return NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
     if lines and job.options.on_invalid is OnInvalid.REJECT:
         # The rest of the reason names some of the lines.
         head = now.bad_list.partition(":")[0]
-        return ListRejected(f"{head}. Add --on-invalid skip to run the others.", lines=lines)
+        return ListRejected(f"{head}. Fix these lines, or pass --on-invalid skip to run the other lines.", lines=lines)
     return ListUnreadable(now.bad_list)
 
 
 async def _write_invalid(system: "System", job: Job, out: Path) -> Path:
-    """The lines that were left out, beside the archive: nothing else tells of them once the data is removed."""
+    """Write the invalid lines to a file beside the archive: the data directory, which has them too, is removed."""
     from conveyor.read.invalid_lines import invalid_lines
 
     path = out.with_name(out.name + ".invalid.jsonl")
@@ -365,42 +368,42 @@ async def _write_invalid(system: "System", job: Job, out: Path) -> Path:
 async def _follow(
     system: "System", embedded: "Embedded", job: Job, show: Show, stopped: asyncio.Event
 ) -> dict[str, Any]:
-    """Show the job until it ended; its last JSON."""
+    """Show progress until the job finishes. Return its final status."""
     while True:
-        seen = await _look(system, await embedded.job(_TENANT, job.job_id))
-        now = Snapshot.of(seen)
-        # What is wrong with a list is said as an error, and once.
+        status = await _read_status(system, await embedded.job(_TENANT, job.job_id))
+        now = Snapshot.of(status)
+        # An error in the list is reported once, when the command fails.
         if now.bad_list is None:
-            show(of_job(now))
+            show(view_job(now))
         if now.ended:
-            return seen
+            return status
         if stopped.is_set():
             raise Stopped
-        await _first(stopped.wait(), system.clock.sleep(_LOOK_SECONDS))
+        await _wait_for_first(stopped.wait(), system.clock.sleep(_POLL_SECONDS))
 
 
-async def _look(system: "System", job: Job) -> dict[str, Any]:
+async def _read_status(system: "System", job: Job) -> dict[str, Any]:
     from conveyor.read.status import job_json
 
     return await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
 
 
-async def _export(system: "System", job: Job, out: Path, ended: dict[str, Any], show: Show) -> int:
+async def _export(system: "System", job: Job, out: Path, final: dict[str, Any], show: Show) -> int:
     from conveyor.export.direct import ExportProgress, export_to_file
 
     def report(now: ExportProgress) -> None:
         share = min(now.tasks / max(job.run.total, 1), 1.0)
-        show(of_job(replace(Snapshot.of(ended), note=f"writing the archive, {share:.0%}")))
+        show(view_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
 
     size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
-    show(of_job(Snapshot.of(ended)))
+    show(view_job(Snapshot.of(final)))
     return size
 
 
-async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives, unless the user stops it first."""
+async def _run_until_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work. Raises Stopped if the user stops it first."""
     task = asyncio.ensure_future(work)
-    await _first(task, stopped.wait())
+    await _wait_for_first(task, stopped.wait())
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
@@ -408,11 +411,11 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def _first(*work: Awaitable[Any]) -> None:
-    """Wait until one of them is done. Futures among them are the caller's; the rest ends here."""
-    tasks = {asyncio.ensure_future(each) for each in work}
+async def _wait_for_first(*work: Awaitable[Any]) -> None:
+    """Wait until one of them is done, and cancel the others, except for futures, which belong to the caller."""
+    tasks = {asyncio.ensure_future(awaitable) for awaitable in work}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks.difference(each for each in work if isinstance(each, asyncio.Future)):
+        for task in tasks.difference(awaitable for awaitable in work if isinstance(awaitable, asyncio.Future)):
             task.cancel()

@@ -1,4 +1,4 @@
-"""The event loop of a command, and what Ctrl-C and SIGTERM do to it."""
+"""Run a command on an event loop, and stop it on Ctrl-C or SIGTERM."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Stopped(Exception):
-    """The user stopped the command; everything durable is closed."""
+    """The user stopped the command, and all durable state is closed."""
 
 
 # M_ARENA_MAX of glibc's mallopt.
@@ -26,20 +26,20 @@ _ARENAS = -8
 
 
 def share_one_heap() -> None:
-    """Before there are threads: with glibc each would get a heap of its own and keep there what it has freed. Here they
-    mostly take turns, and one heap that all of them use stays smaller."""
+    """Make all threads share one heap. Call it before threads start: otherwise glibc gives each thread a heap, and each
+    heap keeps the memory that its thread has freed. Our threads mostly take turns, so one heap stays smaller."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_ARENAS, 1)
 
 
 def keep_for_good() -> None:
-    """Once everything is loaded and has started: the collector need not look again and again at what stays for as long
-    as the process does. It would take some fifty milliseconds each time, in which nothing else happens."""
+    """Exclude all present objects from garbage collection. Call it once everything is loaded and started: these objects
+    live as long as the process, and each full collection over them would stop it for about fifty milliseconds."""
     gc.freeze()
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, on uvloop where there is one."""
+    """Run the coroutine, on uvloop if it is installed, and return its result."""
     share_one_heap()
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
@@ -52,7 +52,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     try:
         result = runner.run(main)
     except Stopped:
-        # A thread may still wait for standard input, and closing would wait for the thread: see `leave`.
+        # A thread may still read standard input, and `close` would wait for it. The caller exits with `leave`.
         raise
     except BaseException:
         runner.close()
@@ -62,7 +62,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process without waiting for threads. Only when all that must be closed is closed."""
+    """Exit without waiting for threads. Call it only after all durable state is closed."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             stream.flush()
@@ -70,7 +70,7 @@ def leave(exit_code: int) -> NoReturn:
 
 
 class Stop:
-    """Set by the first SIGINT or SIGTERM; the second SIGINT leaves at once."""
+    """The first SIGINT or SIGTERM sets `event`; a second SIGINT exits at once."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self.event = asyncio.Event()
@@ -78,7 +78,7 @@ class Stop:
         self._on_first = on_first
 
     def listen(self) -> None:
-        """From inside the running loop."""
+        """Install the signal handlers. Call it from the running loop."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._receive, EXIT_INTERRUPTED)
         loop.add_signal_handler(signal.SIGTERM, self._receive, EXIT_TERMINATED)
@@ -89,7 +89,7 @@ class Stop:
             self._on_first()
             self.event.set()
         elif exit_code == EXIT_INTERRUPTED:
-            # Durable at every step: leaving here is what kill -9 would do. But a live bar hides the cursor.
+            # Every step is durable, so an exit here is as safe as kill -9. But a live bar has hidden the cursor.
             if sys.__stderr__ is not None and sys.__stderr__.isatty():
                 sys.__stderr__.write(_SHOW_CURSOR)
             leave(exit_code)

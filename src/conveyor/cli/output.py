@@ -1,4 +1,4 @@
-"""What commands write on standard output: JSON for programs, aligned lines for people. Both stream."""
+"""Standard output of the commands: JSON for programs, aligned columns for people. Both stream."""
 
 import json
 import sys
@@ -11,12 +11,12 @@ from conveyor.telemetry.redact import printable
 
 
 def print_json(value: Any) -> None:
-    """One JSON document. What a run in this process shows may hold values of the model."""
+    """Print one JSON document. The report of a local run may contain structs of the model."""
     print(json.dumps(value, ensure_ascii=False, indent=2, default=msgspec.to_builtins))
 
 
 def print_json_array(items: Iterable[Any]) -> None:
-    """One JSON array, an item a line, written as the items come."""
+    """Print one JSON array, one item per line, as the items arrive."""
     lead = "[\n"
     for item in items:
         sys.stdout.write(lead + json.dumps(item, ensure_ascii=False))
@@ -25,14 +25,14 @@ def print_json_array(items: Iterable[Any]) -> None:
 
 
 def print_lines(columns: Sequence[tuple[str, int]], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Rows under a heading, in columns of given widths (0: as wide as it is; for the last one)."""
-    found = False
+    """Print rows under a heading. A column has its minimum width; 0 is for the last one."""
+    is_empty = True
     for row in rows:
-        if not found:
+        if is_empty:
             print(_line(columns, [name for name, _ in columns]))
-            found = True
+            is_empty = False
         print(_line(columns, ["" if cell is None else str(cell) for cell in row]))
-    if not found:
+    if is_empty:
         print(empty, file=sys.stderr)
 
 
@@ -41,6 +41,6 @@ def _line(columns: Sequence[tuple[str, int]], cells: Sequence[str]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def number_of_lines(number: int) -> str:
-    """The beginning of a sentence about lines that went wrong."""
-    return "1 line was" if number == 1 else f"{number:,} lines were"
+def count_invalid_lines(number: int) -> str:
+    """As text: 1 invalid line, 12 invalid lines."""
+    return f"{number:,} invalid line{'' if number == 1 else 's'}"

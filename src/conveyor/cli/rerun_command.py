@@ -1,4 +1,4 @@
-"""`conveyor rerun`: tasks of a job once more, as a run of its own."""
+"""`conveyor rerun`: start a new run over tasks of a job."""
 
 from typing import Annotated
 
@@ -21,25 +21,28 @@ from conveyor.cli.shared_options import (
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
-_WHICH = "Which tasks"
+_SELECT = "Tasks to rerun"
 
 
 def rerun(
     job: JobArgument,
     failed: Annotated[
-        bool, typer.Option("--failed", rich_help_panel=_WHICH, help="Those that failed; without any choice, these.")
+        bool,
+        typer.Option("--failed", rich_help_panel=_SELECT, help="Failed tasks (the default)."),
     ] = False,
-    cancelled: Annotated[
-        bool, typer.Option("--cancelled", rich_help_panel=_WHICH, help="Those that were cancelled.")
-    ] = False,
-    every: Annotated[bool, typer.Option("--all", rich_help_panel=_WHICH, help="All of them.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", rich_help_panel=_SELECT, help="Cancelled tasks.")] = False,
+    every: Annotated[bool, typer.Option("--all", rich_help_panel=_SELECT, help="All tasks.")] = False,
     error_code: Annotated[
-        str | None, typer.Option("--error-code", metavar="CODE", rich_help_panel=_WHICH, help="Those that failed so.")
+        str | None,
+        typer.Option(
+            "--error-code", metavar="CODE", rich_help_panel=_SELECT, help="Tasks that failed with this error code."
+        ),
     ] = None,
     http_status: Annotated[
-        int | None, typer.Option("--http-status", min=100, max=599, rich_help_panel=_WHICH, help="Those with this one.")
+        int | None,
+        typer.Option("--http-status", min=100, max=599, rich_help_panel=_SELECT, help="Tasks with this HTTP status."),
     ] = None,
-    tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_WHICH, help="Those with this tag.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Tasks with this tag.")] = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     attempts: Attempts = None,
@@ -50,17 +53,23 @@ def rerun(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Run tasks of a job again, each chosen by how it came out last; several choices must all match. A job whose list
-    could not be ingested goes on where it stopped, once what stopped it is mended."""
+    """Rerun tasks of a job, by default the failed ones.
+
+    Tasks are selected by their latest result. Several conditions must all match.
+
+    If the ingest of the job failed, rerun resumes it where it stopped. Fix the cause first.
+    """
     from conveyor.cli.connection import connect
 
     if every and (failed or cancelled or error_code or http_status or tag):
-        raise BadInput("--all is all of them: it goes with no other choice.")
+        raise BadInput(
+            "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
+        )
     options = job_spec(
         concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
     )
     with connect(Settings.load(url=url, data=data)) as client:
-        again = client.job(job).rerun(
+        handle = client.job(job).rerun(
             failed=failed,
             cancelled=cancelled,
             all=every,
@@ -70,6 +79,6 @@ def rerun(
             **options,
         )
     if as_json:
-        print_json(again.data)
+        print_json(handle.data)
     else:
-        print(f"{again.id} is {again.state} again, run {again.data['run']['number']}.")
+        print(f"{handle.id} is {handle.state}, run {handle.data['run']['number']}.")

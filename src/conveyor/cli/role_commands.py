@@ -1,4 +1,4 @@
-"""Each role alone, and `migrate`: for engines that several processes share."""
+"""Commands that run one role each, and `migrate`: for engines that several processes share."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,52 +12,54 @@ if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")]
-Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one. [8080]")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker loops. [1]")]
-Ingesters = Annotated[int | None, typer.Option("--ingesters", min=1, help="Ingest loops. [2]")]
+Port = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one. [8080]")
+]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Number of worker loops. [1]")]
+Ingesters = Annotated[int | None, typer.Option("--ingesters", min=1, help="Number of ingest loops. [2]")]
 
 
 def api(data: Data = None, host: Host = None, port: Port = None) -> None:
-    """Serve the API alone; other processes do the work."""
+    """Run only the API server. Other processes run the tasks."""
     _run(Settings.load(data=data, host=host, port=port), "api")
 
 
 def work(
     data: Data = None, workers: Workers = None, app: App = None, allow_private_targets: AllowPrivate = False
 ) -> None:
-    """Run tasks alone: as many of these as there is work for."""
+    """Run only workers, which run tasks. Start as many of these processes as you need."""
     allowed = allow_private_targets or None
     _run(Settings.load(data=data, workers=workers, app=app, allow_private_targets=allowed), "work")
 
 
 def ingest(data: Data = None, ingesters: Ingesters = None) -> None:
-    """Make tasks of staged lists alone."""
+    """Run only the ingester, which turns lists into tasks."""
     _run(Settings.load(data=data, ingesters=ingesters), "ingest")
 
 
 def sweep(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:
-    """Repair, clear away, make exports and deliver webhooks alone."""
+    """Run only the sweeper, which repairs runs and purges data. It also makes exports and delivers webhooks."""
     _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "sweep")
 
 
 def schedule(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:
-    """Fire schedules alone."""
+    """Run only the scheduler, which fires schedules."""
     _run(Settings.load(data=data, allow_private_targets=allow_private_targets or None), "schedule")
 
 
 def intake(data: Data = None) -> None:
-    """Take in jobs that come by queue alone."""
+    """Run only the intake, which accepts jobs from queues. CONVEYOR_INTAKE names the queues."""
     settings = Settings.load(data=data)
     if settings.intake is None:
-        raise InvalidSetting("CONVEYOR_INTAKE names no queue that jobs could come in by.")
+        raise InvalidSetting("CONVEYOR_INTAKE is missing. Set it to the queues to accept jobs from.")
     _run(settings, "intake")
 
 
-Once = Annotated[bool, typer.Option("--once", help="Make one pass, print what it did as JSON, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Run one pass, print its counts as JSON, and exit.")]
 
 
 def monitor(data: Data = None, once: Once = False) -> None:
-    """Find stuck tasks, lost workers and runs past their deadline alone."""
+    """Run only the monitor, which finds stuck tasks, dead workers and overdue runs."""
     settings = Settings.load(data=data)
     if not once:
         _run(settings, "monitor")
@@ -80,7 +82,10 @@ async def _monitor_once(settings: Settings) -> str:
 
 
 def migrate(data: Data = None) -> None:
-    """Make the tables, queues and buckets that the settings name, or bring them up to date."""
+    """Create or upgrade tables, queues and buckets.
+
+    The engine URLs in the settings name them. Run it before you start or upgrade other processes.
+    """
     from conveyor.cli.loop import run_async
     from conveyor.clock import SystemClock
     from conveyor.system import migrate as migrate_engines
@@ -88,10 +93,10 @@ def migrate(data: Data = None) -> None:
 
     settings = Settings.load(data=data)
     configure_log(settings.log_level, form=settings.log_format)
-    for done in run_async(migrate_engines(settings, SystemClock())):
-        print(done)
+    for step in run_async(migrate_engines(settings, SystemClock())):
+        print(step)
     if not any(getattr(settings, seam) for seam in _SHARED):
-        print("Nothing to do: the embedded engines make what they need.")
+        print("Nothing to migrate: the embedded engines create what they need.")
 
 
 _SHARED = ("records", "tasks", "queue", "coordinator")
@@ -105,11 +110,11 @@ def _run(settings: Settings, role: str) -> None:
     missing = [f"CONVEYOR_{seam.upper()}" for seam in _SHARED if not getattr(settings, seam)]
     if missing:
         raise InvalidSetting(
-            f"A role alone needs engines that processes share: set {', '.join(missing)}, or use `conveyor up`, "
-            "which has all roles in one process."
+            f"A single role needs shared engines. Set {', '.join(missing)}, or use `conveyor up`, which runs all roles "
+            "in one process."
         )
     configure_log(settings.log_level, form=settings.log_format)
-    stop = Stop(lambda: complain("Stopping: giving back what is held."))
+    stop = Stop(lambda: complain("Stopping: requeuing work in flight."))
     run_async(_work(settings, role, stop))
 
 
@@ -139,5 +144,5 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
             return
         async with Embedded(system).running({role}), scraped(settings):
             keep_for_good()
-            print(f"Conveyor {role} is at work.", flush=True)
+            print(f"Conveyor {role} is running.", flush=True)
             await stop.event.wait()

@@ -1,4 +1,4 @@
-"""`conveyor run`: a list in, an archive out, in this process, without a server."""
+"""`conveyor run`: run a list in this process, without a server, and write an archive."""
 
 import json
 from pathlib import Path
@@ -30,19 +30,19 @@ from conveyor.settings import Settings
 
 def run(
     lists: Lists,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="The archive to write.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.zip", help="Archive to write.")],
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             metavar="DIR",
-            help="Keep the run's data here, and leave it there. [CONVEYOR_DATA, else OUT.zip.conveyor beside the "
-            "archive, removed when the archive is written]",
+            help="Data directory, kept after the run. [CONVEYOR_DATA, else OUT.zip.conveyor, which is deleted once the "
+            "archive is written]",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the run that was stopped, with the options it was started with."),
+        typer.Option("--resume", help="Resume a stopped run, with the options of its first start."),
     ] = False,
     concurrency: Concurrency = None,
     rate: Rate = None,
@@ -59,13 +59,13 @@ def run(
     allow_private_targets: AllowPrivate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run every task of a list and write the results to one zip archive.
+    """Run a list of tasks and write the results to a zip archive.
 
-    Ctrl-C stops cleanly; the same command with --resume goes on where it stopped.
+    Ctrl-C stops cleanly. The same command with --resume continues, also after a crash.
 
-    A list that can not be read to its end: the archive has what was fetched, and --resume goes on with the list mended.
+    If the list cannot be read to its end, the archive has the results so far. Fix the list and pass --resume.
 
-    Exits 0 when all tasks succeeded, 3 when some failed, 2 on bad input.
+    Exits 0 if all tasks succeeded, 3 if some failed, 2 on bad input.
     """
     from conveyor.accept.option_limits import check_limits
     from conveyor.accept.spec import decode_spec
@@ -85,10 +85,10 @@ def run(
         headers=header,
         gateway=gateway,
         name=name,
-        # Nobody has to come back for what was left out: it is said before anything is run.
+        # Rejecting reports invalid lines before any task runs, so that the user can fix them first.
         on_invalid=on_invalid or OnInvalid.REJECT,
     )
-    # An unfinished run waits for its user, for as long as any job may.
+    # An unfinished run may be resumed for as long as any job may be kept.
     spec["retention_days"] = MAX_RETENTION_DAYS
     # As a server checks them, and before anything is opened, staged or started.
     check_limits(decode_spec(json.dumps(spec).encode()))

@@ -1,7 +1,7 @@
-"""Where a run keeps its data and puts its archive, and the mark that it leaves until the archive is whole.
+"""The data directory of a local run, its archive, and the mark of an unfinished run.
 
-Without --data and CONVEYOR_DATA, a run keeps its data in `<OUT>.conveyor` beside the archive, and removes it once the
-archive is written. `run.json` in there marks a run that is not finished.
+Without --data and CONVEYOR_DATA, a run keeps its data in `<OUT>.conveyor` beside the archive, and removes the directory
+once the archive is written. `run.json` in the directory marks an unfinished run.
 """
 
 import os
@@ -20,79 +20,79 @@ _PIECE = 1 << 20
 
 
 class RunMark(msgspec.Struct, frozen=True):
-    """An unfinished run: of which list, and, once it is accepted, as which job."""
+    """An unfinished run: its lists and, once the job is accepted, the job."""
 
     lists: list[str]
-    # None where a pipe was part of the list.
+    # None if one of the lists is a pipe.
     sha256: str | None
     out: str
     job_id: str | None = None
-    # Jobs of lists that could not be read to their end, the newest last; and whether their results are in this one.
+    # Earlier jobs, newest last, whose lists were unreadable; and whether their results were copied to this job.
     before: list[str] = []
     taken_over: bool = True
 
 
 def check_out(out: Path) -> None:
-    """Say now, not after an hour, that the archive can not be written there."""
+    """Check before the run, not after an hour, that the archive can be written. Raises BadInput."""
     if out.is_dir():
-        raise BadInput(f"{out} is a directory; -o names the archive to write.")
+        raise BadInput(f"{out} is a directory. Pass the name of the file to write with -o.")
     parent = out.absolute().parent
     if not parent.is_dir():
-        raise BadInput(f"There is no directory {parent} for the archive.")
+        raise BadInput(f"The directory {parent} does not exist. Create it, or choose another with -o.")
     if not os.access(parent, os.W_OK):
-        raise BadInput(f"The directory {parent} can not be written to.")
+        raise BadInput(f"The directory {parent} is not writable. Choose another with -o.")
 
 
 def check_data(data: Path) -> None:
-    """A data directory is a directory, or is not there yet."""
+    """Check that the data directory is a directory, or does not exist yet. Raises BadInput."""
     if data.exists() and not data.is_dir():
-        raise BadInput(f"{data} is not a directory; --data names the one to keep data in.")
+        raise BadInput(f"{data} is not a directory. Choose a data directory with --data.")
 
 
 def check_lists(lists: Sequence[str]) -> None:
-    """Each list is a file, or is standard input, once."""
+    """Check that each list is a file, or standard input at most once. Raises ListUnreadable."""
     for name in lists:
         if name == STDIN:
             continue
         if not Path(name).exists():
-            raise ListUnreadable(f"There is no file {name}.")
+            raise ListUnreadable(f"List {name} not found.")
         if Path(name).is_dir():
-            raise ListUnreadable(f"{name} is a directory, not a list.")
+            raise ListUnreadable(f"{name} is a directory. Pass a file.")
     if lists.count(STDIN) > 1:
-        raise ListUnreadable("Standard input (-) can be read only once.")
+        raise ListUnreadable("Standard input (-) can be read only once. Pass it once.")
 
 
 def is_plain_file(name: str) -> bool:
-    """Whether it can be read twice; standard input and other pipes can not."""
+    """Whether the list can be read twice. Standard input and other pipes cannot."""
     return name != STDIN and Path(name).is_file()
 
 
 def size_of(lists: Sequence[str]) -> int | None:
-    """The bytes that will be staged; None if that is not known: of pipes, and of several lists, which are joined."""
+    """The number of bytes to stage. None if unknown: for a pipe, and for several lists, which are joined."""
     return Path(lists[0]).stat().st_size if len(lists) == 1 and is_plain_file(lists[0]) else None
 
 
 def default_data(out: Path) -> Path:
-    """The directory beside the archive."""
+    """The data directory beside the archive."""
     return out.with_name(out.name + ".conveyor")
 
 
 def is_default(settings: Settings) -> bool:
-    """Whether CONVEYOR_DATA did not choose another directory. (That it names the default can not be told.)"""
+    """Whether CONVEYOR_DATA is unset, or names the default directory: the two look the same."""
     return settings.data == Settings().data
 
 
 def fingerprint(lists: Sequence[str]) -> str | None:
-    """The same for the same lists in the same order; None if one of them can be read only once."""
+    """A hash over all lists in their order; None if one of them can be read only once."""
     if not all(map(is_plain_file, lists)):
         return None
-    whole = sha256()
+    digest = sha256()
     for name in lists:
         with Path(name).open("rb") as file:
             while piece := file.read(_PIECE):
-                whole.update(piece)
-        whole.update(b"\0")
-    return whole.hexdigest()
+                digest.update(piece)
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def _mark_file(data: Path) -> Path:
@@ -100,17 +100,17 @@ def _mark_file(data: Path) -> Path:
 
 
 def read_mark(data: Path) -> RunMark | None:
-    """The unfinished run of a data directory."""
+    """Read the mark of the unfinished run in a data directory; None if there is none."""
     try:
         return msgspec.json.decode(_mark_file(data).read_bytes(), type=RunMark)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.DecodeError:
-        raise BadInput(f"{_mark_file(data)} is not readable as the mark of a run.") from None
+        raise BadInput(f"{_mark_file(data)} is invalid. Remove {data} to start over.") from None
 
 
 def write_mark(data: Path, mark: RunMark) -> None:
-    """Whole or not at all."""
+    """Write the mark atomically."""
     part = _mark_file(data).with_suffix(".part")
     part.write_bytes(msgspec.json.encode(mark))
     part.replace(_mark_file(data))
@@ -121,8 +121,8 @@ def remove_mark(data: Path) -> None:
 
 
 def remove_data(data: Path) -> None:
-    """Out of the way in one step first: half a data directory is never found under its name."""
-    gone = data.with_name(data.name + ".removed")
-    shutil.rmtree(gone, ignore_errors=True)
-    data.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a data directory. It is renamed first, so that no one finds half of it under its name."""
+    removed = data.with_name(data.name + ".removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    data.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`conveyor schedules [list] | create | show | pause | resume | delete`: jobs that a server makes by cron."""
+"""`conveyor schedules [list] | create | show | pause | resume | delete`: jobs that the server starts by cron."""
 
 import itertools
 import secrets
@@ -17,7 +17,6 @@ from conveyor.cli.shared_options import (
     Handler,
     Headers,
     Limit,
-    Name,
     Rate,
     Server,
     Timeout,
@@ -26,11 +25,13 @@ from conveyor.cli.shared_options import (
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
-app = typer.Typer(help="Jobs that the server makes again and again, by cron.")
+app = typer.Typer(help="Start jobs on a cron schedule. Without a command, list the schedules.")
 
 _COLUMNS = [("id", 35), ("cron", 16), ("time zone", 16), ("next", 20), ("fired", 6), ("name", 0)]
 
-Scheduled = Annotated[str, typer.Argument(metavar="SCHEDULE", help="As `schedules list` shows it.", show_default=False)]
+Scheduled = Annotated[
+    str, typer.Argument(metavar="SCHEDULE", help="Id of the schedule, from `schedules list`.", show_default=False)
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -51,22 +52,28 @@ def list_schedules(as_json: AsJson = False, limit: Limit = None, url: Server = N
 def create(
     cron: Annotated[
         str,
-        typer.Argument(metavar="CRON", help="Five fields, as '0 6 * * MON-FRI'.", show_default=False),
+        typer.Argument(
+            metavar="CRON", help="Cron expression with five fields, such as '0 6 * * MON-FRI'.", show_default=False
+        ),
     ],
     tasks: Annotated[
         Path | None,
-        typer.Argument(metavar="LIST", help="A file with the tasks, sent to the server now.", show_default=False),
+        typer.Argument(metavar="LIST", help="List of tasks, uploaded once, now.", show_default=False),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="Read the list from here, anew at each fire.")
+        str | None, typer.Option("--from", metavar="URL", help="Read the list from this URL at each fire.")
     ] = None,
-    zone: Annotated[str, typer.Option("--timezone", metavar="NAME", help="Such as Europe/Berlin.")] = "UTC",
+    zone: Annotated[
+        str, typer.Option("--timezone", metavar="NAME", help="Time zone of the cron expression, such as Europe/Berlin.")
+    ] = "UTC",
     missed: Annotated[
         str | None,
-        typer.Option("--missed", metavar="HOW", help="Fires nobody was there for: coalesce, skip or all. [coalesce]"),
+        typer.Option(
+            "--missed", metavar="HOW", help="What to do about missed fires: coalesce, skip or all. [coalesce]"
+        ),
     ] = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Do not fire before it is resumed.")] = False,
-    name: Name = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name of the schedule.")] = None,
     concurrency: Concurrency = None,
     handler: Handler = None,
     rate: Rate = None,
@@ -78,13 +85,13 @@ def create(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Have a job made at these times."""
+    """Create a schedule that starts a job at each fire."""
     from conveyor.cli.connection import connect
 
     if (tasks is None) == (source is None):
-        raise BadInput("Give a file with the tasks, or --from with the URL of a list.")
+        raise BadInput("Pass a list of tasks, or --from with the URL of a list.")
     if tasks is not None and not tasks.is_file():
-        raise BadInput(f"There is no file {tasks}.")
+        raise BadInput(f"List {tasks} not found.")
     job = job_spec(
         concurrency=concurrency,
         handler=handler,
@@ -101,50 +108,50 @@ def create(
         else:
             job["source"] = {"url": source}
         body, key = {**spec, "job": job}, secrets.token_hex(16)
-        made = client.request("POST", "/v1/schedules", body=body, idempotency_key=key)
+        created = client.request("POST", "/v1/schedules", body=body, idempotency_key=key)
     if as_json:
-        print_json(made)
+        print_json(created)
         return
-    print(made["id"])
-    _print_fires(made)
+    print(created["id"])
+    _print_fires(created)
 
 
 @app.command()
 def show(schedule: Scheduled, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Show a schedule: its next fires, and what came of the last ones."""
+    """Show a schedule: its next fires, and the jobs of its last fires."""
     from conveyor.cli import formatting as text
     from conveyor.cli.connection import connect
     from conveyor.client import path_of
     from conveyor.telemetry.redact import printable
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = client.request("GET", path_of("schedules", schedule))
+        shown = client.request("GET", path_of("schedules", schedule))
     if as_json:
-        print_json(found)
+        print_json(shown)
         return
-    state = "paused" if found["paused"] else "active"
-    print(f"{found['id']}  {found['cron']}  {found['timezone']}  {state}  {printable(found['name'] or '')}".rstrip())
-    for fire in found["fires"]:
-        more = f" (and {fire['coalesced']:,} missed before)" if fire["coalesced"] else ""
+    state = "paused" if shown["paused"] else "active"
+    print(f"{shown['id']}  {shown['cron']}  {shown['timezone']}  {state}  {printable(shown['name'] or '')}".rstrip())
+    for fire in shown["fires"]:
+        more = f" (for {fire['coalesced']:,} missed fires too)" if fire["coalesced"] else ""
         print(f"  fired  {text.moment(fire['at'])}  {fire['job_id'] or printable(fire['error'])}{more}")
-    _print_fires(found)
+    _print_fires(shown)
 
 
 @app.command()
 def pause(schedule: Scheduled, url: Server = None, data: Data = None) -> None:
-    """Do not fire until it is resumed."""
+    """Pause a schedule: it does not fire until `resume`."""
     _change(schedule, True, url, data)
 
 
 @app.command()
 def resume(schedule: Scheduled, url: Server = None, data: Data = None) -> None:
-    """Fire again, from now on."""
+    """Resume a paused schedule. Fires missed meanwhile are skipped."""
     _change(schedule, False, url, data)
 
 
 @app.command()
 def delete(schedule: Scheduled, url: Server = None, data: Data = None) -> None:
-    """Remove a schedule. The jobs that it made stay."""
+    """Delete a schedule. The jobs it started are kept."""
     from conveyor.cli.connection import connect
     from conveyor.client import path_of
 
@@ -157,11 +164,11 @@ def _list(as_json: bool, limit: int | None, url: str | None, data: Path | None) 
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = itertools.islice(client.pages("/v1/schedules"), limit)
+        rows = itertools.islice(client.pages("/v1/schedules"), limit)
         if as_json:
-            print_json_array(found)
+            print_json_array(rows)
         else:
-            print_lines(_COLUMNS, map(_row, found), "There are no schedules.")
+            print_lines(_COLUMNS, map(_row, rows), "No schedules.")
 
 
 def _change(schedule: str, paused: bool, url: str | None, data: Path | None) -> None:
@@ -169,9 +176,9 @@ def _change(schedule: str, paused: bool, url: str | None, data: Path | None) -> 
     from conveyor.client import path_of
 
     with connect(Settings.load(url=url, data=data)) as client:
-        found = client.request("PATCH", path_of("schedules", schedule), body={"paused": paused})
+        changed = client.request("PATCH", path_of("schedules", schedule), body={"paused": paused})
     print(f"{schedule} is {'paused' if paused else 'active'}.")
-    _print_fires(found)
+    _print_fires(changed)
 
 
 def _print_fires(schedule: dict[str, Any]) -> None:
@@ -184,5 +191,5 @@ def _print_fires(schedule: dict[str, Any]) -> None:
 def _row(schedule: dict[str, Any]) -> list[object]:
     from conveyor.cli import formatting as text
 
-    coming = text.moment(schedule["next_fires"][0]) if schedule["next_fires"] else "paused"
-    return [schedule["id"], schedule["cron"], schedule["timezone"], coming, schedule["fired"], schedule["name"]]
+    next_fire = text.moment(schedule["next_fires"][0]) if schedule["next_fires"] else "paused"
+    return [schedule["id"], schedule["cron"], schedule["timezone"], next_fire, schedule["fired"], schedule["name"]]

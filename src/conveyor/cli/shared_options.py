@@ -1,4 +1,4 @@
-"""Options that several commands share, and the way from them to a job's spec."""
+"""Options that several commands share, and the job spec that they make."""
 
 import json
 from pathlib import Path
@@ -15,39 +15,45 @@ Lists = Annotated[
     list[str],
     typer.Argument(
         metavar="LIST",
-        help="Files with the tasks, or - for standard input. One URL a line (empty lines and lines that start with "
-        "# are skipped), or .jsonl with a URL or an object a line, or .csv; any of them .gz or .zst too. Of any size.",
+        help="Files with the tasks, or - for standard input: text with one URL per line (empty lines and lines that "
+        "start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be compressed as .gz or "
+        ".zst, and have any size.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Data directory. [CONVEYOR_DATA, else conveyor-data]"),
 ]
 App = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE", help="Module with functions registered by @conveyor.task."),
+    typer.Option("--app", metavar="MODULE", help="Module with functions registered with @conveyor.task."),
 ]
 AllowPrivate = Annotated[
     bool,
-    typer.Option("--allow-private-targets", help="Fetch from private, loopback and link-local addresses too."),
+    typer.Option("--allow-private-targets", help="Allow targets on private, loopback and link-local addresses."),
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The server. [CONVEYOR_URL, else the one that `conveyor up` runs here]"),
+    typer.Option("--url", metavar="URL", help="Server address. [CONVEYOR_URL, else the local `conveyor up`]"),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most so many.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows to show.")]
 
-Concurrency = Annotated[int | None, typer.Option("--concurrency", rich_help_panel=_JOB, help="Tasks at once. [64]")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency", min=1, rich_help_panel=_JOB, help="Maximum number of tasks in progress at once. [64]"
+    ),
+]
 Handler = Annotated[
     str | None,
     typer.Option(
         "--handler",
         metavar="NAME",
         rich_help_panel=_JOB,
-        help="Call this registered Python function for each task, instead of fetching a URL.",
+        help="Call this registered Python function for each task instead of fetching a URL.",
     ),
 ]
 Download = Annotated[
@@ -55,7 +61,7 @@ Download = Annotated[
     typer.Option(
         "--download",
         rich_help_panel=_JOB,
-        help="The URLs are large files: take each in pieces, and go on where it was after any cut or crash.",
+        help="Download large files in ranges, and resume them after a broken connection or a crash.",
     ),
 ]
 ExportSpec = Annotated[
@@ -66,18 +72,27 @@ ExportSpec = Annotated[
         exists=True,
         dir_okay=False,
         rich_help_panel=_JOB,
-        help="JSON that describes an API which makes a file of each task: create, poll, download.",
+        help="JSON file that describes an export API: how to create, poll and download the file of a task.",
     ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option("--rate", rich_help_panel=_JOB, help="Requests a second to one host, at most."),
+    typer.Option("--rate", min=0.001, rich_help_panel=_JOB, help="Maximum requests per second to one host."),
+]
+Attempts = Annotated[
+    int | None, typer.Option("--attempts", min=1, rich_help_panel=_JOB, help="Maximum attempts per task. [4]")
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.1, rich_help_panel=_JOB, help="Time limit of one attempt, in seconds. [30]"),
 ]
 Attempts = Annotated[int | None, typer.Option("--attempts", rich_help_panel=_JOB, help="Tries per task. [4]")]
 Timeout = Annotated[float | None, typer.Option("--timeout", rich_help_panel=_JOB, help="Seconds per try. [30]")]
 Headers = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="'NAME: VALUE'", rich_help_panel=_JOB, help="Send this header; may be repeated."),
+    typer.Option(
+        "--header", metavar="'NAME: VALUE'", rich_help_panel=_JOB, help="Header to send with each request. Repeatable."
+    ),
 ]
 Gateway = Annotated[
     str | None,
@@ -85,7 +100,7 @@ Gateway = Annotated[
         "--gateway",
         metavar="URL",
         rich_help_panel=_JOB,
-        help="Fetch through an HTTP proxy, or an API gateway given as a template with {url}. [CONVEYOR_GATEWAY]",
+        help="Fetch through an HTTP proxy, or through an API given as a URL template with {url}. [CONVEYOR_GATEWAY]",
     ),
 ]
 WhenInvalid = Annotated[
@@ -93,10 +108,10 @@ WhenInvalid = Annotated[
     typer.Option(
         "--on-invalid",
         rich_help_panel=_JOB,
-        help="Leave out lines that are no valid task, or refuse a list that has any. [run: reject, submit: skip]",
+        help="skip: leave out invalid lines. reject: refuse a list with invalid lines. [run: reject, submit: skip]",
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="A name to know the job by.")]
+Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 
 def job_spec(
@@ -113,17 +128,17 @@ def job_spec(
     name: str | None = None,
     on_invalid: OnInvalid | None = None,
 ) -> dict[str, Any]:
-    """The body of POST /v1/jobs without its tasks. What was not given stays the server's choice."""
+    """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
         kind
-        for kind, given in (("python", handler), ("download", download), ("export_download", export is not None))
-        if given
+        for kind, is_set in (("python", handler), ("download", download), ("export_download", export is not None))
+        if is_set
     ]
     if len(kinds) > 1:
-        raise BadInput("Give one of --handler, --download and --export.")
+        raise BadInput("--handler, --download and --export exclude each other. Pass one of them.")
     spec = {
         "kind": kinds[0] if kinds else None,
-        "export": None if export is None else _described(export),
+        "export": None if export is None else _read_export_spec(export),
         "name": name,
         "concurrency": concurrency,
         "handler": handler,
@@ -137,15 +152,15 @@ def job_spec(
     return {field: value for field, value in spec.items() if value is not None}
 
 
-def _described(path: Path) -> Any:
+def _read_export_spec(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise BadInput(f"--export {path} can not be read: {error}") from None
+        raise BadInput(f"--export: cannot read {path}: {error}") from None
 
 
 def _header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name.strip():
-        raise BadInput(f"--header must be 'Name: value', not {line!r}.")
+        raise BadInput(f"--header: invalid header {line!r}. Use 'Name: value'.")
     return name.strip(), value.strip()

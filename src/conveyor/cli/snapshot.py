@@ -1,4 +1,4 @@
-"""A job's JSON as the progress bar and the summary read it."""
+"""The JSON of a job as a value, for the progress bar and the summary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from conveyor.states import ENDED, RunState
 
 @dataclass(frozen=True)
 class IngestSnapshot:
-    """How much of its list was made into tasks. Bytes are those of the list once decompressed."""
+    """Progress of an ingest. Bytes are those of the decompressed list."""
 
     tasks: int
     invalid: int
@@ -20,14 +20,14 @@ class IngestSnapshot:
 
     @classmethod
     def of(cls, ingest: Mapping[str, Any]) -> "IngestSnapshot":
-        # Before the first pass over the list nothing is known of it.
+        # The size is unknown until the ingester has split the list into ranges.
         total = ingest["bytes_total"] if ingest["ranges"] else None
         return cls(ingest["tasks"], ingest["invalid"], ingest["bytes_read"], total)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a job stood when it was asked."""
+    """The status of a job at one moment."""
 
     job_id: str
     state: RunState
@@ -39,9 +39,9 @@ class Snapshot:
     rate: float | None
     eta: float | None
     errors: tuple[tuple[str, int], ...]
-    # None for a job that was written whole when it was accepted.
+    # None for a job whose tasks came with the request.
     ingest: IngestSnapshot | None
-    # What goes on besides, such as the writing of the archive.
+    # Other work to report, such as writing the archive.
     note: str | None = None
 
     @classmethod
@@ -71,12 +71,12 @@ class Snapshot:
 
     @property
     def invalid(self) -> int:
-        """Lines of the list that were no task."""
+        """Number of invalid lines in the list."""
         return self.ingest.invalid if self.ingest else 0
 
     @property
     def bad_list(self) -> str | None:
-        """What is wrong with its list, if it failed for that."""
+        """What is wrong with the list, if the job failed because of its list."""
         if self.state is not RunState.FAILED or self.ingest is None or self.reason is None:
             return None
         if self.reason.startswith(INGEST_FAILED):
@@ -85,12 +85,12 @@ class Snapshot:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether its list has given no task yet: then nothing can have been run."""
+        """Whether no task was ingested yet, so that none can have run."""
         return self.done == 0 and (self.ingest is None or self.ingest.tasks == 0)
 
     @property
     def exit_code(self) -> int:
-        """0 when every task succeeded."""
+        """The exit code for the job: 0 if every task succeeded."""
         if self.bad_list is not None:
             return EXIT_BAD_INPUT
         clean = self.state is RunState.COMPLETED and self.succeeded == self.total

@@ -1,5 +1,5 @@
-"""Lists on this machine as one file to be sent. One file goes as it is; several, or a pipe, are joined into a temporary
-file first, in constant memory."""
+"""Prepare lists for upload as one file. A single file is sent as it is; several files, or a pipe, are joined into a
+temporary file first, in constant memory."""
 
 import asyncio
 import tempfile
@@ -15,32 +15,32 @@ from conveyor.errors import NoTasks
 
 
 @contextmanager
-def one_file(lists: Sequence[str], most: int, progress: Callable[[int], None]) -> Iterator[Path]:
-    """The file; a temporary one is there as long as the block runs. `progress` gets the bytes joined so far."""
+def single_file(lists: Sequence[str], max_bytes: int, progress: Callable[[int], None]) -> Iterator[Path]:
+    """Yield the file. A temporary one is removed after the block. `progress` gets the number of bytes joined so far."""
     if len(lists) == 1 and is_plain_file(lists[0]):
-        yield _not_empty(Path(lists[0]))
+        yield _check_not_empty(Path(lists[0]))
         return
     with tempfile.NamedTemporaryFile(prefix="conveyor-") as file:
-        _join(lists, most, file, progress)
-        yield _not_empty(Path(file.name))
+        _join(lists, max_bytes, file, progress)
+        yield _check_not_empty(Path(file.name))
 
 
-def form_of(lists: Sequence[str]) -> Any:
-    """The form of the file, where the names say it."""
+def format_of(lists: Sequence[str]) -> Any:
+    """The format that the names of the lists imply; None if they imply none."""
     from conveyor.lists.list_files import list_format
 
-    form = list_format(lists)
-    return None if form is None else form.value
+    implied = list_format(lists)
+    return None if implied is None else implied.value
 
 
-def _join(lists: Sequence[str], most: int, file: IO[bytes], progress: Callable[[int], None]) -> None:
+def _join(lists: Sequence[str], max_bytes: int, file: IO[bytes], progress: Callable[[int], None]) -> None:
     from conveyor.cli.loop import Stopped, leave, run_async
     from conveyor.lists.list_files import pieces_of
 
     async def join() -> None:
         size = 0
         try:
-            async for piece in pieces_of(lists, most):
+            async for piece in pieces_of(lists, max_bytes):
                 file.write(piece)
                 size += len(piece)
                 progress(size)
@@ -51,13 +51,13 @@ def _join(lists: Sequence[str], most: int, file: IO[bytes], progress: Callable[[
     try:
         run_async(join())
     except Stopped:
-        # The thread that waits for a pipe would be waited for.
+        # A normal exit would wait for the thread that reads the pipe.
         file.close()
         complain("Interrupted. [interrupted]")
         leave(EXIT_INTERRUPTED)
 
 
-def _not_empty(path: Path) -> Path:
+def _check_not_empty(path: Path) -> Path:
     if path.stat().st_size == 0:
         raise NoTasks("The list is empty.")
     return path

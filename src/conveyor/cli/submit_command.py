@@ -1,4 +1,4 @@
-"""`conveyor submit`: a list to a server. It is uploaded, whatever its size, and a job is made of it."""
+"""`conveyor submit`: upload a list to a server and create a job from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def submit(
     lists: Lists,
     name: Name = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Watch the job until it ends; exit codes as for `watch`.")
+        bool, typer.Option("--wait", help="Watch the job until it finishes. Exit codes as for `watch`.")
     ] = False,
     concurrency: Concurrency = None,
     rate: Rate = None,
@@ -50,7 +50,7 @@ def submit(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Submit a list of tasks, of any size, to the server and print the job's id."""
+    """Submit a list of tasks and print the id of the job."""
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.run_directory import check_lists
@@ -81,19 +81,19 @@ def submit(
         print(job.id)
 
 
-def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], most: int) -> "Job":
-    """The job. However often its requests are tried, there is one upload and one job."""
+def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], max_bytes: int) -> "Job":
+    """Upload the list and create the job. Retries share one idempotency key, so there is one upload and one job."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_bytes
-    from conveyor.cli.staging import form_of, one_file
+    from conveyor.cli.bar_view import view_bytes
+    from conveyor.cli.staging import format_of, single_file
 
     with (
         progress_bar(spec.get("name") or Path(lists[0]).name) as show,
-        one_file(lists, most, lambda size: show(of_bytes("reading", size, None))) as path,
+        single_file(lists, max_bytes, lambda size: show(view_bytes("reading", size, None))) as path,
     ):
         return client.submit(
             path,
-            format=form_of(lists),
-            progress=lambda sent, total: show(of_bytes("uploading", sent, total)),
+            format=format_of(lists),
+            progress=lambda sent, total: show(view_bytes("uploading", sent, total)),
             **spec,
         )

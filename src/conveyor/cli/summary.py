@@ -1,36 +1,36 @@
-"""What a run came to, as a table."""
+"""The summary of a local run, as a table or JSON."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conveyor.cli import formatting as text
-from conveyor.cli.output import number_of_lines
+from conveyor.cli.output import count_invalid_lines
 from conveyor.cli.snapshot import Snapshot
 from conveyor.errors import ConveyorError
 
-# What a first run stumbles over, and is mended by another flag.
-_HINTS = {"target_refused": ": on a private network, see --allow-private-targets"}
+# Errors that many first runs meet, and that a flag solves.
+_HINTS = {"target_refused": " (private address: see --allow-private-targets)"}
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """A job that ended here, and its archive."""
+    """A finished job and its archive."""
 
     job: dict[str, Any]
     archive: Path
     archive_bytes: int
-    # Of this process, and what ended in that time: a resumed run had a head start.
+    # Time spent and tasks finished by this process; a resumed run had finished some before.
     seconds: float
-    ended_here: int
-    # The lines that were no task, if there were any.
-    left_out: Path | None = None
-    # Why the archive is not of the whole list, if it is not.
+    finished_here: int
+    # File with the invalid lines, if there are any.
+    invalid_file: Path | None = None
+    # Why the archive does not cover the whole list, if it does not.
     fault: ConveyorError | None = None
 
     @property
     def rate(self) -> float:
-        return self.ended_here / self.seconds if self.seconds > 0 else 0.0
+        return self.finished_here / self.seconds if self.seconds > 0 else 0.0
 
     def as_json(self) -> dict[str, Any]:
         # Without the options: headers and gateways carry secrets.
@@ -39,14 +39,14 @@ class RunReport:
             "archive": str(self.archive),
             "archive_bytes": self.archive_bytes,
             "complete": self.fault is None,
-            "invalid_list": str(self.left_out) if self.left_out else None,
+            "invalid_list": str(self.invalid_file) if self.invalid_file else None,
             "seconds": round(self.seconds, 3),
             "tasks_per_second": round(self.rate, 1),
         }
 
 
 def print_summary(report: RunReport) -> None:
-    """Counts, rate, errors by code, where the archive is."""
+    """Print counts, errors by code, throughput and the path of the archive."""
     from rich.console import Console
     from rich.table import Table
 
@@ -66,7 +66,7 @@ def print_summary(report: RunReport) -> None:
     if now.total > now.done:
         table.add_row("Not run", f"[yellow]{text.count(now.total - now.done)}")
     if now.invalid:
-        table.add_row("Left out", f"[yellow]{number_of_lines(now.invalid)} no task, see {report.left_out}")
+        table.add_row("Skipped", f"[yellow]{count_invalid_lines(now.invalid)}, see {report.invalid_file}")
     table.add_row("Time", f"{text.duration(report.seconds)}, {text.rate(report.rate)}")
     incomplete = ", [yellow]incomplete" if report.fault else ""
     table.add_row("Results", f"{report.archive} ({text.size(report.archive_bytes)}){incomplete}")

@@ -1,7 +1,7 @@
-"""A list that could not be read to its end, and was mended: the results of its job go over to that of the whole list.
+"""Copy results to the job of a repaired list from the jobs of the unreadable lists before it.
 
-Gets a job that nobody works at yet, and the ones before it; a task whose line is the same in both lists ends in the new
-job as it did in the old one, and is not run again. Doing it twice changes nothing.
+A task with the same line in both lists gets its old result in the new job and does not run again. The new job must not
+run yet. Copying is idempotent.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -20,29 +20,31 @@ _FINISHED = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED})
 
 
 async def take_over(system: System, before: Sequence[Job], job: Job) -> int:
-    """How many tasks of the jobs before, the newest last, have their results in this one now."""
+    """Copy results of the earlier jobs, newest last, to this job. Return the number of tasks copied."""
     count = 0
     async for batch in _batches(system, job):
         inputs = {seed.index: seed for seed in batch.seeds}
         for old in reversed(before):
-            found = await system.tasks.at(old.key, list(inputs))
-            same = [task for task in found if _is_result_of(task, inputs[task.index])]
+            tasks = await system.tasks.at(old.key, list(inputs))
+            same = [task for task in tasks if _is_result_of(task, inputs[task.index])]
             await _finish(system, job, [inputs.pop(task.index) for task in same], same)
             count += len(same)
     return count
 
 
 async def _batches(system: System, job: Job) -> AsyncIterator[ListBatch]:
-    """The list, as far as it can be read: what is wrong with the rest is the ingest's to say."""
+    """Read the list as far as possible. The ingester reports what is wrong with the rest."""
     assert job.source is not None
-    settings, most = system.settings, system.settings.max_list_bytes
+    settings, max_bytes = system.settings, system.settings.max_list_bytes
 
-    async def keep_hold() -> bool:
+    async def renew() -> bool:
         return True
 
     try:
-        for one in await make_plan(system.blobs, job.source, job.kind, settings.ingest_range_bytes, most, keep_hold):
-            async for batch in read(range_pieces(system.blobs, one, most), reading_of(one, job.kind)):
+        ranges = await make_plan(system.blobs, job.source, job.kind, settings.ingest_range_bytes, max_bytes, renew)
+        for list_range in ranges:
+            pieces = range_pieces(system.blobs, list_range, max_bytes)
+            async for batch in read(pieces, reading_of(list_range, job.kind)):
                 yield batch
     except ListUnreadable:
         return

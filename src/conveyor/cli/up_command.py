@@ -1,4 +1,4 @@
-"""`conveyor up`: the API and all background roles in one process, on the embedded engines."""
+"""`conveyor up`: run the API and all background roles in one process."""
 
 import ipaddress
 import shlex
@@ -20,15 +20,17 @@ def up(
     data: Data = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one. [8080]")
+        int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one. [8080]")
     ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Worker loops. [1]")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Number of worker loops. [1]")] = None,
     app: App = None,
     allow_private_targets: AllowPrivate = False,
 ) -> None:
-    """Serve the API and run jobs, until Ctrl-C or SIGTERM.
+    """Start a server with the API, the dashboard and workers.
 
-    The first start leaves a key for the user of this machine in the data directory; other commands find it.
+    All roles run in one process, until Ctrl-C or SIGTERM.
+
+    The first start creates an API key in the data directory, where the other commands find it.
     """
     from conveyor.cli.guard import complain
     from conveyor.cli.loop import Stop, run_async
@@ -47,11 +49,11 @@ def up(
     configure_log(settings.log_level, form=settings.log_format)
     if not _is_loopback(settings.host):
         complain(
-            f"Listening on {settings.host}: anyone who can reach it and has a key can use it. Keys go unencrypted."
+            f"Listening on {settings.host} without TLS: keys are sent unencrypted. Put a TLS proxy in front of it."
         )
-    stop = Stop(lambda: complain("Stopping: finishing requests, giving back what is held."))
+    stop = Stop(lambda: complain("Stopping: finishing requests, requeuing tasks in flight."))
     run_async(_serve(settings, stop))
-    complain(f"Stopped. Everything is kept in {settings.data}; `conveyor up` goes on with it.")
+    complain(f"Stopped. All data is in {settings.data}; `conveyor up` resumes.")
 
 
 async def _serve(settings: Settings, stop: "Stop") -> None:
@@ -65,42 +67,42 @@ async def _serve(settings: Settings, stop: "Stop") -> None:
     async with open_system(settings) as system:
         link = await sign_in_path(system, await _ensure_local_key(system))
         async with Embedded(system).running(), scraped(settings):
-            with _announced(settings, link) as on_ready:
+            with _announce(settings, link) as on_ready:
                 await serve(system, settings.host, settings.port, stop.event, on_ready)
 
 
 async def _ensure_local_key(system: "System") -> str:
-    """An administrator's key in local.key that works; one that was revoked, or is none, is replaced. Returns it."""
+    """Return the administrator key in local.key. A missing, invalid or revoked key is replaced."""
     from conveyor.auth.keys import authenticate, make_key
     from conveyor.cli.connection import LOCAL_TENANT, local_key_file, read_line
     from conveyor.errors import InvalidKey
 
     path = local_key_file(system.settings.data)
-    kept = read_line(path)
-    if kept is not None:
+    stored = read_line(path)
+    if stored is not None:
         try:
-            if (await authenticate(system.records.access, system.clock, kept)).admin:
-                return kept
+            if (await authenticate(system.records, system.clock, stored)).admin:
+                return stored
         except InvalidKey:
             pass
         path.unlink()
-    text, key = make_key(system.clock, LOCAL_TENANT, "made by conveyor up", admin=True)
-    await system.records.access.create_key(key)
-    # Closed to others before the key is in it.
+    text, key = make_key(system.clock, LOCAL_TENANT, "created by conveyor up", admin=True)
+    await system.records.create_key(key)
+    # Set the permissions before the file has the key.
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(text + "\n")
     return text
 
 
 @contextmanager
-def _announced(settings: Settings, dashboard: str) -> Iterator[Callable[[str], None]]:
-    """Say where the server is, on standard output and in local.url, as long as it is there."""
+def _announce(settings: Settings, dashboard: str) -> Iterator[Callable[[str], None]]:
+    """Print the address of the server once it listens, and keep it in local.url while it runs."""
     from conveyor.cli.connection import local_url_file
     from conveyor.cli.loop import keep_for_good
 
     def on_ready(bound: str) -> None:
         keep_for_good()
-        # Bound to every address, it is reached from here on loopback.
+        # A server that listens on all addresses is reached on loopback from here.
         url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         local_url_file(settings.data).write_text(url + "\n")
         _print_welcome(settings, url, dashboard)
@@ -116,11 +118,11 @@ def _print_welcome(settings: Settings, url: str, dashboard: str) -> None:
     from conveyor.cli.connection import local_key_file
 
     data = shlex.quote(str(settings.data.absolute()))
-    needed = [] if settings.data == Settings().data else [f"CONVEYOR_DATA={data}"]
+    environment = [] if settings.data == Settings().data else [f"CONVEYOR_DATA={data}"]
     print(f"Conveyor {__version__} is up at {url}")
     print(f"  data    {settings.data.absolute()}")
-    print(f"  key     {local_key_file(settings.data).absolute()}; the command line finds it")
-    print(f"  submit  {' '.join([*needed, 'conveyor submit urls.txt'])}")
+    print(f"  key     {local_key_file(settings.data).absolute()} (other commands find it)")
+    print(f"  submit  {' '.join([*environment, 'conveyor submit urls.txt'])}")
     print(f"  open    {url}{dashboard}")
     print("  stop    Ctrl-C", flush=True)
 

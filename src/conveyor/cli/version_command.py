@@ -1,4 +1,4 @@
-"""`conveyor version`."""
+"""`conveyor version`: print the version."""
 
 from conveyor import __version__
 from conveyor.cli.output import print_json
@@ -6,7 +6,7 @@ from conveyor.cli.shared_options import AsJson
 
 
 def version(as_json: AsJson = False) -> None:
-    """Show which Conveyor this is."""
+    """Print the version."""
     if as_json:
         print_json({"version": __version__})
     else:

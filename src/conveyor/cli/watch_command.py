@@ -1,4 +1,4 @@
-"""`conveyor watch`: a job of a server, live, until it ends."""
+"""`conveyor watch`: show the progress of a job until it finishes."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: Data = None) -> None:
-    """Show a job's progress until it ends. Exits 0 when all tasks succeeded, 3 when some did not, 2 when its list
-    could not be read."""
+    """Show the progress of a job until it finishes.
+
+    Exits 0 if all tasks succeeded, 3 if some did not, 2 if the list is unreadable or has no tasks.
+    """
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
@@ -22,29 +24,29 @@ def watch(job: JobArgument, as_json: AsJson = False, url: Server = None, data: D
 
 
 def watch_job(job: "Job", as_json: bool, title: str | None = None) -> int:
-    """The exit code that the job's end asks for. `title` is for a job without a name."""
+    """Watch the job and return its exit code. A job without a name is shown as `title`."""
     from conveyor.cli.bar import progress_bar
-    from conveyor.cli.bar_view import of_job
+    from conveyor.cli.bar_view import view_job
     from conveyor.cli.guard import complain
-    from conveyor.cli.output import number_of_lines, print_json
+    from conveyor.cli.output import count_invalid_lines, print_json
     from conveyor.cli.snapshot import Snapshot
     from conveyor.telemetry.redact import printable
 
     try:
         with progress_bar(job.name or title or job.id) as show:
-            job.wait(progress=lambda seen: show(of_job(Snapshot.of(seen.data))))
+            job.wait(progress=lambda status: show(view_job(Snapshot.of(status.data))))
     except KeyboardInterrupt:
-        complain(f"Stopped watching; the job goes on. `conveyor watch {job.id}` shows it again.")
+        complain(f"Stopped watching; the job continues. `conveyor watch {job.id}` resumes watching.")
         return EXIT_INTERRUPTED
     now = Snapshot.of(job.data)
     if as_json:
         print_json(job.data)
     else:
-        print(f"{job.id}: {of_job(now).line()}")
+        print(f"{job.id}: {view_job(now).line()}")
         if now.reason:
             print(f"  {printable(now.reason)}")
         for code, number in now.errors:
             print(f"  {number:>9,}  {code}")
         if now.invalid:
-            print(f"  {number_of_lines(now.invalid)} no task; `conveyor invalid {job.id}` lists them.")
+            print(f"  {count_invalid_lines(now.invalid)}; `conveyor invalid {job.id}` lists them.")
     return now.exit_code

@@ -1,6 +1,6 @@
-"""The SDK: Client and AsyncClient, and what they hand out. The command line talks to a server with it too.
+"""The SDK: Client, AsyncClient, and the values they return. The command line uses it to talk to a server.
 
-It imports nothing of the server, and needs msgspec and pyreqwest only.
+It imports nothing from the server, and needs only msgspec and pyreqwest.
 """
 
 from conveyor.client.client import AsyncClient, Client

@@ -1,4 +1,5 @@
-"""Client and AsyncClient: a server, seen by one tenant. The two are one, but for the waiting."""
+"""Client and AsyncClient: a connection to a server as one tenant. Both have the same methods; one blocks, one
+awaits."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
@@ -6,24 +7,24 @@ from typing import Any, Self, Unpack
 from conveyor.client import submission
 from conveyor.client.client_session import ClientSession
 from conveyor.client.export import AsyncExport, ExportHandle
-from conveyor.client.io import AwaitedIo, BlockingIo, drive, iterate
+from conveyor.client.io import AsyncIo, BlockingIo, drive, iterate
 from conveyor.client.job import AsyncJob, JobHandle
 from conveyor.client.job_options import Compression, JobOptions, Kind, ListFormat, ResultLayout
 from conveyor.client.lists import Tasks
-from conveyor.client.progress_display import moving
+from conveyor.client.progress_display import display_bytes
 from conveyor.client.resources import Upload
 from conveyor.client.server_address import find_server
 from conveyor.client.transport import Json, Query
-from conveyor.client.upload_file import Moved
+from conveyor.client.upload_file import BytesProgress
 
-# Seconds that a server which has answered before is given to come back.
+# How long to retry requests to a server that has answered before, in seconds.
 PATIENCE = 120.0
 
 
 class Client:
-    """A server under `url`, seen by the tenant of `key`. Without them: CONVEYOR_URL and CONVEYOR_API_KEY, else the
-    server that `conveyor up` runs here. `patience` is how many seconds a server that has answered before is given to
-    come back. May be used by several threads at once."""
+    """A connection to the server at `url`, as the tenant of `key`. Without arguments it uses CONVEYOR_URL and
+    CONVEYOR_API_KEY, else the local `conveyor up`. `patience` is how long to retry requests to a server that has
+    answered before, in seconds. Several threads may share a client."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
         self._session = ClientSession(BlockingIo(), *find_server(url, key), patience)
@@ -35,7 +36,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close all connections."""
         drive(self._session.io.close())
 
     def submit(
@@ -49,20 +50,20 @@ class Client:
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
-        progress: bool | Moved = False,
+        progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
-        """Make a job of tasks: URLs, or what else its kind takes, from any iterable, an open file or the path of one,
-        of any length in flat memory. With `handler` its kind is python, with `export` export_download, else fetch.
+        """Create a job from tasks: an iterable, an open file, or the path of a file. A list of any length needs
+        constant memory. The kind is python with `handler`, export_download with `export`, else fetch.
 
-        However often it has to be tried there is one job; with an `idempotency_key` of your own also when you call this
-        again. `format` and `compression` are those of a file, if its name or first bytes do not tell. `progress`: show
-        what is sent, or call this with the bytes so far and their total."""
+        Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
+        `compression` describe a file whose name and first bytes do not. `progress`: True shows the upload; a function
+        is called with the bytes sent and the total."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
-        form = _given(format=format, compression=compression)
-        with moving(progress, name or "list", "sending") as moved:
+        form = _drop_none(format=format, compression=compression)
+        with display_bytes(progress, name or "list", "uploading") as report:
             return JobHandle(
-                self._session, drive(submission.submit(self._session, tasks, spec, form, idempotency_key, moved))
+                self._session, drive(submission.submit(self._session, tasks, spec, form, idempotency_key, report))
             )
 
     def open_job(
@@ -75,49 +76,51 @@ class Client:
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
-        """A job without tasks yet: `Job.add` adds them while others run, `Job.close` ends the list."""
+        """Create a job without tasks. `Job.add` adds tasks while others run; `Job.close` completes the list."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
         return JobHandle(self._session, drive(submission.create(self._session, spec, idempotency_key)))
 
-    def upload(self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | Moved = False) -> Upload:
-        """Send a list and make no job of it yet: `submit` takes what this returns, also several times."""
-        with moving(progress, "list", "sending") as moved:
-            return drive(submission.upload(self._session, tasks, idempotency_key, moved))
+    def upload(
+        self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | BytesProgress = False
+    ) -> Upload:
+        """Upload a list without creating a job. Pass the result to `submit`, any number of times."""
+        with display_bytes(progress, "list", "uploading") as report:
+            return drive(submission.upload(self._session, tasks, idempotency_key, report))
 
     def job(self, job_id: str, verify: bool = False) -> JobHandle:
-        """A job by its id; with `verify`, its counts held to its rows. Raises NotFound."""
+        """Get a job by its id. `verify` compares its counts with its task rows. Raises NotFound."""
         return JobHandle(self._session, drive(self._session.job(job_id, verify)))
 
     def jobs(self) -> Iterator[JobHandle]:
-        """All jobs, newest first."""
+        """List all jobs, newest first."""
         return (JobHandle(self._session, data) for data in iterate(self._session.jobs()))
 
     def export(self, export_id: str) -> ExportHandle:
-        """An export by its id. Raises NotFound."""
+        """Get an export by its id. Raises NotFound."""
         return ExportHandle(self._session, drive(self._session.export(export_id)))
 
     def dead_letters(self) -> Iterator[Json]:
-        """What was given up, oldest first."""
+        """List dead letters, oldest first."""
         return iterate(self._session.dead_letters())
 
     def redrive(self, ids: Sequence[str]) -> Json:
-        """Send dead letters back to their queues: {redriven, skipped}."""
+        """Put dead letters back on their queues. Returns {redriven, skipped}."""
         return drive(self._session.redrive(ids))
 
     def health(self) -> Json:
-        """What /healthz says; needs no key."""
+        """Get /healthz. Needs no key."""
         return drive(self._session.health())
 
     def create_key(self, tenant: str, name: str | None = None) -> Json:
-        """A new key of a tenant: {key, key_id, tenant}. With an administrator's key, as the two that follow."""
+        """Create a key for a tenant. Returns {key, key_id, tenant}. All key methods need an administrator's key."""
         return drive(self._session.create_key(tenant, name))
 
     def keys(self, tenant: str | None = None) -> Iterator[Json]:
-        """Keys of one tenant, or of all, without their secrets."""
+        """List the keys of one tenant, or of all, without their secrets."""
         return iterate(self._session.keys(tenant))
 
     def revoke_key(self, key_id: str) -> None:
-        """End a key."""
+        """Revoke a key."""
         drive(self._session.delete("keys", key_id))
 
     def request(
@@ -129,19 +132,19 @@ class Client:
         body: object = None,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Any route of the API, for what has no method here: the JSON that it answers. `path_of` makes a path."""
+        """Call any route of the API and return its JSON. `path_of` makes a path."""
         return drive(self._session.request(method, path, query, body, idempotency_key))
 
     def pages(self, path: str, query: Query | None = None) -> Iterator[Json]:
-        """Any listing of the API: all its items, read as they are taken."""
+        """Iterate over all items of any listing of the API. Fetches pages on demand."""
         return iterate(self._session.pages(path, query))
 
 
 class AsyncClient:
-    """As Client, on an event loop: the one that uses it first."""
+    """Client for asyncio. It belongs to the event loop that uses it first."""
 
     def __init__(self, url: str | None = None, key: str | None = None, *, patience: float = PATIENCE) -> None:
-        self._session = ClientSession(AwaitedIo(), *find_server(url, key), patience)
+        self._session = ClientSession(AsyncIo(), *find_server(url, key), patience)
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,15 +167,15 @@ class AsyncClient:
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
-        progress: bool | Moved = False,
+        progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
-        """As Client.submit; takes async iterables too. An iterable that is not async is read on the event loop."""
+        """As Client.submit, also for async iterables. Other iterables are read on the event loop."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
-        form = _given(format=format, compression=compression)
-        with moving(progress, name or "list", "sending") as moved:
+        form = _drop_none(format=format, compression=compression)
+        with display_bytes(progress, name or "list", "uploading") as report:
             return AsyncJob(
-                self._session, await submission.submit(self._session, tasks, spec, form, idempotency_key, moved)
+                self._session, await submission.submit(self._session, tasks, spec, form, idempotency_key, report)
             )
 
     async def open_job(
@@ -190,11 +193,11 @@ class AsyncClient:
         return AsyncJob(self._session, await submission.create(self._session, spec, idempotency_key))
 
     async def upload(
-        self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | Moved = False
+        self, tasks: Tasks, *, idempotency_key: str | None = None, progress: bool | BytesProgress = False
     ) -> Upload:
         """As Client.upload."""
-        with moving(progress, "list", "sending") as moved:
-            return await submission.upload(self._session, tasks, idempotency_key, moved)
+        with display_bytes(progress, "list", "uploading") as report:
+            return await submission.upload(self._session, tasks, idempotency_key, report)
 
     async def job(self, job_id: str, verify: bool = False) -> AsyncJob:
         """As Client.job."""
@@ -251,9 +254,9 @@ class AsyncClient:
 
 
 def _spec(kind: Kind | None, options: JobOptions, **more: Any) -> Json:
-    """The body of POST /v1/jobs without its tasks. What was not given stays the server's choice."""
-    return {**_given(kind=kind or submission.kind_of(options), **more), **options}
+    """The body of POST /v1/jobs, without its tasks. The server has the defaults."""
+    return {**_drop_none(kind=kind or submission.kind_of(options), **more), **options}
 
 
-def _given(**fields: Any) -> Json:
+def _drop_none(**fields: Any) -> Json:
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,5 +1,5 @@
-"""Session: everything that a server can be asked, a coroutine each. What takes several requests is in `submission`,
-`following` and `exports`."""
+"""ClientSession: one coroutine per request of the API. `submission`, `following` and `export_files` combine
+requests."""
 
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -7,21 +7,21 @@ from typing import Any
 
 from conveyor.client.io import Io
 from conveyor.client.resources import Event, InvalidLine, Result
-from conveyor.client.transport import Json, Query, Transport, decoded, path_of
+from conveyor.client.transport import Json, Query, Transport, decode, path_of
 
-# Rows that one request asks for.
+# Rows per page.
 _PAGE = 1000
-# That one redrive takes.
-_MOST_IDS = 1000
+# Maximum number of ids in one redrive request.
+_MAX_REDRIVE_IDS = 1000
 
 
 def new_key() -> str:
-    """An Idempotency-Key that nobody else has."""
+    """A new, unique Idempotency-Key."""
     return f"sdk_{secrets.token_hex(16)}"
 
 
 class ClientSession:
-    """A server under `url`, seen by the tenant of `key`."""
+    """A session with the server at `url`, as the tenant of `key`."""
 
     def __init__(self, io: Io, url: str, key: str | None, patience: float) -> None:
         self.io = io
@@ -35,12 +35,12 @@ class ClientSession:
         body: object = None,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Any route, for what has no method here: the JSON that it answers, None for an answer without a body."""
+        """Call any route. Returns its JSON, or None if the answer has no body."""
         answer = await self.transport.send(method, path, query, body, idempotency_key)
-        return decoded(answer, object) if answer else None
+        return decode(answer, object) if answer else None
 
     def pages(self, path: str, query: Query | None = None) -> AsyncGenerator[Json, None]:
-        """Any listing, all items of it."""
+        """Iterate over all items of any listing."""
         return self.transport.listing(path, {"limit": 100, **(query or {})}, dict)
 
     async def create_job(self, spec: Mapping[str, Any], idempotency_key: str) -> Json:
@@ -54,8 +54,8 @@ class ClientSession:
         return self.transport.listing("/v1/jobs", {"limit": 100}, dict)
 
     def results(self, job_id: str, where: Mapping[str, Any], page: int = _PAGE) -> AsyncGenerator[Result, None]:
-        given = {name: value for name, value in where.items() if value is not None}
-        return self.transport.listing(path_of("jobs", job_id, "results"), {"limit": page, **given}, Result)
+        filters = {name: value for name, value in where.items() if value is not None}
+        return self.transport.listing(path_of("jobs", job_id, "results"), {"limit": page, **filters}, Result)
 
     def events(self, job_id: str, task_id: str | None = None) -> AsyncGenerator[Event, None]:
         query: dict[str, str | int] = {"limit": _PAGE, **({} if task_id is None else {"task": task_id})}
@@ -65,11 +65,11 @@ class ClientSession:
         return self.transport.listing(path_of("jobs", job_id, "invalid"), {"limit": _PAGE}, InvalidLine)
 
     async def task(self, job_id: str, task_id: str) -> Result:
-        return decoded(await self.transport.send("GET", path_of("jobs", job_id, "tasks", task_id)), Result)
+        return decode(await self.transport.send("GET", path_of("jobs", job_id, "tasks", task_id)), Result)
 
-    async def move(self, job_id: str, how: str) -> Json:
-        """cancel, pause, resume or close: asking for what is so already changes nothing."""
-        return await self.transport.json("POST", path_of("jobs", job_id, how), safe=True)
+    async def control(self, job_id: str, action: str) -> Json:
+        """Cancel, pause, resume or close a job. Idempotent."""
+        return await self.transport.json("POST", path_of("jobs", job_id, action), safe=True)
 
     async def change(self, job_id: str, options: Mapping[str, Any]) -> Json:
         return await self.transport.json("PATCH", path_of("jobs", job_id), body=options)
@@ -106,8 +106,8 @@ class ClientSession:
 
     async def redrive(self, ids: Sequence[str]) -> Json:
         counts = {"redriven": 0, "skipped": 0}
-        for start in range(0, len(ids), _MOST_IDS):
-            body = {"ids": ids[start : start + _MOST_IDS]}
+        for start in range(0, len(ids), _MAX_REDRIVE_IDS):
+            body = {"ids": ids[start : start + _MAX_REDRIVE_IDS]}
             part = await self.transport.json("POST", "/v1/dead-letters/redrive", body=body)
             counts = {name: number + part[name] for name, number in counts.items()}
         return counts

@@ -1,5 +1,5 @@
-"""A file from the server, or from where its link leads, to this disk: it goes on where it broke off, and is there under
-its name only when its sha256 is right.
+"""Download a file from the server, or from a link that it gives. A download resumes where it broke off, and the file
+gets its name only after its sha256 was checked.
 """
 
 import os
@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from conveyor.client.http import Broken
-from conveyor.client.transport import Transport, pieces_of
-from conveyor.client.upload_file import Moved, measure
+from conveyor.client.http import ConnectionBroken
+from conveyor.client.transport import Transport, read_pieces
+from conveyor.client.upload_file import BytesProgress, measure
 from conveyor.errors import ConveyorError, ServerUnreachable
 
-# Tries in a row that bring nothing.
-_MOST_FRUITLESS = 5
-_LAPSED = 403
+# Maximum number of attempts in a row without a new byte.
+_MAX_FRUITLESS = 5
+_LINK_EXPIRED = 403
 
 
-class Remote(NamedTuple):
-    """A file that is there to be had."""
+class DownloadSource(NamedTuple):
+    """A file to download."""
 
     url: str
     size: int
@@ -26,55 +26,59 @@ class Remote(NamedTuple):
 
 
 async def download(
-    transport: Transport, find: Callable[[], Awaitable[Remote]], to: Path, progress: Moved | None = None
+    transport: Transport, find: Callable[[], Awaitable[DownloadSource]], to: Path, progress: BytesProgress | None = None
 ) -> int:
-    """Write it to a file; returns its size. `find` says what it is and where, and is asked again when a link may have
-    lapsed. What came before a failure stays in `<to>.<sha256>.part`, and the next call goes on with it."""
+    """Download to a file and return its size. `find` returns the source, and is called again when the link may have
+    expired. After a failure the bytes so far stay in `<to>.<sha256>.part`, and the next call resumes there."""
     remote = await find()
     partial = to.with_name(f"{to.name}.{remote.sha256[:12]}.part")
     fruitless = 0
     while (have := _size(partial)) < remote.size or not partial.exists():
         try:
-            await _more(transport, remote, partial, have, progress)
+            await _append(transport, remote, partial, have, progress)
         except ConveyorError as error:
-            if error.status != _LAPSED or fruitless + 1 == _MOST_FRUITLESS:
+            if error.status != _LINK_EXPIRED or fruitless + 1 == _MAX_FRUITLESS:
                 raise
             remote = await find()
         fruitless = 0 if _size(partial) > have else fruitless + 1
-        if fruitless == _MOST_FRUITLESS:
-            raise ServerUnreachable("The server ends the download before it is whole.")
+        if fruitless == _MAX_FRUITLESS:
+            raise ServerUnreachable(
+                "The server keeps closing the connection before the download is complete. Try again later."
+            )
         if fruitless:
             await transport.io.pause(0.2 * 2**fruitless)
-    if await transport.io.aside(measure, partial) != (remote.size, remote.sha256):
+    if await transport.io.run_blocking(measure, partial) != (remote.size, remote.sha256):
         partial.unlink()
-        raise ConveyorError(f"What was downloaded to {to} is not what the server has: its sha256 is another.")
+        raise ConveyorError(f"The download of {to} is corrupt: its sha256 is wrong. Download it again.")
     partial.replace(to)
     return remote.size
 
 
-async def _more(transport: Transport, remote: Remote, partial: Path, have: int, progress: Moved | None) -> None:
-    """As much as comes, until the connection breaks."""
-    # What is compressed on its way has no ranges of what it is.
+async def _append(
+    transport: Transport, remote: DownloadSource, partial: Path, have: int, progress: BytesProgress | None
+) -> None:
+    """Append bytes until the file is complete or the connection breaks."""
+    # Ranges apply to the compressed bytes, so ask for none.
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     if have and remote.url.startswith("/"):
-        # Another store has a name of its own for what it holds.
+        # Only our server uses the sha256 as ETag; object stores do not.
         headers["If-Range"] = f'"{remote.sha256}"'
     async with transport.open(remote.url, headers) as opened:
-        aside = transport.io.aside
+        run_blocking = transport.io.run_blocking
         have = have if opened.status == 206 else 0
-        file = await aside(_open_at, partial, have)
+        file = await run_blocking(_open_at, partial, have)
         try:
-            async for piece in pieces_of(opened):
-                await aside(file.write, piece)
+            async for piece in read_pieces(opened):
+                await run_blocking(file.write, piece)
                 have += len(piece)
                 if progress is not None:
                     progress(have, remote.size)
-        except Broken:
+        except ConnectionBroken:
             pass
         finally:
-            await aside(_settle, file)
+            await run_blocking(_sync_and_close, file)
 
 
 def _open_at(path: Path, start: int) -> IO[bytes]:
@@ -84,7 +88,7 @@ def _open_at(path: Path, start: int) -> IO[bytes]:
     return file
 
 
-def _settle(file: IO[bytes]) -> None:
+def _sync_and_close(file: IO[bytes]) -> None:
     with file:
         file.flush()
         os.fsync(file.fileno())

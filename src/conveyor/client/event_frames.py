@@ -1,4 +1,4 @@
-"""Server-sent events: from bytes as they come to frames."""
+"""Parse server-sent events from a stream of bytes."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from conveyor.errors import ConveyorError
 
 MEDIA_TYPE = "text/event-stream"
-# A line or a frame that is longer is no event.
-_LONGEST = 16 * 1024 * 1024
+# Maximum length of a line or an event.
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 class Frame(NamedTuple):
-    """One event; without data it only says how long to wait before coming again, in milliseconds."""
+    """One event. `retry` is how long to wait before reconnecting, in milliseconds."""
 
     event: str
     data: str
@@ -20,22 +20,22 @@ class Frame(NamedTuple):
 
 
 async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Frame, None]:
-    """The frames that are whole. Comments, which keep the line alive, are passed over."""
+    """Yield complete frames. Comments, which keep the connection alive, are skipped."""
     fields: dict[str, str] = {}
     size = 0
     async for line in _lines(pieces):
         size += len(line)
-        if size > _LONGEST:
-            raise ConveyorError("The server sends an event without end.")
+        if size > _MAX_BYTES:
+            raise ConveyorError(f"The server sent an event larger than {_MAX_BYTES:,} bytes.")
         if line:
-            _take(line.decode(errors="replace"), fields)
+            _add_field(line.decode(errors="replace"), fields)
             continue
         if fields:
             yield _frame(fields)
         fields, size = {}, 0
 
 
-def _take(line: str, fields: dict[str, str]) -> None:
+def _add_field(line: str, fields: dict[str, str]) -> None:
     name, _, value = line.partition(":")
     value = value.removeprefix(" ")
     if name == "data" and name in fields:
@@ -53,8 +53,8 @@ def _frame(fields: dict[str, str]) -> Frame:
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     rest = b""
     async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
             yield line.removesuffix(b"\r")
-        if len(rest) > _LONGEST:
-            raise ConveyorError("The server sends an event without end.")
+        if len(rest) > _MAX_BYTES:
+            raise ConveyorError(f"The server sent an event larger than {_MAX_BYTES:,} bytes.")

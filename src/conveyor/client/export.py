@@ -1,4 +1,4 @@
-"""Export and AsyncExport: results as files, while the server makes them and when they are there."""
+"""Export and AsyncExport: an export of a job, and how to wait for it and download it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from conveyor.client import export_files as exports
 from conveyor.client import wording as text
 from conveyor.client.client_session import ClientSession
 from conveyor.client.io import drive
-from conveyor.client.progress_display import Words, moving, showing
+from conveyor.client.progress_display import TextDisplay, display_bytes, display_progress
 from conveyor.client.transport import Json
-from conveyor.client.upload_file import Moved
+from conveyor.client.upload_file import BytesProgress
 
 
 class ExportView:
-    """What is known of an export. `data` is all of it, as the API shows it."""
+    """The last known status of an export. `data` is the full JSON of the API."""
 
     def __init__(self, session: ClientSession, data: Json) -> None:
         self._session = session
@@ -31,7 +31,7 @@ class ExportView:
         return str(self.data["state"])
 
     def summary(self) -> str:
-        """One line."""
+        """The status as one line."""
         progress = self.data["progress"]
         tasks = f"{text.count(progress['tasks'])} of {text.count(progress['total'])} tasks"
         return f"export {self.state}, {tasks}, {text.size(progress['bytes'])}"
@@ -40,69 +40,69 @@ class ExportView:
         return f"<Export {self.id}: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        return Words(f"{self.id}: {self.summary()}")._repr_html_()
+        return TextDisplay(f"{self.id}: {self.summary()}")._repr_html_()
 
-    def _seen(self, data: Json) -> Self:
+    def _update(self, data: Json) -> Self:
         self.data = data
         return self
 
-    def _keep(self, data: Json) -> None:
+    def _set(self, data: Json) -> None:
         self.data = data
 
     @contextmanager
-    def _watched(self, progress: bool | Callable[[Json], None]) -> Iterator[Callable[[Json], None]]:
+    def _on_status(self, progress: bool | Callable[[Json], None]) -> Iterator[Callable[[Json], None]]:
         if not isinstance(progress, bool):
             yield progress
         elif not progress:
-            yield self._keep
+            yield self._set
         else:
-            with showing(str(self.data["job_id"])) as show:
-                yield lambda data: show(self._seen(data))
+            with display_progress(str(self.data["job_id"])) as show:
+                yield lambda data: show(self._update(data))
 
 
 class ExportHandle(ExportView):
-    """An export as it was last seen, and what can be done with it."""
+    """An export of a job."""
 
     def refresh(self) -> Self:
-        """See it as it is now."""
-        return self._seen(drive(self._session.export(self.id)))
+        """Fetch the current status."""
+        return self._update(drive(self._session.export(self.id)))
 
     def wait(self, progress: bool | Callable[[Json], None] = False) -> Self:
-        """Wait until it is ready. Raises ExportFailed. `progress`: show it, or call this with its data."""
-        with self._watched(progress) as seen:
-            return self._seen(drive(exports.wait_for_export(self._session, self.id, seen)))
+        """Wait until the export is ready. Raises ExportFailed. `progress`: True shows it; a function gets its JSON."""
+        with self._on_status(progress) as on_status:
+            return self._update(drive(exports.wait_for_export(self._session, self.id, on_status)))
 
-    def download(self, to: str | Path, progress: bool | Moved = False) -> list[Path]:
-        """Write its files here; several parts get numbers in their names, and a manifest beside them. If it breaks
-        off, the next call goes on."""
-        with moving(progress, Path(to).name, "downloading") as moved:
-            return drive(exports.save_export(self._session, self.data, Path(to), moved))
+    def download(self, to: str | Path, progress: bool | BytesProgress = False) -> list[Path]:
+        """Download the files. Several parts get numbers in their names, and a manifest beside them. After a failure,
+        the next call resumes."""
+        with display_bytes(progress, Path(to).name, "downloading") as report:
+            return drive(exports.save_export(self._session, self.data, Path(to), report))
 
     def manifest(self) -> Json:
-        """What its files hold, with counts and the sha256 of each."""
+        """Get the manifest: the files with their counts and sha256."""
         return drive(self._session.manifest(self.id))
 
     def delete(self) -> None:
-        """Remove it with its files."""
+        """Delete the export and its files."""
         drive(self._session.delete("exports", self.id))
 
 
 class AsyncExport(ExportView):
-    """As Export, on an event loop."""
+    """Export for asyncio."""
 
     async def refresh(self) -> Self:
         """As Export.refresh."""
-        return self._seen(await self._session.export(self.id))
+        return self._update(await self._session.export(self.id))
 
     async def wait(self, progress: bool | Callable[[Json], None] = False) -> Self:
         """As Export.wait."""
-        with self._watched(progress) as seen:
-            return self._seen(await exports.wait_for_export(self._session, self.id, seen))
+        with self._on_status(progress) as on_status:
+            return self._update(await exports.wait_for_export(self._session, self.id, on_status))
 
-    async def download(self, to: str | Path, progress: bool | Moved = False) -> list[Path]:
+    async def download(self, to: str | Path, progress: bool | BytesProgress = False) -> list[Path]:
         """As Export.download."""
-        with moving(progress, Path(to).name, "downloading") as moved:
-            return await exports.save_export(self._session, self.data, Path(to), moved)
+        with display_bytes(progress, Path(to).name, "downloading") as report:
+            return await exports.save_export(self._session, self.data, Path(to), report)
 
     async def manifest(self) -> Json:
         """As Export.manifest."""

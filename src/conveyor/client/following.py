@@ -1,5 +1,5 @@
-"""Following a job: until it ends, or as it happens. A server that goes away meanwhile is waited for; what was seen is
-not told twice, and nothing is left out."""
+"""Follow a job: wait until it finishes, or stream its events. Both survive a restart of the server. The stream neither
+repeats nor skips an event."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -8,52 +8,52 @@ import msgspec
 
 from conveyor.client.client_session import ClientSession
 from conveyor.client.event_frames import MEDIA_TYPE, Frame, frames_of
-from conveyor.client.http import Broken
-from conveyor.client.io import Opened
+from conveyor.client.http import ConnectionBroken
+from conveyor.client.io import ResponseStream
 from conveyor.client.resources import Event, Progress
-from conveyor.client.transport import Json, path_of, pieces_of
+from conveyor.client.transport import Json, path_of, read_pieces
 from conveyor.errors import ServerUnreachable
 from conveyor.states import ENDED
 
-# Gets the job as it is, now and then.
-Seen = Callable[[Json], None]
+# Called with the JSON of the job after each poll.
+OnStatus = Callable[[Json], None]
 
-_FIRST_LOOK = 0.1
-_LONGEST_LOOK = 1.0
+_FIRST_POLL = 0.1
+_MAX_POLL = 1.0
 _NO_CONTENT = 204
-# Before coming again to a stream, unless the server says another time.
-_COME_AGAIN = 2.0
+# Delay before reconnecting to a stream, unless the server names another.
+_RECONNECT_SECONDS = 2.0
 _PROGRESS = "progress"
-_ENDS = frozenset({"run.completed", "run.failed", "run.cancelled"})
+_FINAL_EVENTS = frozenset({"run.completed", "run.failed", "run.cancelled"})
 
 
-async def wait(session: ClientSession, job_id: str, timeout: float | None, seen: Seen | None) -> Json:
-    """The job, once its run has ended. Raises TimeoutError."""
-    began = session.io.monotonic()
-    look = _FIRST_LOOK
+async def wait(session: ClientSession, job_id: str, timeout: float | None, on_status: OnStatus | None) -> Json:
+    """Poll the job until it has finished, and return it. Raises TimeoutError."""
+    started = session.io.monotonic()
+    delay = _FIRST_POLL
     while True:
         job = await session.job(job_id)
-        if seen is not None:
-            seen(job)
+        if on_status is not None:
+            on_status(job)
         if job["state"] in ENDED:
             return job
         if timeout is not None:
-            left = began + timeout - session.io.monotonic()
-            if left <= 0:
+            remaining = started + timeout - session.io.monotonic()
+            if remaining <= 0:
                 raise TimeoutError(f"The job is still {job['state']} after {timeout:g} seconds.")
-            look = min(look, left)
-        await session.io.pause(look)
-        look = min(_LONGEST_LOOK, max(_FIRST_LOOK, look * 1.5))
+            delay = min(delay, remaining)
+        await session.io.pause(delay)
+        delay = min(_MAX_POLL, max(_FIRST_POLL, delay * 1.5))
 
 
 async def stream(session: ClientSession, job_id: str) -> AsyncGenerator[Event | Progress, None]:
-    """What happens to a job as it happens, from its beginning to the end of its run. Cut off, it goes on behind the
-    last event that was seen, until the server says that nothing more will come."""
+    """Yield the events of a job from its creation until its run finishes. After a broken connection the stream resumes
+    after the last event, until the server answers that no more will come."""
     path = path_of("jobs", job_id, "stream")
     last: Event | None = None
     shown: Progress | None = None
-    hurried: Event | None = None
-    again, heard = _COME_AGAIN, session.io.monotonic()
+    reconnected_for: Event | None = None
+    delay, last_frame_at = _RECONNECT_SECONDS, session.io.monotonic()
     while True:
         headers = {"Accept": MEDIA_TYPE, **({} if last is None or last.id is None else {"Last-Event-ID": last.id})}
         async with session.transport.open(path, headers) as opened:
@@ -61,35 +61,37 @@ async def stream(session: ClientSession, job_id: str) -> AsyncGenerator[Event | 
                 return
             async with aclosing(_frames(opened)) as frames:
                 async for frame in frames:
-                    heard = session.io.monotonic()
-                    again = again if frame.retry is None else frame.retry / 1000
-                    told = _told(frame)
-                    if isinstance(told, Event):
-                        last = told
-                        yield told
-                    elif told is not None and told != shown:
-                        shown = told
-                        yield told
-        if session.io.monotonic() - heard > session.transport.patience:
-            raise ServerUnreachable("The server ends every stream of events before it has said anything.")
-        if last is not None and last.event in _ENDS and last is not hurried:
-            # An end is the last that is told, unless there is a later run: the server knows that at once.
-            hurried = last
+                    last_frame_at = session.io.monotonic()
+                    delay = delay if frame.retry is None else frame.retry / 1000
+                    item = _decode_frame(frame)
+                    if isinstance(item, Event):
+                        last = item
+                        yield item
+                    elif item is not None and item != shown:
+                        shown = item
+                        yield item
+        if session.io.monotonic() - last_frame_at > session.transport.patience:
+            raise ServerUnreachable(
+                "The server keeps closing the event stream before the first event. Try again later."
+            )
+        if last is not None and last.event in _FINAL_EVENTS and last is not reconnected_for:
+            # A final event ends the stream unless there is a later run. Reconnect at once: the server knows.
+            reconnected_for = last
         else:
-            await session.io.pause(again)
+            await session.io.pause(delay)
 
 
-async def _frames(opened: Opened) -> AsyncGenerator[Frame, None]:
-    """Until the end, or until the connection breaks: either way the stream is asked for again."""
-    async with aclosing(frames_of(pieces_of(opened))) as frames:
+async def _frames(opened: ResponseStream) -> AsyncGenerator[Frame, None]:
+    """Yield frames until the stream ends or the connection breaks. The caller reconnects in both cases."""
+    async with aclosing(frames_of(read_pieces(opened))) as frames:
         try:
             async for frame in frames:
                 yield frame
-        except Broken:
+        except ConnectionBroken:
             return
 
 
-def _told(frame: Frame) -> Event | Progress | None:
+def _decode_frame(frame: Frame) -> Event | Progress | None:
     if not frame.data:
         return None
     try:
@@ -97,5 +99,5 @@ def _told(frame: Frame) -> Event | Progress | None:
             return msgspec.json.decode(frame.data, type=Progress)
         return msgspec.json.decode(frame.data, type=Event)
     except msgspec.DecodeError:
-        # Of a kind that a newer server has.
+        # An unknown event of a newer server.
         return None

@@ -1,6 +1,6 @@
-"""One HTTP exchange over pyreqwest: a request out, an answer back, whole or in pieces. No retries, no JSON.
+"""One HTTP exchange over pyreqwest, with the response in memory or as a stream. No retries, no JSON.
 
-What goes wrong on the way is Broken, which says whether the server may have seen the request.
+Any failure of the connection is raised as ConnectionBroken, which says whether the server may have seen the request.
 """
 
 import asyncio
@@ -24,48 +24,48 @@ from conveyor.client.upload_file import FileBody, open_list, read_list
 from conveyor.errors import InvalidSetting
 
 _CONNECT = timedelta(seconds=10)
-# Between two reads: an export takes as long as it takes, but never this long without a byte.
+# Maximum time between two reads: a download may take long, but not without any bytes.
 _READ = timedelta(seconds=60)
-# Not empty once this process has had a connection.
+# Not empty once this process has opened a connection.
 _used: list[bool] = []
 # A forked process has none of its parent's threads.
 os.register_at_fork(after_in_child=_used.clear)
-# The answer to an upload comes when all of it was sent, at no less than this many bytes a second.
-_SLOWEST = 32 * 1024
+# Minimum rate of an upload, in bytes per second; the answer comes only after the whole upload.
+_MIN_UPLOAD_RATE = 32 * 1024
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """What is to be sent. A file is read anew by each try."""
+    """A request. Each attempt reads a file body from the start."""
 
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | FileBody | None = None
-    # Never shown: it is a secret.
+    # A secret: never shown.
     key: str | None = field(default=None, repr=False)
 
 
 class HttpResponse(NamedTuple):
-    """What came back. Header names are lower case."""
+    """A complete response. Header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-class Broken(Exception):
-    """There is no answer, or not all of it. `sent`: the server may have seen the request."""
+class ConnectionBroken(Exception):
+    """The connection failed before the response was complete. `sent`: the server may have seen the request."""
 
-    def __init__(self, why: str, sent: bool) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str, sent: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.sent = sent
 
 
-class Incoming:
-    """An answer whose body is still to come."""
+class StreamedResponse:
+    """A response whose body is read piece by piece."""
 
     def __init__(self, request: StreamRequest, response: Response) -> None:
         self._request = request
@@ -74,7 +74,7 @@ class Incoming:
         self.headers = _headers(response)
 
     async def read(self) -> bytes | None:
-        """The next piece, None at the end. Raises Broken."""
+        """Read the next piece; None at the end. Raises ConnectionBroken."""
         try:
             piece = await self._reader.read_chunk()
         except (PyreqwestError, OSError) as error:
@@ -82,22 +82,22 @@ class Incoming:
         return None if piece is None else bytes(piece)
 
     async def close(self) -> None:
-        """Let go of it, wherever it is."""
+        """Close the response, even before its end."""
         await self._request.__aexit__(None, None, None)
 
 
 class Http:
-    """Connections, kept for the next request. They belong to the event loop that uses them first."""
+    """A pool of connections. It belongs to the event loop that uses it first."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[bool, bool], Client] = {}
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """The answer, whole. Raises Broken."""
+        """Send a request and return the complete response. Raises ConnectionBroken."""
         builder = self._builder(request)
         if isinstance(request.body, FileBody):
-            # A read timeout would count from the first byte sent: such a request has one for all of it instead.
-            builder = builder.timeout(_READ + timedelta(seconds=request.body.size / _SLOWEST))
+            # The read timeout would start with the first byte sent, so an upload has one timeout for the whole request.
+            builder = builder.timeout(_READ + timedelta(seconds=request.body.size / _MIN_UPLOAD_RATE))
             builder = builder.header("Content-Length", str(request.body.size)).body_stream(_pieces(request.body))
         elif request.body is not None:
             builder = builder.body_bytes(request.body)
@@ -107,17 +107,17 @@ class Http:
         except (PyreqwestError, OSError) as error:
             raise _broken(error) from error
 
-    async def begin(self, request: HttpRequest) -> Incoming:
-        """The answer, as soon as its head is there. Raises Broken."""
-        # As it comes: by itself it would wait for the first 64 KiB.
+    async def begin(self, request: HttpRequest) -> StreamedResponse:
+        """Send a request and return the response once its headers arrive. Raises ConnectionBroken."""
+        # Without a buffer: by default it would wait for the first 64 KiB.
         opened = self._builder(request).streamed_read_buffer_limit(0).build_streamed()
         try:
-            return Incoming(opened, await opened.__aenter__())
+            return StreamedResponse(opened, await opened.__aenter__())
         except (PyreqwestError, OSError) as error:
             raise _broken(error) from error
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             await client.close()
@@ -131,7 +131,7 @@ class Http:
             if request.key:
                 builder = builder.header("Authorization", f"Bearer {request.key}", is_sensitive=True)
         except (BuilderError, ValueError) as error:
-            raise InvalidSetting(f"The key or the URL {request.url} can not be sent: {error}") from None
+            raise InvalidSetting(f"Invalid API key or URL {request.url}: {error}") from None
         return builder
 
     def _client(self, host: str, uploads: bool) -> Client:
@@ -141,31 +141,31 @@ class Http:
             builder = builder.user_agent(f"conveyor-python/{__version__}")
             if not uploads:
                 builder = builder.read_timeout(_READ)
-            # The proxy of the environment has no way to this machine's own loopback.
+            # A proxy from the environment cannot reach the loopback of this machine.
             self._clients[kind] = (builder.no_proxy() if kind[0] else builder).build()
             _used[:] = [True]
         return self._clients[kind]
 
 
 @atexit.register
-def _settle() -> None:
-    """pyreqwest has one thread, which wakes the event loop when an answer is there. If the interpreter ends while it
-    still does, the process is aborted. A request that blocks goes through the same thread, behind all of that."""
+def _flush_thread() -> None:
+    """Wait for the thread of pyreqwest before the interpreter exits. The thread wakes the event loop when a response
+    arrives; if that happens during the exit, the process aborts. A blocking request queues behind its pending work."""
     if _used:
         with suppress(PyreqwestError):
             SyncClientBuilder().no_proxy().connect_timeout(_CONNECT).build().get("http://127.0.0.1:0/").build().send()
 
 
 def host_of(url: str) -> str:
-    """The host of a server's address. Raises InvalidSetting if it is none."""
+    """The host of a server URL. Raises InvalidSetting if the URL is invalid."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidSetting(f"CONVEYOR_URL must be an http or https address, not {url!r}")
+        raise InvalidSetting(f"Invalid CONVEYOR_URL {url!r}. Use an http or https URL.")
     return parts.hostname
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine."""
+    """Whether the host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -190,9 +190,9 @@ def _headers(response: Response) -> dict[str, str]:
     return {name.lower(): value for name, value in response.headers.items()}
 
 
-def _broken(error: Exception) -> Broken:
+def _broken(error: Exception) -> ConnectionBroken:
     causes = (error.details["causes"] or []) if isinstance(error, DetailedPyreqwestError) else []
-    told = [str(error), *(cause["message"] for cause in causes)]
-    # A ConnectError is also a connection that broke after the request went out; its causes tell.
-    never = isinstance(error, ConnectTimeoutError) or "client error (Connect)" in told
-    return Broken(told[-1], sent=not never)
+    messages = [str(error), *(cause["message"] for cause in causes)]
+    # A ConnectError may also be a connection that broke after the request was sent; only its causes tell.
+    is_unsent = isinstance(error, ConnectTimeoutError) or "client error (Connect)" in messages
+    return ConnectionBroken(messages[-1], sent=not is_unsent)

@@ -1,9 +1,9 @@
-"""What the client's logic waits for, in two ways: on the event loop of the caller, or blocking.
+"""The I/O of the client in two forms: on the caller's event loop, or blocking.
 
-The logic is written once, as coroutines over Io. Given an AwaitedIo they are awaited. Given a BlockingIo every wait is
-over when it returns, so they never suspend, and `drive` runs them to their end where they are called: in any thread,
-in a notebook, under a loop that runs already. Only the exchange itself happens on a loop of its own, in a thread of its
-own, so that Ctrl-C is heard while an answer is awaited.
+The logic of the client is written once, as coroutines over Io. With an AsyncIo the caller awaits them. With a
+BlockingIo every wait blocks, so the coroutines never suspend, and `drive` runs them to completion in place: in any
+thread, in a notebook, or under a running loop. Only the HTTP exchange runs on a loop in a thread of its own, so that
+Ctrl-C works during a request.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from conveyor.client.http import Http, HttpRequest, HttpResponse, Incoming
+from conveyor.client.http import Http, HttpRequest, HttpResponse, StreamedResponse
 
 T = TypeVar("T")
 
-_LISTEN_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 
 
-class Opened(Protocol):
-    """An answer whose body comes in pieces."""
+class ResponseStream(Protocol):
+    """A response whose body is read piece by piece."""
 
     status: int
 
@@ -36,17 +36,17 @@ class Opened(Protocol):
 
 
 class Io(Protocol):
-    """The outside, time and chance."""
+    """HTTP, files, time and randomness."""
 
-    # Whether there is a loop to wait on for what is not of this Io.
-    awaits: bool
+    # Whether the caller may await other things than this Io.
+    is_async: bool
 
     async def send(self, request: HttpRequest) -> HttpResponse: ...
 
-    def open(self, request: HttpRequest) -> AbstractAsyncContextManager[Opened]: ...
+    def open(self, request: HttpRequest) -> AbstractAsyncContextManager[ResponseStream]: ...
 
-    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call what may take a while, such as work on a file."""
+    async def run_blocking(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that may block, such as one that reads a file."""
 
     async def pause(self, seconds: float) -> None: ...
 
@@ -58,10 +58,10 @@ class Io(Protocol):
     async def close(self) -> None: ...
 
 
-class AwaitedIo:
-    """Waits on the event loop of the caller."""
+class AsyncIo:
+    """Io on the event loop of the caller."""
 
-    awaits = True
+    is_async = True
 
     def __init__(self) -> None:
         self._http = Http()
@@ -70,14 +70,14 @@ class AwaitedIo:
         return await self._http.send(request)
 
     @asynccontextmanager
-    async def open(self, request: HttpRequest) -> AsyncIterator[Opened]:
+    async def open(self, request: HttpRequest) -> AsyncIterator[ResponseStream]:
         incoming = await self._http.begin(request)
         try:
             yield incoming
         finally:
             await incoming.close()
 
-    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def run_blocking(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(function, *arguments)
 
     async def pause(self, seconds: float) -> None:
@@ -94,9 +94,9 @@ class AwaitedIo:
 
 
 class BlockingIo:
-    """Blocks the thread of the caller; several may use it at once."""
+    """Io that blocks the calling thread. Several threads may share it."""
 
-    awaits = False
+    is_async = False
 
     def __init__(self) -> None:
         self._http = Http()
@@ -106,14 +106,14 @@ class BlockingIo:
         return self._loop.call(self._http.send(request))
 
     @asynccontextmanager
-    async def open(self, request: HttpRequest) -> AsyncIterator[Opened]:
+    async def open(self, request: HttpRequest) -> AsyncIterator[ResponseStream]:
         incoming = self._loop.call(self._http.begin(request))
         try:
-            yield _Pulled(self._loop, incoming)
+            yield _BlockingResponse(self._loop, incoming)
         finally:
             self._loop.call(incoming.close())
 
-    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def run_blocking(self, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
     async def pause(self, seconds: float) -> None:
@@ -129,10 +129,10 @@ class BlockingIo:
         self._loop.stop(self._http.close())
 
 
-class _Pulled:
-    """Incoming, read from another thread."""
+class _BlockingResponse:
+    """A StreamedResponse that is read from another thread."""
 
-    def __init__(self, loop: "_Loop", incoming: Incoming) -> None:
+    def __init__(self, loop: "_Loop", incoming: StreamedResponse) -> None:
         self._loop = loop
         self._incoming = incoming
         self.status = incoming.status
@@ -143,27 +143,29 @@ class _Pulled:
 
 
 class _Loop:
-    """An event loop in a thread of its own, from the first call on."""
+    """An event loop in a thread of its own, started by the first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._end: Callable[[], Any] | None = None
+        self._finalizer: Callable[[], Any] | None = None
 
     def call(self, awaited: Coroutine[Any, Any, T]) -> T:
-        """What it comes to. Ctrl-C cancels it."""
+        """Run a coroutine on the loop and return its result. Ctrl-C cancels it."""
         if self._running is not None and self._process != os.getpid():
             awaited.close()
-            raise RuntimeError("the client was used before this process was forked: start processes by spawn")
-        loop, thread = self._started()
+            raise RuntimeError(
+                "the client was used before this process was forked. Start processes with the spawn method."
+            )
+        loop, thread = self._start()
         if thread is threading.current_thread():
             awaited.close()
-            raise RuntimeError("a progress callback can not use the client that calls it")
+            raise RuntimeError("a progress callback cannot use the client that calls it. Use another client.")
         future = asyncio.run_coroutine_threadsafe(awaited, loop)
         try:
-            # In turns: a Ctrl-C that comes just before a wait without end would be heard at its end only.
-            while not wait([future], _LISTEN_SECONDS).done:
+            # Wait in short turns: a Ctrl-C just before an unlimited wait would be delayed until its end.
+            while not wait([future], _WAIT_SECONDS).done:
                 pass
             return future.result()
         except BaseException:
@@ -171,16 +173,16 @@ class _Loop:
             raise
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """Do a last thing, and end. The next call starts again."""
-        if self._end is None:
+        """Run a last coroutine and stop the loop. The next call starts a new one."""
+        if self._finalizer is None:
             last.close()
             return
         self.call(last)
         with self._lock:
-            end, self._end, self._running = self._end, None, None
-        end()
+            finalizer, self._finalizer, self._running = self._finalizer, None, None
+        finalizer()
 
-    def _started(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    def _start(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
         with self._lock:
             if self._running is None:
                 loop = asyncio.new_event_loop()
@@ -188,34 +190,34 @@ class _Loop:
                 thread.start()
                 self._running = loop, thread
                 self._process = os.getpid()
-                # Also when nobody closes the client: with the last reference to it, or at the end of the process.
-                self._end = weakref.finalize(self, _end, loop, thread, self._process)
+                # Stops the loop even if the client is never closed: with its last reference, or at exit.
+                self._finalizer = weakref.finalize(self, _stop_loop, loop, thread, self._process)
             return self._running
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:
+def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, process: int) -> None:
     if process != os.getpid():
-        # The loop is our parent's, and goes on there.
+        # The loop belongs to the parent process, and runs there.
         return
     loop.call_soon_threadsafe(loop.stop)
-    # The last reference may go on the loop's own thread.
+    # The last reference may be dropped on the loop's own thread.
     if thread is not threading.current_thread():
         thread.join()
         loop.close()
 
 
 def drive(awaited: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine over a BlockingIo to its end, here and now."""
+    """Run a coroutine over a BlockingIo to completion, in place, and return its result."""
     try:
         awaited.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     awaited.close()
-    raise RuntimeError("it waits for something that is not of its Io")
+    raise RuntimeError("the coroutine awaits something other than its Io")
 
 
 def iterate(items: AsyncGenerator[T, None]) -> Iterator[T]:
-    """What an async generator over a BlockingIo gives, one by one."""
+    """Iterate over an async generator over a BlockingIo."""
     try:
         while True:
             try:

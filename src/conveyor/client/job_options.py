@@ -1,6 +1,6 @@
-"""What can be asked for, typed: the options of a job as keywords, and choices among its tasks.
+"""Typed options of jobs and exports, and filters for tasks.
 
-The names and meanings are those of SPEC §7.3; the server checks the values and has the defaults.
+The names and meanings are those of SPEC §7.3. The server checks the values and has the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class GatewayOptions(TypedDict, total=False):
 
 
 class FailureThresholdOptions(TypedDict, total=False):
-    """When a job is given up."""
+    """When a job fails because too many of its tasks failed."""
 
     failed: int | None
     ratio: float | None
@@ -44,21 +44,21 @@ class FailureThresholdOptions(TypedDict, total=False):
 
 
 class OutageOptions(TypedDict, total=False):
-    """What to do while a target is away."""
+    """How to retry while a target is down."""
 
     quick_tries: int
     delay: float
 
 
 class BreakerOptions(TypedDict, total=False):
-    """Whether tasks of a target that fails are held back, and for how long."""
+    """Whether tasks wait while their target is down, and for how long."""
 
     enabled: bool
     patience: float
 
 
 class DownloadOptions(TypedDict, total=False):
-    """How a large file is taken."""
+    """How to download a large file."""
 
     max_bytes: int
     min_rate: float
@@ -75,7 +75,7 @@ class ExportCallOptions(TypedDict):
 
 
 class ExportPollOptions(TypedDict, total=False):
-    """How often the state of an export is asked for."""
+    """How often to poll the state of an export."""
 
     first: float
     rate: float
@@ -84,7 +84,7 @@ class ExportPollOptions(TypedDict, total=False):
 
 
 class ExportRetryOptions(TypedDict, total=False):
-    """How often a failed call is made again."""
+    """How often to retry a failed call."""
 
     retries: int
     base: float
@@ -107,7 +107,7 @@ class ExportApiOptions(TypedDict):
 
 
 class JobOptions(TypedDict, total=False):
-    """How a job's tasks are run."""
+    """How to run the tasks of a job."""
 
     concurrency: int
     rate_per_host: float | None
@@ -141,8 +141,8 @@ class JobOptions(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Tasks that match all of it. `run` is the id or number of a run, "latest", or "latest-per-task": each task as it
-    came out last."""
+    """Select tasks that match all conditions. `run` is the id or number of a run, "latest", or "latest-per-task": the
+    latest result of each task over all runs."""
 
     status: Status | None
     error_code: str | None
@@ -152,13 +152,13 @@ class Filter(TypedDict, total=False):
 
 
 class ExportOptions(Filter, total=False):
-    """Which results are exported, and as what. Without a format, what the file's name says, else zip."""
+    """Which results to export, and how. The default format is that of the file name, else zip."""
 
     format: ExportFormat | None
     compression: ExportCompression | None
     bodies: ExportBodies | None
     part_bytes: int | None
-    # Take what is there while the job goes on.
+    # Export the results so far while the job is still running.
     partial: bool
 
 
@@ -170,12 +170,12 @@ def rerun_choice(
     http_status: int | None = None,
     tag: str | None = None,
 ) -> str | dict[str, Any]:
-    """What POST /v1/jobs/{id}/rerun is told to select. Raises BadInput."""
-    chosen: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    statuses = [status for status, wanted in (("failed", failed), ("cancelled", cancelled)) if wanted]
-    if all and (chosen or statuses):
-        raise BadInput("All of them is all: it goes with no other choice.")
+    """Make the `select` of POST /v1/jobs/{id}/rerun. Raises BadInput."""
+    conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
+    conditions = {name: value for name, value in conditions.items() if value is not None}
+    statuses = [status for status, is_selected in (("failed", failed), ("cancelled", cancelled)) if is_selected]
+    if all and (conditions or statuses):
+        raise BadInput("`all` selects every task and cannot be combined with other conditions.")
     if all:
         return "all"
-    return {**chosen, **({"status": statuses} if statuses else {})} or "failed"
+    return {**conditions, **({"status": statuses} if statuses else {})} or "failed"

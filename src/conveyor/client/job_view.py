@@ -1,4 +1,4 @@
-"""A job as it was last seen: its facts, in words, and as a card for a notebook."""
+"""The last known status of a job: as properties, as text, and as a card for a notebook."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _BAR = "height:6px;border-radius:3px;overflow:hidden;background:rgba(128,128,128
 
 
 class JobView:
-    """What is known of a job. `data` is all of it, as the API shows it."""
+    """The last known status of a job. `data` is the full JSON of the API."""
 
     def __init__(self, data: Json) -> None:
         self.data = data
@@ -36,22 +36,22 @@ class JobView:
 
     @property
     def reason(self) -> str | None:
-        """Why it is in that state, where that is not plain."""
+        """Why the job is in this state, if there is a particular reason."""
         return self.data.get("reason")
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it will run any more, unless it is run again."""
+        """Whether the job has finished: completed, failed or cancelled."""
         return self.state in ENDED
 
     @property
     def ok(self) -> bool:
-        """Whether it is complete and every task succeeded."""
+        """Whether the job is completed and every task succeeded."""
         return self.state == RunState.COMPLETED and self.succeeded == self.total
 
     @property
     def total(self) -> int:
-        """Tasks of its latest run; while its list is ingested, of as much of it as was."""
+        """Number of tasks in the latest run; during the ingest, the tasks ingested so far."""
         return int(self.data["run"]["total"])
 
     @property
@@ -68,38 +68,39 @@ class JobView:
 
     @property
     def done(self) -> int:
-        """Tasks that have ended, however."""
+        """Number of finished tasks: succeeded, failed or cancelled."""
         return self.succeeded + self.failed + self.cancelled
 
     @property
     def invalid(self) -> int:
-        """Lines of its list that were no task."""
+        """Number of invalid lines in the list."""
         return int(self.data.get("invalid_lines") or 0)
 
     @property
     def rate(self) -> float | None:
-        """Tasks a second."""
+        """Throughput, in tasks per second."""
         return self.data.get("rate")
 
     @property
     def eta(self) -> float | None:
-        """Seconds until it ends, as it looks now."""
+        """Estimated time until the job finishes, in seconds."""
         return self.data.get("eta")
 
     @property
     def errors(self) -> dict[str, int]:
-        """The most frequent errors of its tasks, and how often they were."""
-        return {each["code"]: each["count"] for each in self.data.get("top_errors") or ()}
+        """The most frequent error codes of failed tasks, with their counts."""
+        return {error["code"]: error["count"] for error in self.data.get("top_errors") or ()}
 
     def summary(self) -> str:
-        """One line."""
+        """The status as one line."""
         parts = [self.state, self._progress()]
         parts += [f"{text.count(number)} {word}" for word, number in self._problems()]
         if not self.ended:
             parts += [text.rate(self.rate)] if self.rate else []
             parts += [f"eta {text.duration(self.eta)}"] if self.eta is not None else []
             waiting = self.data.get("waiting")
-            parts += [f"waits: {waiting['detail']}"] if waiting and waiting["code"] != self.state else []
+            if waiting and waiting["code"] != self.state:
+                parts.append(f"waiting: {waiting['detail'].removeprefix('waiting: ')}")
         parts += [self.reason] if self.reason else []
         return text.printable(", ".join(part for part in parts if part))
 
@@ -108,7 +109,7 @@ class JobView:
         return f"<Job {self.id}{name}: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: no script, no address, every word escaped."""
+        """A card for notebooks. It has no scripts and no URLs, and all text is escaped."""
         colour = _COLOURS.get(self.state, _RUNNING)
         title = text.escaped(self.name or self.id)
         rows = [(text.escaped(code), text.count(number)) for code, number in self.errors.items()]
@@ -141,8 +142,8 @@ class JobView:
         return f"{text.count(self.done)} of {text.count(self.total)} done"
 
     def _problems(self) -> list[tuple[str, int]]:
-        found = [("failed", self.failed), ("cancelled", self.cancelled), ("invalid lines", self.invalid)]
-        return [(word, number) for word, number in found if number]
+        problems = [("failed", self.failed), ("cancelled", self.cancelled), ("invalid lines", self.invalid)]
+        return [(word, number) for word, number in problems if number]
 
     def _count(self, status: str) -> int:
         return int(self.data["run"]["counts"].get(status, 0))

@@ -1,5 +1,5 @@
-"""Progress for people: one line that is written over on a terminal, a card in a notebook, else a line now and then.
-Needs nothing that is not there: a notebook has its own display."""
+"""Show progress: an updating line on a terminal, a card in a notebook, and a line every few seconds elsewhere. Needs no
+further libraries: a notebook has its own display."""
 
 import importlib
 import shutil
@@ -12,81 +12,86 @@ from typing import Any, Protocol, TextIO
 from conveyor.client import wording as text
 from conveyor.client.job_view import JobView
 from conveyor.client.transport import Json
-from conveyor.client.upload_file import Moved
+from conveyor.client.upload_file import BytesProgress
 
-_FIRST_LINE = 5.0
-_LONGEST = 60.0
+_LINE_SECONDS = 5.0
+_MAX_LINE_SECONDS = 60.0
 
 
-class Shown(Protocol):
-    """What progress is shown of: words, and for notebooks what they look like there."""
+class Displayable(Protocol):
+    """Something whose progress can be shown, as text or in a notebook."""
 
     def summary(self) -> str: ...
 
     def _repr_html_(self) -> str: ...
 
 
-class Words:
-    """Something that is only words."""
+class TextDisplay:
+    """Progress that is only text."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
+    def __init__(self, line: str) -> None:
+        self._line = line
 
     def summary(self) -> str:
-        return self._words
+        return self._line
 
     def _repr_html_(self) -> str:
-        return f'<div style="font-family:system-ui,sans-serif;font-size:13px">{text.escaped(self._words)}</div>'
+        return f'<div style="font-family:system-ui,sans-serif;font-size:13px">{text.escaped(self._line)}</div>'
 
     def __repr__(self) -> str:
-        return self._words
+        return self._line
 
 
-Show = Callable[[Shown], None]
+Show = Callable[[Displayable], None]
 
 
 @contextmanager
-def showing(title: str) -> Iterator[Show]:
-    """Hands out what shows the progress of one thing. What was shown last stays."""
+def display_progress(title: str) -> Iterator[Show]:
+    """Yield the function that shows progress. The last state stays visible."""
     display, out = _notebook(), sys.stderr
     name = text.printable(title)
     if display is not None:
-        paced = _Paced(_card(display), first=0.0, every=0.25)
+        throttle = _Throttle(_card(display), first=0.0, every=0.25)
     elif out.isatty():
-        paced = _Paced(lambda what: _overwrite(out, f"{name}: {what.summary()}"), first=0.0, every=0.1)
+        throttle = _Throttle(lambda item: _overwrite(out, f"{name}: {item.summary()}"), first=0.0, every=0.1)
     else:
-        paced = _Paced(lambda what: print(f"{name}: {what.summary()}", file=out, flush=True), 5.0, 5.0, longest=60.0)
+        throttle = _Throttle(
+            lambda item: print(f"{name}: {item.summary()}", file=out, flush=True),
+            first=_LINE_SECONDS,
+            every=_LINE_SECONDS,
+            longest=_MAX_LINE_SECONDS,
+        )
     try:
-        yield paced.show
+        yield throttle.show
     finally:
-        paced.end()
-        if display is None and out.isatty() and paced.written:
+        throttle.flush()
+        if display is None and out.isatty() and throttle.has_written:
             print(file=out, flush=True)
 
 
-class _Paced:
-    """Writes now and then, at distances that may grow, and what was last."""
+class _Throttle:
+    """Writes the latest item at intervals, which may grow, and the last item at the end."""
 
     def __init__(self, write: Show, first: float, every: float, longest: float | None = None) -> None:
         self._write = write
         self._every = every
         self._longest = longest or every
         self._due = time.monotonic() + first
-        self._held: Shown | None = None
-        self.written = False
+        self._pending: Displayable | None = None
+        self.has_written = False
 
-    def show(self, what: Shown) -> None:
-        self._held = what
+    def show(self, item: Displayable) -> None:
+        self._pending = item
         if time.monotonic() >= self._due:
-            self.end()
+            self.flush()
             self._due = time.monotonic() + self._every
             self._every = min(self._longest, self._every * 1.5)
 
-    def end(self) -> None:
-        """Write what was held back."""
-        if self._held is not None:
-            self._write(self._held)
-            self._held, self.written = None, True
+    def flush(self) -> None:
+        """Write the pending item."""
+        if self._pending is not None:
+            self._write(self._pending)
+            self._pending, self.has_written = None, True
 
 
 def _overwrite(out: TextIO, line: str) -> None:
@@ -98,58 +103,58 @@ def _overwrite(out: TextIO, line: str) -> None:
 def _card(display: Any) -> Show:
     handle: Any = None
 
-    def show(what: Shown) -> None:
+    def show(item: Displayable) -> None:
         nonlocal handle
         if handle is None:
-            handle = display(what, display_id=True)
+            handle = display(item, display_id=True)
         else:
-            handle.update(what)
+            handle.update(item)
 
     return show
 
 
 def _notebook() -> Any:
-    """The display of the notebook that this runs in; None elsewhere."""
-    found = sys.modules.get("IPython")
-    shell = found.get_ipython() if found is not None else None
-    # A terminal's IPython has no kernel, and shows no HTML.
+    """The display function of the notebook; None outside of notebooks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    # IPython on a terminal has no kernel and shows no HTML.
     return importlib.import_module("IPython.display").display if hasattr(shell, "kernel") else None
 
 
 @contextmanager
-def watching(progress: bool | Callable[[Any], None], job: JobView) -> Iterator[Callable[[Json], None]]:
-    """Hands out what takes a job as it is now: keeps it, and shows it if that is wanted."""
+def display_job(progress: bool | Callable[[Any], None], job: JobView) -> Iterator[Callable[[Json], None]]:
+    """Yield the function that takes the JSON of the job: it updates the job, and shows it if `progress`."""
 
-    def keep(data: Json) -> None:
+    def update(data: Json) -> None:
         job.data = data
 
     if progress is False:
-        yield keep
+        yield update
         return
-    with showing(job.name or job.id) if progress is True else _calling(progress) as show:
+    with display_progress(job.name or job.id) if progress is True else _calling(progress) as show:
 
-        def seen(data: Json) -> None:
+        def update_and_show(data: Json) -> None:
             job.data = data
             show(job)
 
-        yield seen
+        yield update_and_show
 
 
 @contextmanager
-def moving(progress: bool | Moved, title: str, doing: str) -> Iterator[Moved | None]:
-    """Hands out what takes the bytes so far, and shows them if that is wanted."""
+def display_bytes(progress: bool | BytesProgress, title: str, verb: str) -> Iterator[BytesProgress | None]:
+    """Yield the function that takes the bytes so far, and shows them if `progress`."""
     if isinstance(progress, bool):
         if not progress:
             yield None
             return
-        with showing(title) as show:
-            yield lambda done, total: show(Words(_bytes(doing, done, total)))
+        with display_progress(title) as show:
+            yield lambda done, total: show(TextDisplay(_bytes(verb, done, total)))
         return
     yield progress
 
 
-def _bytes(doing: str, done: int, total: int | None) -> str:
-    return f"{doing}, {text.size(done)}" + ("" if total is None else f" of {text.size(total)}")
+def _bytes(verb: str, done: int, total: int | None) -> str:
+    return f"{verb}, {text.size(done)}" + ("" if total is None else f" of {text.size(total)}")
 
 
 @contextmanager

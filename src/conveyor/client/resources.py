@@ -1,4 +1,4 @@
-"""What a server answers, as values. A newer server may say more than is known here; that is passed over."""
+"""Values in the answers of the server. Unknown fields of a newer server are ignored."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ import msgspec
 from conveyor.model import TaskError
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """A value out of an answer."""
+class ApiValue(msgspec.Struct, frozen=True):
+    """A value from an answer."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As it was in the answer: for JSON, or a table of such rows."""
+        """The value as a dict, for JSON or a row of a table."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
-class Result(Answered, frozen=True):
-    """A task, and what it came to."""
+class Result(ApiValue, frozen=True):
+    """A task and its result."""
 
     task_id: str
     index: int
@@ -28,7 +28,7 @@ class Result(Answered, frozen=True):
     http_status: int | None = None
     error: TaskError | None = None
     content_type: str | None = None
-    # Of its body; None if it has none.
+    # Size of the body in bytes; None without a body.
     size: int | None = None
     sha256: str | None = None
     final_url: str | None = None
@@ -42,8 +42,8 @@ class Result(Answered, frozen=True):
         return self.status == "succeeded"
 
 
-class Event(Answered, frozen=True):
-    """Something that happened to a job, such as run.completed."""
+class Event(ApiValue, frozen=True):
+    """An event of a job, such as run.completed."""
 
     event: str
     at: str
@@ -54,42 +54,42 @@ class Event(Answered, frozen=True):
     data: dict[str, Any] = {}
 
 
-class Ended(Answered, frozen=True):
-    """Tasks of a run that have ended, by how."""
+class FinishedCounts(ApiValue, frozen=True):
+    """Finished tasks of a run, by state."""
 
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
 
 
-class Progress(Answered, frozen=True):
-    """How far a run is, in a stream: at most once a second, while it changes."""
+class Progress(ApiValue, frozen=True):
+    """Progress of a run, in a stream: at most once per second, while it changes."""
 
     job_id: str
     run_id: str
     state: str
     total: int
     reason: str | None = None
-    counts: Ended = Ended()
+    counts: FinishedCounts = FinishedCounts()
 
 
-class InvalidLine(Answered, frozen=True):
-    """A line of a list that was no task; lines count from 1."""
+class InvalidLine(ApiValue, frozen=True):
+    """An invalid line of a list. Lines are counted from 1."""
 
     line: int
     reason: str
     text: str = ""
 
 
-class Upload(Answered, frozen=True):
-    """A list that was sent, to make jobs of."""
+class Upload(ApiValue, frozen=True):
+    """An uploaded list, to create jobs from."""
 
     upload_id: str
-    # None: found from its first bytes.
+    # None: the server detects it from the first bytes.
     format: str | None = None
     compression: str | None = None
 
     def source(self) -> dict[str, str]:
-        """What POST /v1/jobs is told of it."""
-        given = {"upload_id": self.upload_id, "format": self.format, "compression": self.compression}
-        return {name: value for name, value in given.items() if value is not None}
+        """The `source` of POST /v1/jobs."""
+        fields = {"upload_id": self.upload_id, "format": self.format, "compression": self.compression}
+        return {name: value for name, value in fields.items() if value is not None}

@@ -1,35 +1,37 @@
-"""Bodies of results: in memory, or on this disk."""
+"""Get the bodies of results: in memory, or as files."""
 
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from conveyor.client.client_session import ClientSession
-from conveyor.client.downloads import Remote, download
+from conveyor.client.downloads import DownloadSource, download
 from conveyor.client.resources import Result
 from conveyor.client.transport import path_of
-from conveyor.client.upload_file import Moved
+from conveyor.client.upload_file import BytesProgress
 from conveyor.errors import ConveyorError, NoBody
 
 
 async def read_body(session: ClientSession, job_id: str, task: Result | str) -> bytes:
-    """All of it. Raises NoBody, and ConveyorError if it is not what was stored."""
+    """Read the whole body. Raises NoBody, and ConveyorError if its sha256 is wrong."""
     task_id = task.task_id if isinstance(task, Result) else task
     answer = await session.transport.get(path_of("jobs", job_id, "tasks", task_id, "body"))
-    wanted = answer.headers.get("etag", "").strip('"')
-    if wanted and sha256(answer.body).hexdigest() != wanted:
-        raise ConveyorError(f"The body of the task {task_id} is not what was stored: its sha256 is another.")
+    expected = answer.headers.get("etag", "").strip('"')
+    if expected and sha256(answer.body).hexdigest() != expected:
+        raise ConveyorError(f"The body of task {task_id} is corrupt: its sha256 is wrong. Download it again.")
     return answer.body
 
 
-async def save_body(session: ClientSession, job_id: str, task: Result | str, to: Path, progress: Moved | None) -> Path:
-    """To a file, which is whole or not there under its name; what broke off is gone on with."""
-    found = task if isinstance(task, Result) else await session.task(job_id, task)
-    await download(session.transport, partial(_remote, session, job_id, found), to, progress)
+async def save_body(
+    session: ClientSession, job_id: str, task: Result | str, to: Path, progress: BytesProgress | None
+) -> Path:
+    """Save the body to a file. The file gets its name once it is complete. After a failure, the next call resumes."""
+    result = task if isinstance(task, Result) else await session.task(job_id, task)
+    await download(session.transport, partial(_remote, session, job_id, result), to, progress)
     return to
 
 
-async def _remote(session: ClientSession, job_id: str, task: Result) -> Remote:
+async def _remote(session: ClientSession, job_id: str, task: Result) -> DownloadSource:
     if task.size is None or task.sha256 is None:
         raise NoBody
-    return Remote(path_of("jobs", job_id, "tasks", task.task_id, "body"), task.size, task.sha256)
+    return DownloadSource(path_of("jobs", job_id, "tasks", task.task_id, "body"), task.size, task.sha256)

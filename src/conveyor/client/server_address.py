@@ -1,4 +1,4 @@
-"""Where the server is, and the key to send: as given, else as the settings say, else as `conveyor up` left it on this
+"""Find the server and its key: from the arguments, else the settings, else the files that `conveyor up` writes on this
 machine."""
 
 from pathlib import Path
@@ -8,17 +8,17 @@ from conveyor.settings import Settings
 
 
 def local_key_file(data: Path) -> Path:
-    """Where `conveyor up` leaves the key of the user of this machine."""
+    """The file where `conveyor up` stores the local key."""
     return data / "local.key"
 
 
 def local_url_file(data: Path) -> Path:
-    """Where `conveyor up` says, as long as it runs, which address it serves this directory on."""
+    """The file where `conveyor up` stores its address while it runs."""
     return data / "local.url"
 
 
 def read_line(path: Path) -> str | None:
-    """The one line of such a file, if there is one."""
+    """Read the line in such a file; None if it does not exist."""
     try:
         return path.read_text().strip() or None
     except OSError:
@@ -26,7 +26,7 @@ def read_line(path: Path) -> str | None:
 
 
 def find_server(url: str | None, key: str | None) -> tuple[str, str | None]:
-    """Address and key. The key of this machine's own server is sent nowhere else."""
+    """Return address and key. The key of the local server is never sent to another address."""
     if url is not None and key is not None:
         return url, key
     settings = Settings.load()
@@ -35,13 +35,13 @@ def find_server(url: str | None, key: str | None) -> tuple[str, str | None]:
 
 
 def server_url(settings: Settings) -> str:
-    """As the settings say, else as `conveyor up` says that serves the data directory."""
-    said = None if settings.url != Settings().url else read_line(local_url_file(settings.data))
-    return said or settings.url
+    """The address in the settings, else that of the `conveyor up` on the data directory."""
+    local_url = None if settings.url != Settings().url else read_line(local_url_file(settings.data))
+    return local_url or settings.url
 
 
 def server_key(settings: Settings, url: str) -> str | None:
-    """As the settings say, else that of the data directory, which is for a server of this machine only."""
+    """The key in the settings, else the local key, which is only for servers on this machine."""
     if settings.api_key is not None or not is_loopback(host_of(url)):
         return settings.api_key
     return read_line(local_key_file(settings.data))

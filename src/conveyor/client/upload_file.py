@@ -1,4 +1,4 @@
-"""A file that is to be sent: its measure, and then its pieces. Both read it in turn and keep none of it."""
+"""Measure and read a file for upload, in constant memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import BinaryIO
 
 from conveyor.errors import ListUnreadable
 
-# Gets the bytes so far and how many there are, if that is known.
-Moved = Callable[[int, int | None], None]
+# Called with the bytes so far and the total, which is None if unknown.
+BytesProgress = Callable[[int, int | None], None]
 
 _PIECE = 256 * 1024
 
 
 @dataclass(frozen=True)
 class FileBody:
-    """The first `size` bytes of a file. If others stand there since, the receiver finds that by their sha256."""
+    """The first `size` bytes of a file. The receiver detects later changes by the sha256."""
 
     path: Path
     size: int
-    progress: Moved | None = None
+    progress: BytesProgress | None = None
 
 
 def measure(path: Path) -> tuple[int, str]:
-    """Size in bytes and sha256."""
+    """Return the size in bytes and the sha256."""
     digest = sha256()
     size = 0
     with path.open("rb") as file:
@@ -35,7 +35,7 @@ def measure(path: Path) -> tuple[int, str]:
 
 
 def open_list(path: Path) -> BinaryIO:
-    """The file, to be read. As an OSError its absence would pass for a failure of the connection."""
+    """Open the file. An OSError would look like a failure of the connection, so it becomes ListUnreadable."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -43,15 +43,15 @@ def open_list(path: Path) -> BinaryIO:
 
 
 def read_list(file: BinaryIO, body: FileBody, sent: int) -> bytes:
-    """The next piece, never empty."""
+    """Read the next piece, which is never empty. Raises ListUnreadable."""
     try:
         piece = file.read(min(_PIECE, body.size - sent))
     except OSError as error:
         raise _unreadable(body.path, error) from None
     if not piece:
-        raise ListUnreadable(f"{body.path} has become shorter while it was sent.")
+        raise ListUnreadable(f"{body.path} became shorter during the upload. Submit it again.")
     return piece
 
 
 def _unreadable(path: Path, error: OSError) -> ListUnreadable:
-    return ListUnreadable(f"{path} can not be read: {error.strerror or error}")
+    return ListUnreadable(f"Cannot read {path}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them."""
+"""Format numbers, durations and sizes for people."""
 
 import html
 
@@ -41,10 +41,10 @@ def size(number: int | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: lists and answers come from elsewhere."""
+    """Replace control characters, which a terminal would obey: names and answers are untrusted."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def escaped(text: str) -> str:
-    """For HTML."""
+    """Escape text for HTML."""
     return html.escape(printable(text))

@@ -1,1 +1,1 @@
-"""What `conveyor demo` runs against: a small target site on loopback, and the list of its pages."""
+"""The target of `conveyor demo`: a small site on loopback, and the list of its pages."""

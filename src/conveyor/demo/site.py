@@ -1,11 +1,11 @@
-"""The demo's target site: quick, slow, flaky, redirecting and failing pages, over plain asyncio.
+"""The target site of the demo: quick, slow, flaky, redirecting and failing pages, over plain asyncio.
 
-Run as `python -m conveyor.demo.site [--port N]`; prints its port on standard output once it listens, and ends
-when its standard input does, so that it never outlives the process that started it.
+Run as `python -m conveyor.demo.site [--port N]`. Prints its port on standard output once it listens, and exits when its
+standard input closes, so that it never outlives the process that started it.
 
     /quick/N     a page of 2 KB
     /slow/N      the same after 200 to 400 ms
-    /flaky/N     first 503 with Retry-After: 1 (even N) or a cut connection (odd N), then the page
+    /flaky/N     first 503 with Retry-After: 1 (even N) or a broken connection (odd N), then the page
     /redirect/N  302 to /quick/N
     /missing/N   404
     /broken/N    500, always
@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 _PAGE_BYTES = 2048
 _BIG_BYTES = 256 * 1024
-_SLOWEST = 0.4
-_QUICKEST = 0.2
-_LONGEST_HEAD = 64 * 1024
+_MAX_DELAY = 0.4
+_MIN_DELAY = 0.2
+_MAX_HEAD_BYTES = 64 * 1024
 _FILLER = b"The belt carries one page after the other. "
 
 _REASONS = {
@@ -42,7 +42,7 @@ _HEADS = {
 
 
 class SiteResponse(NamedTuple):
-    """What a page answers: after `delay` seconds, or, with `cut`, by closing the connection."""
+    """The answer of a page, after `delay` seconds. `cut`: close the connection instead."""
 
     status: int
     body: bytes
@@ -57,10 +57,10 @@ def _page(kind: str, number: str, size: int = _PAGE_BYTES) -> bytes:
 
 
 class Site:
-    """The pages. Remembers which flaky ones were tried."""
+    """The pages. Remembers which flaky pages were requested."""
 
     def __init__(self) -> None:
-        self._tried: set[str] = set()
+        self._requested: set[str] = set()
         self._pages: dict[str, Callable[[str], SiteResponse]] = {
             "quick": lambda number: SiteResponse(200, _page("quick", number)),
             "slow": self._slow,
@@ -74,31 +74,31 @@ class Site:
     def answer(self, path: str) -> SiteResponse:
         kind, _, number = path.partition("?")[0].lstrip("/").partition("/")
         page = self._pages.get(kind)
-        return page(number) if page and number else SiteResponse(404, b"There is no such page.\n")
+        return page(number) if page and number else SiteResponse(404, b"Page not found.\n")
 
     def _slow(self, number: str) -> SiteResponse:
-        # From the number, not from chance: two runs of the demo take the same time.
+        # Derived from the number, so that each run of the demo takes the same time.
         share = (int(number) * 37 % 101) / 100 if number.isdigit() else 0.5
-        return SiteResponse(200, _page("slow", number), delay=_QUICKEST + (_SLOWEST - _QUICKEST) * share)
+        return SiteResponse(200, _page("slow", number), delay=_MIN_DELAY + (_MAX_DELAY - _MIN_DELAY) * share)
 
     def _flaky(self, number: str) -> SiteResponse:
-        if number in self._tried:
+        if number in self._requested:
             return SiteResponse(200, _page("flaky", number))
-        self._tried.add(number)
+        self._requested.add(number)
         if number[-1] in "13579":
             return SiteResponse(503, b"", cut=True)
-        return SiteResponse(503, b"Busy. Come back in a second.\n", b"Retry-After: 1\r\n")
+        return SiteResponse(503, b"Busy. Retry in a second.\n", b"Retry-After: 1\r\n")
 
 
 class Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection with keep-alive. Requests are answered one at a time, in order."""
+    """One HTTP/1.1 connection with keep-alive. Answers requests one at a time, in order."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._busy = False
-        # Bytes of a request body that are still to be thrown away.
+        # Bytes of a request body that are still to be skipped.
         self._skip = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
                     return
             head, end, rest = self._received.partition(b"\r\n\r\n")
             if not end:
-                if len(head) > _LONGEST_HEAD:
+                if len(head) > _MAX_HEAD_BYTES:
                     self._transport.close()
                 return
             self._received = rest
@@ -140,11 +140,11 @@ class Connection(asyncio.Protocol):
         send_body = parts[0] != b"HEAD"
         if answer.delay:
             self._busy = True
-            asyncio.get_running_loop().call_later(answer.delay, self._late, answer, send_body, close)
+            asyncio.get_running_loop().call_later(answer.delay, self._send_late, answer, send_body, close)
         else:
             self._send(answer, send_body, close)
 
-    def _late(self, answer: SiteResponse, send_body: bool, close: bool) -> None:
+    def _send_late(self, answer: SiteResponse, send_body: bool, close: bool) -> None:
         self._busy = False
         self._send(answer, send_body, close)
         self._next()
@@ -166,40 +166,42 @@ class Connection(asyncio.Protocol):
 
 
 def _content_length(lowered: bytes) -> int:
-    _, found, rest = lowered.partition(b"content-length:")
+    _, separator, rest = lowered.partition(b"content-length:")
     digits = rest.partition(b"\r\n")[0].strip()
-    return int(digits) if found and digits.isdigit() else 0
+    return int(digits) if separator and digits.isdigit() else 0
 
 
-async def serve(port: int, on_ready: Callable[[int], None], ended: asyncio.Event) -> None:
-    """Listen on loopback until `ended` is set."""
+async def serve(port: int, on_ready: Callable[[int], None], stopped: asyncio.Event) -> None:
+    """Listen on loopback until `stopped` is set."""
     site = Site()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(site), "127.0.0.1", port, backlog=1024)
     on_ready(server.sockets[0].getsockname()[1])
-    await ended.wait()
+    await stopped.wait()
     server.close()
 
 
 async def _serve_until_input_ends(port: int) -> None:
-    ended = asyncio.Event()
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
-        # Not sys.stdin.buffer: its lock, held in a read, breaks the interpreter's end.
+        # Not sys.stdin.buffer: a read holds its lock, and the interpreter then fails at exit.
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        loop.call_soon_threadsafe(ended.set)
+        loop.call_soon_threadsafe(stopped.set)
 
-    # A daemon: blocked in a read, it must not keep the process alive after Ctrl-C.
+    # A daemon: a blocked read must not keep the process alive after Ctrl-C.
     threading.Thread(target=watch, daemon=True).start()
-    await serve(port, lambda bound: print(bound, flush=True), ended)
+    await serve(port, lambda bound: print(bound, flush=True), stopped)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until standard input ends."""
-    parser = argparse.ArgumentParser(prog="python -m conveyor.demo.site", description="The demo's target site.")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
+    """Serve until standard input closes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m conveyor.demo.site", description="Serve the target site of the demo."
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 picks a free one")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve_until_input_ends(parser.parse_args(arguments).port))
 
