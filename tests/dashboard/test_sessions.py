@@ -68,7 +68,7 @@ async def test_a_session_ends_with_its_key_and_by_signing_out(server: Api, clock
     first, second = cookie(await sign_in(server, {"key": server.key})), cookie(await sign_in(server, {"key": other}))
     out = await visit(server, first, "DELETE", **PROOF)
     assert (out.status, "Max-Age=0" in out.headers["set-cookie"]) == (204, True)
-    await server.system.records.revoke_key(parse_key(other).key_id, clock.now())
+    await server.system.records.access.revoke_key(parse_key(other).key_id, clock.now())
     clock.advance(3)
     assert refused(await visit(server, first), 401, "session_ended")
     assert refused(await visit(server, second), 401, "session_ended")

@@ -125,7 +125,7 @@ def attachment(name: str) -> dict[str, str]:
 
 async def find_job(records: Records, tenant: TenantId, job_id: str) -> Job:
     """The tenant's job. Raises the same NotFound for an unknown id, a deleted job and another tenant's job."""
-    job = await records.job(tenant, JobId(job_id)) if _JOB_ID.fullmatch(job_id) else None
+    job = await records.jobs.job(tenant, JobId(job_id)) if _JOB_ID.fullmatch(job_id) else None
     if job is None:
         raise NotFound
     return job

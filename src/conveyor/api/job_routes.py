@@ -70,7 +70,7 @@ async def list_jobs(
 ) -> Response[bytes]:
     """The tenant's jobs, newest first."""
     check_job_cursor(cursor)
-    page = await system.records.jobs(tenant, cursor, limit)
+    page = await system.records.jobs.jobs(tenant, cursor, limit)
     items = await asyncio.gather(*(_listed_job_json(system, job) for job in page.items))
     return answer({"items": items, "next_cursor": page.next_cursor})
 

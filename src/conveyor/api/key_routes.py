@@ -50,7 +50,7 @@ async def list_keys(
     if cursor is not None and not _KEY_ID.fullmatch(cursor):
         raise BadCursor
     owner = None if tenant is None else check_tenant(tenant)
-    keys = sorted(await system.records.keys(owner), key=lambda key: key.key_id)
+    keys = sorted(await system.records.access.keys(owner), key=lambda key: key.key_id)
     rest = [key for key in keys if key.key_id > (cursor or "")]
     items = rest[:limit]
     more = len(rest) > limit
@@ -60,7 +60,7 @@ async def list_keys(
 @delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
     """Administrators only. The server refuses the key within two seconds."""
-    known = _KEY_ID.fullmatch(key_id) and await system.records.revoke_key(key_id, system.clock.now())
+    known = _KEY_ID.fullmatch(key_id) and await system.records.access.revoke_key(key_id, system.clock.now())
     if not known:
         raise NotFound
 

@@ -33,7 +33,7 @@ async def show_statistics(
     and latency for a day; samples that it lost are missing."""
     job = await find_job(system.records, tenant, job_id)
     key = (await chosen_runs(system.records, job, run))[-1]
-    stored = await system.records.run(job.job_id, key.run_id)
+    stored = await system.records.jobs.run(job.job_id, key.run_id)
     if stored is None:
         raise NotFound
     return answer(await statistics_json(system.records, system.tasks, system.coordinator, system.clock, job, stored))

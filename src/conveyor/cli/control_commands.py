@@ -47,7 +47,7 @@ def change(
     header: Headers = None,
     gateway: Gateway = None,
     max_failed: Annotated[
-        int | None, typer.Option("--max-failed", min=1, help="Fail the job when this many tasks have failed.")
+        int | None, typer.Option("--max-failed", help="Fail the job when this many tasks have failed.")
     ] = None,
     as_json: AsJson = False,
     url: Server = None,

@@ -27,7 +27,7 @@ async def sign_in_path(system: "System", key: str | None) -> str:
     from conveyor.errors import InvalidKey
 
     try:
-        api_key = await authenticate(system.records, system.clock, key or "")
+        api_key = await authenticate(system.records.access, system.clock, key or "")
     except InvalidKey:
         return "/"
     return (await Sessions(system.records, system.clock, system.settings).link(api_key.key_id)).path

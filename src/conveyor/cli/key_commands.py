@@ -110,11 +110,11 @@ async def _create(system: "System", tenant: str, name: str | None) -> dict[str, 
 async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
     from conveyor.model import TenantId
 
-    return [_key_json(key) for key in await system.records.keys(TenantId(tenant) if tenant else None)]
+    return [_key_json(key) for key in await system.records.access.keys(TenantId(tenant) if tenant else None)]
 
 
 async def _revoke(system: "System", key_id: str) -> None:
-    if not await system.records.revoke_key(key_id, system.clock.now()):
+    if not await system.records.access.revoke_key(key_id, system.clock.now()):
         raise NotFound(f"Key {key_id} not found. `conveyor keys list` shows all keys.")
 
 

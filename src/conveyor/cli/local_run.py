@@ -224,7 +224,7 @@ async def _match_lists(system: "System", plan: RunPlan, mark: place.RunMark) -> 
             raise _other_list_error(plan, mark)
         return mark
     digest = place.fingerprint(plan.lists)
-    job = await system.records.job(_TENANT, JobId(mark.job_id))
+    job = await system.records.jobs.job(_TENANT, JobId(mark.job_id))
     if job is None and mark.taken_over:
         # The job has expired; no list can change that.
         return mark
@@ -262,7 +262,7 @@ async def _take_over_results(embedded: "Embedded", plan: RunPlan, mark: place.Ru
     if mark.taken_over or mark.job_id is None:
         return mark
     system, ids = embedded.system, [*mark.before, mark.job_id]
-    *earlier, job = [await system.records.job(_TENANT, JobId(job_id)) for job_id in ids]
+    *earlier, job = [await system.records.jobs.job(_TENANT, JobId(job_id)) for job_id in ids]
     earlier_jobs = [old for old in earlier if old is not None]
     if job is None and earlier_jobs:
         job = await _submit(embedded, plan, show, earlier_jobs[-1], JobId(mark.job_id))
@@ -311,9 +311,9 @@ async def _resume_ingest(embedded: "Embedded", job: Job) -> Job:
 
 async def _find_expired(system: "System", mark: place.RunMark) -> Job | None:
     """Return the job of the mark if it has expired, else None. Raises NotFound if the job was purged."""
-    if mark.job_id is None or await system.records.job(_TENANT, JobId(mark.job_id)) is not None:
+    if mark.job_id is None or await system.records.jobs.job(_TENANT, JobId(mark.job_id)) is not None:
         return None
-    for job in await system.records.hidden_jobs(system.clock.now(), _MAX_EXPIRED):
+    for job in await system.records.jobs.hidden_jobs(system.clock.now(), _MAX_EXPIRED):
         if job.job_id == mark.job_id:
             return job
     raise NotFound(f"The job of this run has expired and was purged. Remove {system.settings.data} to start over.")

@@ -77,17 +77,15 @@ ExportSpec = Annotated[
 ]
 Rate = Annotated[
     float | None,
-    typer.Option("--rate", min=0.001, rich_help_panel=_JOB, help="Maximum requests per second to one host."),
+    typer.Option("--rate", rich_help_panel=_JOB, help="Maximum requests per second to one host."),
 ]
 Attempts = Annotated[
-    int | None, typer.Option("--attempts", min=1, rich_help_panel=_JOB, help="Maximum attempts per task. [4]")
+    int | None, typer.Option("--attempts", rich_help_panel=_JOB, help="Maximum attempts per task. [4]")
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", min=0.1, rich_help_panel=_JOB, help="Time limit of one attempt, in seconds. [30]"),
+    typer.Option("--timeout", rich_help_panel=_JOB, help="Time limit of one attempt, in seconds. [30]"),
 ]
-Attempts = Annotated[int | None, typer.Option("--attempts", rich_help_panel=_JOB, help="Tries per task. [4]")]
-Timeout = Annotated[float | None, typer.Option("--timeout", rich_help_panel=_JOB, help="Seconds per try. [30]")]
 Headers = Annotated[
     list[str] | None,
     typer.Option(

@@ -81,13 +81,13 @@ async def _ensure_local_key(system: "System") -> str:
     stored = read_line(path)
     if stored is not None:
         try:
-            if (await authenticate(system.records, system.clock, stored)).admin:
+            if (await authenticate(system.records.access, system.clock, stored)).admin:
                 return stored
         except InvalidKey:
             pass
         path.unlink()
     text, key = make_key(system.clock, LOCAL_TENANT, "created by conveyor up", admin=True)
-    await system.records.create_key(key)
+    await system.records.access.create_key(key)
     # Set the permissions before the file has the key.
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(text + "\n")

@@ -109,7 +109,7 @@ class Sampler:
         for kind, row_kind in _DUE.items():
             rows = await records.documents.due_rows(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
-        notices = await records.untold(1)
+        notices = await records.outbox.untold(1)
         metrics.DUE_LAG_SECONDS.set(self._late(notices[0].at if notices else None), "outbox")
 
     async def _coordinated(self) -> None:
