@@ -37,7 +37,7 @@ class ExportView:
         return f"export {self.state}, {tasks}, {text.size(progress['bytes'])}"
 
     def __repr__(self) -> str:
-        return f"<Export {self.id}: {self.summary()}>"
+        return f"<{type(self).__name__.removesuffix('Handle')} {self.id}: {self.summary()}>"
 
     def _repr_html_(self) -> str:
         return TextDisplay(f"{self.id}: {self.summary()}")._repr_html_()

@@ -106,7 +106,7 @@ class JobView:
 
     def __repr__(self) -> str:
         name = f" {text.printable(self.name)!r}" if self.name else ""
-        return f"<Job {self.id}{name}: {self.summary()}>"
+        return f"<{type(self).__name__.removesuffix('Handle')} {self.id}{name}: {self.summary()}>"
 
     def _repr_html_(self) -> str:
         """A card for notebooks. It has no scripts and no URLs, and all text is escaped."""
