@@ -509,7 +509,7 @@ class TestFleet:
             worker = belt.worker()
             belt.start(worker)
             await belt.passing(5)
-            held = sum(lane.held_bytes() for lane in worker._lanes.values())
+            held = sum(lane.leased_bytes() for lane in worker._lanes.values())
             # What one look asked for may come on top.
             assert held <= 30 * 160_000 + 2 * 1024 * 1024
             gate.set()

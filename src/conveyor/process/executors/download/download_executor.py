@@ -26,6 +26,7 @@ from conveyor.engines.records import Records
 from conveyor.errors import BadInput
 from conveyor.lists.inputs import MAX_TIMEOUT, DownloadInput, download_problem, parse_download_input
 from conveyor.model import Job, Outcome, TaskRef
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.download.exchange import ExchangePlan, merged
 from conveyor.process.executors.download.long_tasks import LongTasks
 from conveyor.process.executors.download.ranges import RemoteFile
@@ -36,7 +37,7 @@ from conveyor.settings import Settings
 _left = msgspec.json.Decoder(RemoteFile | None)
 
 
-class DownloadExecutor:
+class DownloadExecutor(LocalExecutor):
     """Runs tasks of kind download. One for each event loop; `root_certificate` is a PEM to trust beside the usual."""
 
     def __init__(
@@ -50,9 +51,6 @@ class DownloadExecutor:
         root_certificate: bytes | None = None,
     ) -> None:
         self._long = LongTasks(settings, clock, guard, records, blobs, root_certificate)
-
-    def grain(self, job: Job) -> int:
-        return 1
 
     def target(self, ref: TaskRef) -> str | None:
         try:

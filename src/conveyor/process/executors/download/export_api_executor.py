@@ -55,6 +55,7 @@ from conveyor.model import (
     TaskRef,
     task_id,
 )
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.download.exchange import ExchangePlan, Pairs, merged
 from conveyor.process.executors.download.long_tasks import LongTasks, outcome_of
 from conveyor.process.executors.download.ranges import RemoteFile
@@ -87,7 +88,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 _state = msgspec.json.Decoder(State | None)
 
 
-class ExportDownloadExecutor:
+class ExportDownloadExecutor(LocalExecutor):
     """Runs tasks of kind export_download. One for each event loop."""
 
     def __init__(
@@ -109,9 +110,6 @@ class ExportDownloadExecutor:
             settings.export_retry_rate,
             settings.export_retry_cap,
         )
-
-    def grain(self, job: Job) -> int:
-        return 1
 
     def target(self, ref: TaskRef) -> str | None:
         return None

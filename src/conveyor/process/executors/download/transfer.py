@@ -20,7 +20,6 @@ from conveyor.egress.responses import ResponseHead, retry_after
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job
-from conveyor.process.executors import WORKER_LOST
 from conveyor.process.executors.download.exchange import Exchange, ExchangePlan, OpenResponse, merged
 from conveyor.process.executors.download.pieces import Pieces, piece_size
 from conveyor.process.executors.download.ranges import (
@@ -33,6 +32,7 @@ from conveyor.process.executors.download.ranges import (
     unexpected,
     validator_of,
 )
+from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import Track
 from conveyor.settings import Settings
 

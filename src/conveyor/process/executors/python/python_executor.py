@@ -30,10 +30,11 @@ from conveyor.engines.records import Records
 from conveyor.errors import Unavailable
 from conveyor.handlers import Handler, Handlers
 from conveyor.model import Job, JobId, Outcome, TaskRef
-from conveyor.process.executors import WORKER_LOST
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.python.children import BatchOutcome, Child, NoCapacity, NotStarted
 from conveyor.process.executors.python.handler_calls import CallResult, Setup, failed, missing, outcome_of, timed_out
 from conveyor.process.executors.python.in_process import InProcessHandlers
+from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import ProgressBook, Superseded, Track
 from conveyor.settings import Settings
 
@@ -53,7 +54,7 @@ _START_PAUSE = 0.2
 _LONGEST_START_PAUSE = 30.0
 
 
-class PythonExecutor:
+class PythonExecutor(LocalExecutor):
     """Runs tasks of kind python. `path` is where modules are looked for; `app` is as for handlers.load_app."""
 
     def __init__(
