@@ -129,7 +129,7 @@ PLANTED = [
         partial(test_lanes.limits_that_could_not_be_asked_for, "reserve", remote=False),
     ),
     Planted("slots_freed_in_one_try", slots_are_freed_in_one_try, test_lanes.a_slot_that_could_not_be_freed),
-    Planted("canaries_kept_for_ever", canaries_are_counted_one_by_one, test_breaker.canaries_that_could_not_be_freed),
+    Planted("canaries_kept_for_ever", canaries_are_counted_one_by_one, test_breaker.probes_that_could_not_be_freed),
     Planted(
         "late_reference_keeps_its_slot",
         late_references_keep_their_slot,
