@@ -203,13 +203,13 @@ def work() -> list[Limit]:
         ),
         Limit(
             "Times that a download starts over in one attempt",
-            _count(transfer._MOST_RESTARTS),
+            _count(transfer._MAX_RESTARTS),
             "",
             "The attempt fails with `range_failed` and is tried again.",
         ),
         Limit(
             "An answer of an export API",
-            size(export_download._MOST_ANSWER),
+            size(export_download._MAX_RESPONSE),
             "",
             "The task fails with `bad_answer`.",
         ),
