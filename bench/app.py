@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from conveyor.handlers import task
 from conveyor.model import Job, Outcome, TaskRef
+from conveyor.process.executors import LocalExecutor
 from conveyor.states import TaskStatus
 
 _WORDS = "The belt carries one page after the other. "
@@ -30,7 +31,7 @@ def uneven(number: int) -> int:
     return number
 
 
-class NothingExecutor:
+class NothingExecutor(LocalExecutor):
     """Fetches nothing and succeeds: what is left is the belt."""
 
     def grain(self, job: Job) -> int:

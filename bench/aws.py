@@ -22,6 +22,7 @@ from typing import Any
 from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure, details, rates
 from bench.meter import Meter
+from conveyor.process.executors import LocalExecutor
 
 TASKS = 20_000
 INGEST = 24_000
@@ -166,7 +167,7 @@ def _indexed(write: dict[str, Any]) -> int:
     return each * (1 + copies)
 
 
-class PageExecutor:
+class PageExecutor(LocalExecutor):
     """Hands back a page of 2 KB for each reference, without a network."""
 
     def grain(self, job: Any) -> int:

@@ -17,6 +17,7 @@ from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure
 from bench.ingest import write_list
 from bench.meter import Meter
+from conveyor.process.executors import LocalExecutor
 
 COUNT = 1_000_000
 SMALL = 10_000
@@ -182,7 +183,7 @@ async def _delete(api: Api, job_id: str) -> dict[str, float]:
     return {"delete": (time.perf_counter() - started) * 1000}
 
 
-class _Marking:
+class _Marking(LocalExecutor):
     """Fetches nothing; some tasks fail in the first run. Marks when each run first and last started something."""
 
     def __init__(self, count: int) -> None:

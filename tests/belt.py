@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from conveyor.embedded import Embedded
 from conveyor.model import Job, JobKind, Outcome, RunId, TaskError, TaskRef
+from conveyor.process.executors import LocalExecutor
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 from tests.api import Api
@@ -18,7 +19,7 @@ PATIENCE = 30.0
 _LOOK_SECONDS = 0.02
 
 
-class Echo:
+class Echo(LocalExecutor):
     """Every task succeeds and its body is its input; what was run is counted. A closed gate holds all attempts."""
 
     def __init__(self) -> None:

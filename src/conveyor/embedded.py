@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
@@ -54,7 +54,7 @@ class Embedded:
         self._given = executors
         self.lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         self.submit = Submit(system)
-        self._ready: Callable[[], Awaitable[None]] = _at_once
+        self._opened: Mapping[JobKind, Executor] = {}
         self._handlers = load_app(system.settings.app) if system.settings.app else default_handlers
 
     @asynccontextmanager
@@ -64,9 +64,8 @@ class Embedded:
         works = only is None or "work" in only
         executors = self._executors() if self._given is None and works else self._given or {}
         for executor in executors.values():
-            if isinstance(executor, Fetchers):
-                executor.open()
-                self._ready = executor.until_ready
+            executor.open()
+        self._opened = executors
         chosen = [
             role
             for name, roles in self._roles(executors).items()
@@ -97,7 +96,7 @@ class Embedded:
 
         def heard(queue: QueueName) -> None:
             for worker in workers:
-                worker.heard(queue)
+                worker.on_message(queue)
             if queue == CONTROL:
                 for ingester in ingesters:
                     ingester.wake()
@@ -107,7 +106,8 @@ class Embedded:
 
     async def until_ready(self) -> None:
         """Wait for the processes that work for this one. Not needed to submit: what is there waits for them."""
-        await self._ready()
+        for executor in self._opened.values():
+            await executor.until_ready()
 
     async def submit_list(
         self,
@@ -239,10 +239,6 @@ class Embedded:
             "monitor": [monitor_of(system), *self.callbacks()],
             "intake": [Intake(system)] if system.inboxes else [],
         }
-
-
-async def _at_once() -> None:
-    return None
 
 
 async def _hashed(

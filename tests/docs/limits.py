@@ -202,14 +202,14 @@ def work() -> list[Limit]:
             "The task fails with `too_many_redirects`.",
         ),
         Limit(
-            "Restarts of a download in one attempt",
-            _count(transfer._MOST_RESTARTS),
+            "Times that a download starts over in one attempt",
+            _count(transfer._MAX_RESTARTS),
             "",
             "The attempt fails with `range_failed` and is retried.",
         ),
         Limit(
-            "A response of an export API",
-            size(export_download._MOST_ANSWER),
+            "An answer of an export API",
+            size(export_download._MAX_RESPONSE),
             "",
             "The task fails with `bad_answer`.",
         ),

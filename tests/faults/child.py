@@ -64,6 +64,7 @@ from conveyor.model import (
     TenantId,
 )
 from conveyor.process import feeder, worker
+from conveyor.process.executors import LocalExecutor
 from conveyor.read import walk
 from conveyor.recover import retention, sweeper
 from conveyor.recover.retention import Removed, Retention
@@ -131,7 +132,7 @@ def expected(scenario: str, index: int) -> tuple[TaskStatus, int, str | None]:
     return TaskStatus.SUCCEEDED, 2 if index % 10 == 7 else 1, None
 
 
-class Scripted:
+class Scripted(LocalExecutor):
     """An executor whose outcomes follow from the index. One task takes the process with it."""
 
     def __init__(self, scenario: str) -> None:

@@ -19,6 +19,7 @@ from conveyor.jobs.deadlines import DEADLINE
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
 from conveyor.process import feeder, worker
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.task_progress import ProgressBook
 from conveyor.recover import overdue_runs as deadlines
 from conveyor.recover import sweeper
@@ -31,7 +32,7 @@ TOTAL = 20
 HANGS = 1
 
 
-class Scripted:
+class Scripted(LocalExecutor):
     """Fails, or hangs, where the scenario says so, and the first time only: what was tried is kept on disk."""
 
     def __init__(self, system: System, directory: Path, scenario: str) -> None:

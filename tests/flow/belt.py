@@ -36,6 +36,7 @@ from conveyor.model import (
     TenantId,
 )
 from conveyor.process.body_store import Bodies
+from conveyor.process.executors import Executor, LocalExecutor
 from conveyor.process.worker import Worker
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Role, Service
@@ -78,7 +79,7 @@ class Start(msgspec.Struct, frozen=True):
     target: str | None
 
 
-class Recording:
+class Recording(LocalExecutor):
     """An executor that does what it is told for each task, and remembers when each attempt began and what ran beside
     what. Several workers may share one."""
 
@@ -188,7 +189,7 @@ class Belt:
 
     def worker(
         self,
-        executor: Recording | None = None,
+        executor: Executor | None = None,
         system: System | None = None,
         kinds: Iterable[JobKind] = JobKind,
         **settings: Any,

@@ -25,12 +25,12 @@ class LocalFetchers(Fetchers):
     def target(self, ref: TaskRef) -> str | None:
         return self.executor.target(ref)
 
-    def room(self, port: Port) -> int:
+    def capacity(self, port: Port) -> int:
         load = len(self._orders.get(port, ())) + len(self._attempts.get(port, ()))
         return max(0, 2 * port.width + _AHEAD - load) if port.width else 0
 
     def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
-        assert len(held) <= self.room(port)
+        assert len(held) <= self.capacity(port)
         self._orders.setdefault(port, deque()).extend(held)
         self._pump(port)
 
@@ -40,7 +40,7 @@ class LocalFetchers(Fetchers):
             for task in self._attempts.pop(port, {}):
                 task.cancel()
         elif dropped:
-            port.dropped(dropped)
+            port.on_dropped(dropped)
 
     async def close(self) -> None:
         pass
@@ -56,5 +56,5 @@ class LocalFetchers(Fetchers):
         task = asyncio.current_task()
         assert task is not None
         del self._attempts[port][task]
-        port.came([one], outcomes)
+        port.on_outcomes([one], outcomes)
         self._pump(port)

@@ -367,7 +367,7 @@ class TestLive:
             await belt.until(lambda: executor.running["host"] == 20, within=5)
             await belt.ended(job)
             (lane,) = worker._lanes.values() if worker._lanes else [None]
-            assert lane is None or not lane._targets.limited
+            assert lane is None or not lane._targets.is_limited
 
     async def test_the_failure_threshold(self) -> None:
         async with open_belt() as belt:

@@ -94,7 +94,7 @@ async def a_start_that_could_not_be_marked(*, remote: bool) -> None:
         await belt.ended(job, within=SOON)
         await belt.check(job)
         assert belt.executor.count() == Counter(range(30))
-        warnings = [entry for entry in belt.logs if "the lane rests" in entry["event"]]
+        warnings = [entry for entry in belt.logs if "the lane backs off" in entry["event"]]
         assert 1 <= len(warnings) <= 3
         assert all("for a moment" in entry["error"] for entry in warnings)
 
@@ -112,7 +112,7 @@ async def limits_that_could_not_be_asked_for(method: str, *, remote: bool) -> No
         assert coordinator.calls > 5
         assert belt.executor.count() == Counter(range(30))
         assert belt.executor.most["host"] <= 3
-        said = [entry for entry in belt.logs if "could not be asked" in entry["event"]]
+        said = [entry for entry in belt.logs if "target limits not available" in entry["event"]]
         assert len(said) == 1, "an error is said once"
 
 
@@ -128,7 +128,7 @@ async def a_canary_that_could_not_ask(*, remote: bool) -> None:
         job = await belt.submit(20, attempts=20, backoff=Backoff(base=1, rate=1, jitter=False), concurrency=8)
         system = dataclasses.replace(belt.system, coordinator=coordinator)
         belt.start(worker_of(belt, act, remote=remote, system=system))
-        await belt.until(lambda: any(entry["event"] == "target is down" for entry in belt.logs), within=SOON)
+        await belt.until(lambda: any(entry["event"] == "breaker opened" for entry in belt.logs), within=SOON)
         down = False
         await belt.ended(job, within=4 * LEASE)
         assert coordinator.calls > 1

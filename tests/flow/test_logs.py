@@ -110,7 +110,7 @@ async def test_no_secret_is_in_the_log(tmp_path: Path) -> None:
             assert memory is not None and float(memory[1]) > 1e6
     said = log.read_text()
     events = [json.loads(line)["event"] for line in said.splitlines() if line.startswith("{")]
-    assert {"job accepted", "run moved", "request", "a fetching process ended and is started again"} <= set(events)
+    assert {"job accepted", "run moved", "request", "fetcher ended; restarting"} <= set(events)
     assert CANARY not in said
     assert key.rpartition("_")[2] not in said
     assert not [line for line in said.splitlines() if not line.startswith(("{", "conveyor: "))]

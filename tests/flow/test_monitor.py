@@ -250,7 +250,7 @@ class TestOrphans:
         dead = long_worker(belt, executor, worker_concurrency=3)
         await belt.abandon(dead, lambda: len(executor.starts) == 3)
         # Its sign of life, then nothing any more.
-        await dead._keep_held()
+        await dead._renew_leases()
         ran = {start.index for start in executor.starts}
         belt.clock.advance(2 * LEASE - 1)
         assert (await monitor.run_once()).workers == 0
@@ -274,7 +274,7 @@ class TestOrphans:
         job = await download(belt)
         dead = long_worker(belt, executor)
         await belt.abandon(dead, lambda: len(executor.starts) == 1)
-        await dead._keep_held()
+        await dead._renew_leases()
         second = Long(belt)
         belt.start(long_worker(belt, second))
         # Its message lapses after a lease, and the other worker takes it.
@@ -509,7 +509,7 @@ class TestFleet:
             worker = belt.worker()
             belt.start(worker)
             await belt.passing(5)
-            held = sum(lane.held_bytes() for lane in worker._lanes.values())
+            held = sum(lane.leased_bytes() for lane in worker._lanes.values())
             # What one look asked for may come on top.
             assert held <= 30 * 160_000 + 2 * 1024 * 1024
             gate.set()

@@ -443,7 +443,7 @@ class TestRecoveryFirst:
         order = [start.attempt for start in belt.executor.starts]
         first, last = order.index(2), len(order) - 1 - order[::-1].index(2)
         stretch = order[first : last + 1]
-        assert worker.taken == (60, 400)
+        assert worker.take_counts == (60, 400)
         # There was new work all the while, and all that came again was done long before the end of it.
         assert last < 300
         assert 1 in order[last + 1 :]

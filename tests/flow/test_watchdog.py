@@ -102,16 +102,16 @@ async def test_an_attempt_that_is_over_can_not_be_broken_off() -> None:
     runner = Runner(JobKind.DOWNLOAD)
     await idle()
     runner.clock.advance(STUCK_AFTER)
-    (suspect,) = runner.watchdog.look()
+    (suspect,) = runner.watchdog.check()
     runner.ends[0].set_result([success()])
     await idle()
-    suspect.overtake()
+    suspect.supersede()
     suspect.expire()
     await idle()
     assert len(runner.ends) == 2 and not runner.ends[1].done()
     assert not runner.task.cancelling()
     (second,) = runner.watchdog.attempts
-    second.overtake()
+    second.supersede()
     second.expire()
     await idle()
     assert isinstance(runner.results[1], Superseded)
@@ -125,13 +125,13 @@ async def test_an_attempt_that_ends_in_spite_of_it_leaves_its_runner_uncancelled
     runner.swallows = True
     await idle()
     runner.clock.advance(10 + GRACE)
-    runner.watchdog.look()
+    runner.watchdog.check()
     await idle()
     assert len(runner.ends) == 2
     assert not runner.task.cancelling()
     runner.swallows = False
     runner.clock.advance(10 + GRACE)
-    runner.watchdog.look()
+    runner.watchdog.check()
     await idle()
     (outcome,) = runner.results[1]
     assert (outcome.status, outcome.error.code) == (TaskStatus.FAILED, "timeout")

@@ -31,6 +31,7 @@ from conveyor.model import (
     TaskRef,
     TenantId,
 )
+from conveyor.process.executors import LocalExecutor
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -42,7 +43,7 @@ _PAGE = 1000
 _LOOK_SECONDS = 1.0
 
 
-class Uneven:
+class Uneven(LocalExecutor):
     """An executor: one task in ten fails for good, one in ten only the first time, the others succeed."""
 
     def __init__(self) -> None:

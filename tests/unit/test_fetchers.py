@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,11 +30,13 @@ class One(NamedTuple):
     ref: TaskRef
 
 
-class Line:
+class FakeLane:
     """A lane that has nothing but references and a width."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self, fetchers: Fetchers, clock: ManualClock, count: int = 0) -> None:
-        self.number = fetchers.port_number()
+        self.number = next(self._numbers)
         self.job = make_job(clock, kind=JobKind.FETCH, timeout=TIMEOUT)
         self.width = 0
         self.waiting = deque(One(TaskRef(index, InputJson('"http://site.test/"'))) for index in range(count))
@@ -49,9 +52,9 @@ class Line:
         self.total += count
         self._send()
 
-    def spread(self, width: int) -> None:
+    def set_width(self, width: int) -> None:
         self.width = width
-        self._fetchers.spread(self)
+        self._fetchers.update_width(self)
         self._send()
         if not self.waiting:
             self._fetchers.balance(self)
@@ -60,22 +63,22 @@ class Line:
         changed = msgspec.structs.replace(self.job.options, **options)
         self.job = msgspec.structs.replace(self.job, options=changed)
 
-    def came(self, held: list[Any], outcomes: list[Outcome]) -> None:
+    def on_outcomes(self, held: list[Any], outcomes: list[Outcome]) -> None:
         self.done += [one.ref.index for one in held]
         self._send()
 
-    async def room(self) -> None:
+    async def until_capacity(self) -> None:
         await self.open.wait()
 
-    def dropped(self, held: list[Any]) -> None:
+    def on_dropped(self, held: list[Any]) -> None:
         self.waiting.extendleft(reversed(held))
         asyncio.get_running_loop().call_soon(self._send)
 
-    def lost(self, held: list[Any]) -> None:
+    def on_lost(self, held: list[Any]) -> None:
         self.waiting.extendleft(reversed(held))
 
     def _send(self) -> None:
-        room = self._fetchers.room(self)
+        room = self._fetchers.capacity(self)
         self._fetchers.start(self, [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))])
 
 
@@ -108,11 +111,11 @@ async def at_work(count: int, *failures: Exception) -> AsyncIterator[Bench]:
 
 async def test_references_of_a_fetcher_without_a_share_go_to_the_others() -> None:
     async with at_work(2) as bench:
-        line = Line(bench.fetchers, bench.clock, 40)
-        line.spread(8)
+        line = FakeLane(bench.fetchers, bench.clock, 40)
+        line.set_width(8)
         await idle()
         # One of the two has no share of one slot, and holds half of all.
-        line.spread(1)
+        line.set_width(1)
         await idle()
         for _ in range(50):
             bench.launcher.end(100)
@@ -122,14 +125,14 @@ async def test_references_of_a_fetcher_without_a_share_go_to_the_others() -> Non
 
 async def test_a_lane_that_was_dealt_nothing_goes_on_when_it_is_dealt_something() -> None:
     async with at_work(2) as bench:
-        line = Line(bench.fetchers, bench.clock, 10)
-        line.spread(2)
+        line = FakeLane(bench.fetchers, bench.clock, 10)
+        line.set_width(2)
         await idle()
-        line.spread(0)
+        line.set_width(0)
         bench.launcher.end(100)
         await idle()
         assert (bench.launcher.running(), len(line.done), len(line.waiting)) == (0, 2, 8)
-        line.spread(1)
+        line.set_width(1)
         await idle()
         assert bench.launcher.running() == 1
         for _ in range(10):
@@ -140,14 +143,14 @@ async def test_a_lane_that_was_dealt_nothing_goes_on_when_it_is_dealt_something(
 
 async def test_a_fetcher_with_free_slots_gets_what_waits_at_another() -> None:
     async with at_work(2) as bench:
-        line = Line(bench.fetchers, bench.clock, 6)
+        line = FakeLane(bench.fetchers, bench.clock, 6)
         bench.launcher.processes[0].kill()
         await idle()
-        line.spread(2)
+        line.set_width(2)
         await idle()
         # The second has all of it, and then half of the slots.
         await bench.passing(1.0)
-        line.spread(2)
+        line.set_width(2)
         await idle()
         bench.launcher.end(100)
         await idle()
@@ -156,9 +159,9 @@ async def test_a_fetcher_with_free_slots_gets_what_waits_at_another() -> None:
 
 async def test_an_order_that_nothing_runs_is_noticed_though_others_are_answered() -> None:
     async with at_work(1) as bench:
-        stuck, busy = Line(bench.fetchers, bench.clock, 1), Line(bench.fetchers, bench.clock, 200)
-        stuck.spread(1)
-        busy.spread(1)
+        stuck, busy = FakeLane(bench.fetchers, bench.clock, 1), FakeLane(bench.fetchers, bench.clock, 200)
+        stuck.set_width(1)
+        busy.set_width(1)
         await idle()
         first, *_ = bench.launcher.executors[0]._running.values()
         for _ in range(40):
@@ -168,7 +171,7 @@ async def test_an_order_that_nothing_runs_is_noticed_though_others_are_answered(
                     ending.set_result(Outcome(TaskStatus.SUCCEEDED))
             await idle()
             bench.fetchers.watch()
-        killed = [log for log in bench.logs if log["event"] == "a fetching process hangs and is killed"]
+        killed = [log for log in bench.logs if log["event"] == "fetcher hangs; killing it"]
         assert [(log["run"], log["owed"]) for log in killed] == [(stuck.job.run.run_id, 1)]
         assert len(bench.launcher.processes) == 2
         assert bench.launcher.processes[0].killed
@@ -176,8 +179,8 @@ async def test_an_order_that_nothing_runs_is_noticed_though_others_are_answered(
 
 async def test_silence_while_nothing_is_read_is_not_the_fetchers() -> None:
     async with at_work(1) as bench:
-        line = Line(bench.fetchers, bench.clock, 3)
-        line.spread(2)
+        line = FakeLane(bench.fetchers, bench.clock, 3)
+        line.set_width(2)
         await idle()
         line.open.clear()
         bench.launcher.end(1)
@@ -194,17 +197,17 @@ async def test_silence_while_nothing_is_read_is_not_the_fetchers() -> None:
 
 async def test_references_come_back_if_there_is_no_process_to_take_them() -> None:
     async with at_work(1) as bench:
-        line = Line(bench.fetchers, bench.clock, 1)
+        line = FakeLane(bench.fetchers, bench.clock, 1)
         line.width = 1
         # The lane asks for room, awaits something else, and the process dies meanwhile.
-        assert bench.fetchers.room(line) > 0
+        assert bench.fetchers.capacity(line) > 0
         one = line.waiting.popleft()
         bench.launcher.processes[0].kill()
         await idle()
         bench.fetchers.start(line, [one])
         assert list(line.waiting) == [one]
         await bench.passing(1.0)
-        line.spread(1)
+        line.set_width(1)
         await idle()
         assert bench.launcher.running() == 1
 
@@ -216,19 +219,19 @@ async def test_a_fetcher_that_can_not_be_launched_is_tried_again_later() -> None
             assert bench.launcher.processes == []
             await bench.passing(pause)
         assert len(bench.launcher.processes) == 1
-        line = Line(bench.fetchers, bench.clock, 1)
-        line.spread(1)
+        line = FakeLane(bench.fetchers, bench.clock, 1)
+        line.set_width(1)
         await idle()
         bench.launcher.end(1)
         await idle()
         assert line.done == [0]
-        assert [log["event"] for log in bench.logs].count("a fetching process failed") == 3
+        assert [log["event"] for log in bench.logs].count("fetcher failed") == 3
 
 
 async def test_a_fetcher_whose_restart_fails_is_tried_again_later() -> None:
     async with at_work(2) as bench:
-        line = Line(bench.fetchers, bench.clock, 4)
-        line.spread(4)
+        line = FakeLane(bench.fetchers, bench.clock, 4)
+        line.set_width(4)
         await idle()
         bench.launcher.failures = [OSError(errno.EMFILE, "too many open files")] * 3
         bench.launcher.processes[0].kill()
@@ -236,7 +239,7 @@ async def test_a_fetcher_whose_restart_fails_is_tried_again_later() -> None:
         for _ in range(5):
             await bench.passing(30.0)
         assert len(bench.launcher.processes) == 3
-        line.spread(4)
+        line.set_width(4)
         await idle()
         bench.launcher.end(100)
         await idle()
@@ -262,10 +265,10 @@ def test_every_slot_of_a_lane_runs_something_while_there_is_something(
 
 async def follow(count: int, steps: list[tuple[str, int, int]]) -> None:
     async with at_work(count) as bench:
-        lines = [Line(bench.fetchers, bench.clock) for _ in range(2)]
+        lines = [FakeLane(bench.fetchers, bench.clock) for _ in range(2)]
         for step, which, number in steps:
             if step == "width":
-                lines[which].spread(number)
+                lines[which].set_width(number)
             elif step == "add":
                 lines[which].add(number)
             elif step == "options":
@@ -284,16 +287,16 @@ async def follow(count: int, steps: list[tuple[str, int, int]]) -> None:
         assert all(sorted(line.done) == list(range(line.total)) for line in lines)
 
 
-async def tick(bench: Bench, lines: list[Line]) -> None:
+async def tick(bench: Bench, lines: list[FakeLane]) -> None:
     """Deal the slots again, as each tick of a worker does, and see that they are used."""
     await idle()
     for line in lines:
-        line.spread(line.width)
+        line.set_width(line.width)
     await idle()
     _check(bench, lines)
 
 
-def _check(bench: Bench, lines: list[Line]) -> None:
+def _check(bench: Bench, lines: list[FakeLane]) -> None:
     for line in lines:
         running = sum(executor.running(line.job) for executor in bench.launcher.executors)
         assert running >= min(line.width, line.total - len(line.done))

@@ -36,14 +36,14 @@ def test_four_to_one_and_each_in_its_order() -> None:
 @given(ratio=st.integers(1, 6), again=st.integers(0, 30), new=st.integers(0, 30))
 def test_neither_starves(ratio: int, again: int, new: int) -> None:
     line = filled(ratio, again, new)
-    assert (line.again, line.new) == (again, new)
+    assert (line.recovered, line.new) == (again, new)
     run = longest = 0
-    while line.again and line.new:
+    while line.recovered and line.new:
         run = run + 1 if line.popleft().recovered else 0
         longest = max(longest, run)
     assert longest <= ratio
     rest = drained(line)
-    assert line.taken == (again, new)
+    assert line.take_counts == (again, new)
     assert not line
     assert len({one.recovered for one in rest}) <= 1
 

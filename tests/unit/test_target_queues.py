@@ -87,12 +87,12 @@ class Lane:
         while len(self.running) < self.width and (one := self.queues.take()) is not None:
             self.running.append(one)
             self.started.append((self.clock.monotonic(), one))
-        self.queues.ask()
+        self.queues.request()
 
     def finish(self, count: int) -> None:
         done, self.running = self.running[:count], self.running[count:]
         for one in done:
-            self.queues.leave(one)
+            self.queues.free_slot(one)
         self.go_on()
 
     @property
@@ -196,7 +196,7 @@ class TestSlots:
         lane = world.lane(world.job(concurrency_per_host=8), width=0)
         lane.add(*many(100))
         await settle()
-        assert (world.held(), lane.queues.ready(50), lane.queues.hopeful(50)) == (1, 1, 8)
+        assert (world.held(), lane.queues.count_ready(50), lane.queues.count_promising(50)) == (1, 1, 8)
 
     async def test_targets_take_turns(self, world: World) -> None:
         lane = world.lane(world.job(concurrency_per_host=5), width=1)
@@ -265,7 +265,7 @@ class TestSlots:
         await settle()
         for _ in range(10):
             world.clock.advance(20)
-            lane.queues.keep()
+            lane.queues.renew_slots()
             await settle()
         assert world.held() == 3
 
@@ -332,7 +332,7 @@ class TestRates:
         lane.finish(50)
         await settle()
         assert world.held() == 0
-        assert not lane.queues.limited
+        assert not lane.queues.is_limited
 
 
 class TestFailures:
@@ -344,7 +344,7 @@ class TestFailures:
             lane.add(*many(3, "b", first=3))
             await passing(world.clock, 5)
         assert sorted(lane.numbers) == list(range(6))
-        assert [entry["event"] for entry in logs] == ["limits of targets could not be asked for"]
+        assert [entry["event"] for entry in logs] == ["target limits not available: the coordinator fails"]
 
     async def test_slots_that_could_not_be_given_back_are_later(self, world: World) -> None:
         lane = world.lane(world.job(concurrency_per_host=3))
@@ -428,4 +428,4 @@ async def test_whatever_happens_all_start_within_the_limits(acts: Any, slots: in
             assert rate is None or not times or len(times) <= 2 + rate * (world.clock.monotonic() - times[0])
         await passing(world.clock, 2)
         assert world.held() == 0
-        assert not any(lane.queues._targets or lane.queues._asks or lane.queues._chores for lane in lanes)
+        assert not any(lane.queues._targets or lane.queues._wanting or lane.queues._reporting for lane in lanes)

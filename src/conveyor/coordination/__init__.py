@@ -1,1 +1,1 @@
-"""Coordination: policies (limits per target), once, over the coordinator's primitives."""
+"""Coordination: policies over the coordinator's primitives, such as limits and breakers for each target."""

@@ -1,5 +1,5 @@
-"""How a run went: its counts at moments of the past, kept by the coordinator and lost with it. There are never many: as
-a run gets longer, every other moment is forgotten."""
+"""History: a run's counts over time, in the coordinator, and lost with it. Their number is bounded: as a run gets
+longer, every other moment is dropped."""
 
 import msgspec
 import structlog
@@ -16,7 +16,7 @@ _KEEP_SECONDS = 86_400.0
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """The counts of a run at a time."""
+    """The counts of a run at one time."""
 
     at: float
     succeeded: int
@@ -36,29 +36,29 @@ def moment(at: float, counts: Counts) -> Moment:
 
 
 async def remember(coordinator: Coordinator, run_id: RunId, now: Moment) -> None:
-    """Add what is known now. Two that add at the same time may lose one of it, and a coordinator that does not answer
-    all of it: nobody fails for that."""
+    """Add a moment, best effort: of two concurrent additions one may be lost, and a coordinator that fails is only
+    logged."""
     try:
         before = await history(coordinator, run_id)
         if before and now.at <= before[-1].at:
             return
-        await coordinator.cache(_key(run_id), msgspec.json.encode(_thinned([*before, now])), _KEEP_SECONDS)
+        await coordinator.cache(_key(run_id), msgspec.json.encode(_thin([*before, now])), _KEEP_SECONDS)
     except ConveyorError as error:
-        log.warning("the counts of a run were not kept", run=run_id, error=str(error))
+        log.warning("run history not stored", run=run_id, error=str(error))
 
 
 async def history(coordinator: Coordinator, run_id: RunId) -> list[Moment]:
-    """What is kept, oldest first."""
-    kept = await coordinator.cached(_key(run_id))
+    """Return the moments of a run, oldest first."""
+    stored = await coordinator.cached(_key(run_id))
     try:
-        return _moments.decode(kept) if kept else []
+        return _moments.decode(stored) if stored else []
     except msgspec.MsgspecError:
-        # Another version's.
+        # Written by another version.
         return []
 
 
-def _thinned(moments: list[Moment]) -> list[Moment]:
-    """The last one stays, and half of the others if there are too many."""
+def _thin(moments: list[Moment]) -> list[Moment]:
+    """Drop every other moment if there are too many, but never the last."""
     return moments if len(moments) <= MOST else [*moments[:-1:2], moments[-1]]
 
 

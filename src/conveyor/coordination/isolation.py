@@ -1,8 +1,8 @@
-"""Isolation: one pass of a role over many items, in which an item that raises stops no other. The failure is logged and
-counted, and the item is looked at again after a pause, which grows while it fails.
+"""Isolation: in one pass of a role over many items, an item that raises stops no other. The failure is logged and
+counted, and the item is retried after a pause, which grows while it fails.
 
-An engine that does not answer fails every item: after some of those in a row the pass ends with the engine's error, and
-the service backs off.
+An engine that does not answer fails every item: after several such failures in a row the pass raises the engine's
+error, and the service backs off.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -18,43 +18,43 @@ from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
-# Failures of an engine in a row after which it is the engine and not the items.
+# After this many failures of an engine in a row, the engine is to blame and not the items.
 _MAX_UNAVAILABLE = 10
 _FIRST_PAUSE = 2.0
 _LONGEST_PAUSE = 60.0
-# Items that failed lately and are remembered. Any other that fails is looked at in every pass.
+# How many failed items are remembered. Others that fail are retried in every pass.
 _MAX_RESTING = 10_000
 
 
 class Isolation:
-    """The items of one role. It lives as long as the role."""
+    """The items of one role. Lives as long as the role."""
 
     def __init__(self, role: str, clock: Clock) -> None:
-        # Without the part that makes the name of one of several unlike the others'.
+        # Without the random part of the name.
         self._role = role.partition("_")[0]
         self._clock = clock
         self._unavailable = 0
-        # Failures in a row, and when the item is looked at again.
+        # Failures in a row, and when to retry the item.
         self._failing: dict[str, tuple[int, float]] = {}
 
     @property
     def failing(self) -> int:
-        """Items that failed when they were last looked at. Who asks for the first so many items asks for so many
-        more, or these would stand before all others."""
+        """How many items failed last time. A role that reads the first N items reads this many more, or failing ones
+        would hide all others."""
         return len(self._failing)
 
     def is_resting(self, name: str) -> bool:
-        """Whether the item failed and its pause is not over."""
+        """Return whether the item failed and its pause is not over."""
         return self._failing.get(name, (0, 0.0))[1] > self._clock.now()
 
     def pause(self, name: str) -> float:
-        """Seconds for which an item that has failed is left alone."""
+        """Return the seconds until a failed item is retried."""
         failures = self._failing.get(name, (1, 0.0))[0]
         return min(_FIRST_PAUSE * 2.0 ** min(failures - 1, 10), _LONGEST_PAUSE)
 
     @contextmanager
     def item(self, name: str) -> Iterator[None]:
-        """Around the work on one item. Raises only what an engine raised that fails for all of them."""
+        """Wrap the work on one item. Raises only the error of an engine that fails for all items."""
         try:
             yield
         except Exception as error:
@@ -68,7 +68,7 @@ class Isolation:
             self._failing.pop(name, None)
 
     async def due_row(self, records: Records, row: Document, work: Callable[[], Awaitable[None]]) -> None:
-        """Carry out the work on a row that is due. One that fails is put off, so that it stands before no other."""
+        """Do the work on a document that is due. One that fails is postponed, so that it hides no other."""
         name = f"{row.kind} {row.tenant} {row.id}"
         with self.item(name):
             await work()
@@ -80,26 +80,26 @@ class Isolation:
 
     def _fail(self, name: str) -> None:
         metrics.ITEM_ERRORS.add(1, self._role)
-        log.exception("an item failed; the pass goes on", role=self._role, item=name)
+        log.exception("item failed; the pass goes on", role=self._role, item=name)
         if name in self._failing or len(self._failing) < _MAX_RESTING:
             failures = self._failing.get(name, (0, 0.0))[0] + 1
             self._failing[name] = (failures, 0.0)
             self._failing[name] = (failures, self._clock.now() + self.pause(name))
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Remember only items of these that failed: the rest is not there any more."""
+        """Forget failed items that are not among these: they no longer exist."""
         self._failing = {name: failed for name, failed in self._failing.items() if name in names}
 
 
 async def in_turn(*parts: Callable[[], Awaitable[None]]) -> None:
-    """Carry out all parts of a pass, whatever becomes of each; then raise what the first of them that failed did."""
+    """Run all parts of a pass, even if some fail; then raise the first error."""
     first: Exception | None = None
     for part in parts:
         try:
             await part()
         except Exception as error:
             if first is not None:
-                log.exception("one more part of a pass failed")
+                log.exception("another part of the pass failed")
             first = first or error
     if first is not None:
         raise first

@@ -1,25 +1,25 @@
-"""Limits: how many tasks of a run go at once, and how many requests a second, and at once, one host may get from one
-job."""
+"""Limits: how many tasks of a run may run at once, and how many requests, at once and a second, one job may make to one
+target."""
 
 from conveyor.engines.coordinator import Coordinator
 from conveyor.model import Job, RunId
 
-# Passes are reserved at most so many seconds ahead, over all workers: what a worker that dies takes along.
+# How many seconds ahead passes are reserved at most, over all workers. A worker that dies wastes no more than that.
 AHEAD = 0.5
-# A holder that died frees its slots after this long, at least.
+# The slots of a worker that died expire after at least this long.
 _HOLD_SECONDS = 60.0
-# For how long a worker counts as one that waits for a slot, unless it says so again.
+# How long a worker counts as waiting for a slot, unless it renews that.
 WAITER_SECONDS = 5.0
-_ANY = 1_000_000
+_NO_LIMIT = 1_000_000
 
 
 def run_slots(run_id: RunId) -> str:
-    """The semaphore of a run's concurrency; what is held of it is also the count of what runs."""
+    """Return the name of the semaphore of a run's concurrency. Its count is also the number of running tasks."""
     return f"run:{run_id}"
 
 
 class TargetLimits:
-    """The limits of one job, as one worker asks for them; shared with other workers through the coordinator."""
+    """The target limits of one job, for one worker. All workers share them through the coordinator."""
 
     def __init__(self, coordinator: Coordinator, job: Job, holder: str, hold_seconds: float = _HOLD_SECONDS) -> None:
         self._coordinator = coordinator
@@ -30,32 +30,32 @@ class TargetLimits:
         self.slots = job.options.concurrency_per_host
 
     def follow(self, job: Job) -> bool:
-        """Take over changed options. True if a limit is another now."""
+        """Apply the job's changed options. Returns whether a limit has changed."""
         before = self.rate, self.slots
         self.rate = job.options.rate_per_host
         self.slots = job.options.concurrency_per_host
         return before != (self.rate, self.slots)
 
     async def reserve(self, target: str, count: int) -> float:
-        """Reserve the target's next passes; returns how long until the first may be used, the others follow at the
-        rate. Above AHEAD nothing was reserved: then it says when there will be a pass."""
+        """Reserve the target's next passes. Returns the seconds until the first may be used; the others follow at the
+        rate. Above AHEAD nothing was reserved, and the seconds are until the next free pass."""
         assert self.rate is not None
-        # Each rate has a bucket of its own: with a higher one, nobody waits for what the lower one had promised.
+        # Each rate has its own bucket: after the rate was raised, no worker waits for passes of the lower one.
         bucket = f"{self._prefix}{self.rate!r}:{target}"
         return await self._coordinator.reserve(bucket, count, self.rate, count, AHEAD)
 
     async def hold(self, target: str, count: int) -> int:
-        """Set how many of the target's slots this worker has, as far as the others leave them; returns it."""
-        # Without a limit any more, what is held is all that there can be.
+        """Hold up to `count` slots of the target, as far as other workers leave them. Returns how many."""
+        # The limit was removed: the slots in use are the limit.
         limit = count if self.slots is None else self.slots
         return await self._coordinator.hold(self._prefix + target, self._holder, count, limit, self._hold_seconds)
 
     async def join_waiters(self, target: str) -> None:
-        """Have other workers know for a while that this one waits for a slot of the target."""
-        await self._coordinator.hold(self._waiters(target), self._holder, 1, _ANY, WAITER_SECONDS)
+        """Show other workers for a while that this one waits for a slot of the target."""
+        await self._coordinator.hold(self._waiters(target), self._holder, 1, _NO_LIMIT, WAITER_SECONDS)
 
     async def waiters(self, target: str) -> int:
-        """How many workers wait for a slot of the target."""
+        """Count the workers that wait for a slot of the target."""
         return await self._coordinator.held(self._waiters(target))
 
     def _waiters(self, target: str) -> str:

@@ -1,5 +1,5 @@
-"""Why a run waits, said by whoever holds it back and read by whoever shows it. It lapses unless it is said again, so
-that nobody has to take it back."""
+"""Why a run waits. The component that delays a run reports it, and status pages show it. A report expires unless it is
+repeated, so that none has to be withdrawn."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from conveyor.model import RunId
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What a run waits for. `code` is stable; `until` is a time, if one is known."""
+    """Why a run waits. `code` is stable; `until` is when it ends, if known."""
 
     code: str
     detail: str
@@ -19,17 +19,17 @@ _waits = msgspec.json.Decoder(Wait)
 
 
 async def say_waiting(coordinator: Coordinator, run_id: RunId, wait: Wait, ttl: float) -> None:
-    """Have it shown for `ttl` seconds."""
+    """Report why a run waits, for `ttl` seconds."""
     await coordinator.cache(_key(run_id), msgspec.json.encode(wait), ttl)
 
 
 async def waiting(coordinator: Coordinator, run_id: RunId) -> Wait | None:
-    """What was last said of the run."""
-    said = await coordinator.cached(_key(run_id))
+    """Return the last report about a run, unless it has expired."""
+    stored = await coordinator.cached(_key(run_id))
     try:
-        return _waits.decode(said) if said else None
+        return _waits.decode(stored) if stored else None
     except msgspec.MsgspecError:
-        # Another version's.
+        # Written by another version.
         return None
 
 

@@ -1,7 +1,7 @@
-"""Bodies: keep the bodies of a batch of outcomes and say where each is. A row that points to a body comes after it.
+"""Bodies: stores the bodies of a batch of outcomes and returns where each is, before any row points to one.
 
-`packed` joins the bodies of a batch into one segment, so that one object and one fsync serve them all; `object`
-makes one object of each. A body over a mebibyte always gets an object of its own.
+The layout `packed` joins the bodies of a batch into one segment, so that one object and one fsync serve them all;
+`object` makes one object of each. A body over a mebibyte always gets an object of its own.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class Bodies:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def keep(self, job: Job, outcomes: Sequence[Outcome]) -> list[BodyRef | None]:
-        """A reference for each outcome, None where it has no body; durable when this returns. A body that an executor
-        has kept already stays where it is."""
+        """Store the bodies. Returns a durable reference for each outcome, None where it has no body. A body that the
+        executor has stored stays where it is."""
         crashpoint("bodies.keep.before")
         packed = job.result_layout is ResultLayout.PACKED
         refs: list[BodyRef | None] = [outcome.kept for outcome in outcomes]
@@ -38,14 +38,14 @@ class Bodies:
             if outcome.body is not None:
                 kind = segment if packed and len(outcome.body) <= LARGE else alone
                 kind.append((position, outcome))
-        writes = [self._keep_alone(job, refs, position, outcome) for position, outcome in alone]
+        writes = [self._store_object(job, refs, position, outcome) for position, outcome in alone]
         if segment:
-            writes.append(self._keep_segment(job, refs, segment))
+            writes.append(self._store_segment(job, refs, segment))
         await asyncio.gather(*writes)
         crashpoint("bodies.keep.after")
         return refs
 
-    async def _keep_segment(
+    async def _store_segment(
         self, job: Job, refs: list[BodyRef | None], outcomes: Sequence[tuple[int, Outcome]]
     ) -> None:
         key = self._key(job, "seg")
@@ -57,7 +57,7 @@ class Bodies:
             refs[position] = BodyRef(key, len(body), _digest(outcome), offset)
             offset += len(body)
 
-    async def _keep_alone(self, job: Job, refs: list[BodyRef | None], position: int, outcome: Outcome) -> None:
+    async def _store_object(self, job: Job, refs: list[BodyRef | None], position: int, outcome: Outcome) -> None:
         async with self._at_once:
             key = self._key(job, "body")
             body = outcome.body or b""
@@ -65,7 +65,7 @@ class Bodies:
             refs[position] = BodyRef(key, len(body), _digest(outcome))
 
     def _key(self, job: Job, kind: str) -> str:
-        # Unique to this attempt: a late worker never writes over the body of the one that won.
+        # Unique to this attempt: a late worker never overwrites the body of the attempt that counts.
         return f"results/{job.tenant}/{job.job_id}/{job.run.run_id}/{self._clock.new_id(kind)}"
 
 

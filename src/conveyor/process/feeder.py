@@ -1,8 +1,12 @@
-"""Feeder: from the queues of runs to the lanes of one worker. Receives for lanes that run low, what comes again before
-what is new; guards against what has ended already; splits or gives up messages that were lost with their workers."""
+"""Feeder: from the queues of runs to the lanes of one worker.
+
+It receives chunks for lanes that run low, from the recovery queue before the run's queue; drops references of finished
+tasks; and splits or dead-letters chunks that were lost with their workers (chunk_decision.py).
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -26,30 +30,31 @@ from conveyor.model import (
     TaskRef,
     progress_id,
 )
-from conveyor.process.executors import WORKER_LOST
+from conveyor.process.chunk_decision import ChunkDecision, can_be_superseded, decide
 from conveyor.process.lane import Lane
 from conveyor.process.recorder import LeasedChunk
+from conveyor.process.retry import WORKER_LOST
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
 
 _LONGEST_POLL = 1.0
-_MOST_CHUNKS = 64
-# Lanes that are filled side by side; what they got is weighed before others get more.
+_MAX_CHUNKS = 64
+# Lanes that are filled at once. Their bytes count before other lanes get more.
 _LANES_AT_ONCE = 64
-# What a lane may grow to before its first measure of how fast it is.
-_FIRST_TASTE = 1
-# How soon a chunk is looked at again that could not be tried while another was.
+# References for a lane whose throughput is not known yet.
+_FIRST_REFERENCES = 1
+# How soon a chunk becomes visible again that has to wait for another chunk's trial.
 _TRIAL_PAUSE = 0.1
-# How soon more is looked through of a run of which all that came was sent back for its targets.
-_HELD_UP_PAUSE = 1.0
+# How soon to poll again for a run whose last references were all postponed.
+_BLOCKED_PAUSE = 1.0
 
 _progress = msgspec.json.Decoder(TaskProgress)
 
 
 class Feeder:
-    """One for each worker; `wake` has it tick again at once."""
+    """One for each worker. `request_tick` makes the worker tick again at once."""
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class Feeder:
         tasks: Tasks,
         queue: Queue,
         lifecycle: Lifecycle,
-        wake: Callable[[], None],
+        request_tick: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -67,148 +72,144 @@ class Feeder:
         self._tasks = tasks
         self._queue = queue
         self._lifecycle = lifecycle
-        self._wake = wake
+        self._request_tick = request_tick
         self._on_trial: LeasedChunk | None = None
-        # What the messages weigh that the worker holds, as counted a moment ago.
-        self._held_bytes = 0
-        self._turn = 0
+        # Size of the chunks that the worker leases, as of the last count.
+        self._leased_bytes = 0
+        self._round = 0
 
-    def weigh(self, lanes: Sequence[Lane]) -> None:
-        """Count what is held."""
-        self._held_bytes = sum(lane.held_bytes() for lane in lanes)
+    def count_leased_bytes(self, lanes: Sequence[Lane]) -> None:
+        """Count the bytes that the worker leases."""
+        self._leased_bytes = sum(lane.leased_bytes() for lane in lanes)
 
-    async def turn_of(self, job: Job, ref: TaskRef) -> int:
-        """How often the monitor has sent the task again."""
-        row = await self._records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
+    async def generation_of(self, job: Job, ref: TaskRef) -> int:
+        """Return how often the monitor has requeued the task."""
+        document = await self._records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
         try:
-            return 0 if row is None else _progress.decode(row.body).turn
+            return 0 if document is None else _progress.decode(document.body).turn
         except msgspec.MsgspecError:
             return 0
 
     async def fill(self, lanes: Sequence[Lane]) -> None:
-        """Receive for those that run low. Who is first changes, for when not all can have something."""
+        """Receive for lanes that run low. Each round begins with another lane, in case the bytes do not suffice."""
         now = self._clock.monotonic()
-        self._turn += 1
-        first = self._turn % len(lanes) if lanes else 0
-        short = [(lane, *self._shortage(lane, now)) for lane in (*lanes[first:], *lanes[:first])]
-        wanting = [(lane, again, new) for lane, again, new in short if again + new > 0]
-        for start in range(0, len(wanting), _LANES_AT_ONCE):
-            some = wanting[start : start + _LANES_AT_ONCE]
-            await asyncio.gather(*(self._fill_lane(*each) for each in some if not self._overweight(each[0])))
+        self._round += 1
+        first = self._round % len(lanes) if lanes else 0
+        shortages = [(lane, *self._shortage(lane, now)) for lane in (*lanes[first:], *lanes[:first])]
+        short = [(lane, recovered, new) for lane, recovered, new in shortages if recovered + new > 0]
+        for start in range(0, len(short), _LANES_AT_ONCE):
+            batch = short[start : start + _LANES_AT_ONCE]
+            await asyncio.gather(*(self._fill_lane(*entry) for entry in batch if not self._is_over_budget(entry[0])))
 
     def _shortage(self, lane: Lane, now: float) -> tuple[int, int]:
-        """How many references it should be given, of those that come again and of new ones."""
-        if lane.closed_until() is not None:
+        """Return how many recovered and how many new references the lane should get."""
+        if lane.open_until() is not None:
             return 0, 0
-        if lane.width == 0 and lane.want == 0 and not lane.crowded:
-            again = new = _FIRST_TASTE
+        if lane.width == 0 and lane.demand == 0 and not lane.is_crowded:
+            recovered = new = _FIRST_REFERENCES
         else:
-            again, new = lane.shortage()
-        return again if now >= lane.next_recovery else 0, new if now >= lane.next_poll else 0
+            recovered, new = lane.shortage()
+        return recovered if now >= lane.next_recovery else 0, new if now >= lane.next_poll else 0
 
-    def _overweight(self, lane: Lane) -> bool:
-        """So much is held that a lane with something to do gets no more, and then none does."""
-        most = self._settings.worker_held_bytes
-        return self._held_bytes >= (most if lane.want else 2 * most)
+    def _is_over_budget(self, lane: Lane) -> bool:
+        """Return whether the worker leases too many bytes to receive more. A lane with nothing to do gets twice as
+        many."""
+        budget = self._settings.worker_held_bytes
+        return self._leased_bytes >= (budget if lane.demand else 2 * budget)
 
-    async def _fill_lane(self, lane: Lane, again: int, new: int) -> None:
-        """Those that come again first. A long task takes a place for hours: then it is one or the other."""
-        if lane.held_up() and new:
-            # Nothing of it can go on now; others may stand behind.
-            new = _MOST_CHUNKS * lane.job.options.chunk_size
-            lane.next_poll = self._clock.monotonic() + _HELD_UP_PAUSE
+    async def _fill_lane(self, lane: Lane, recovered: int, new: int) -> None:
+        """Receive recovered references first. A long task takes a slot for hours, so its lane gets one or the other."""
+        if lane.check_blocked() and new:
+            # Nothing that it received can start: look further down the queue.
+            new = _MAX_CHUNKS * lane.job.options.chunk_size
+            lane.next_poll = self._clock.monotonic() + _BLOCKED_PAUSE
         if lane.job.kind not in LONG_KINDS:
-            if again:
-                await self._take(lane, again, recovered=True)
+            if recovered:
+                await self._receive(lane, recovered, recovered=True)
             if new:
-                await self._take(lane, new, recovered=False)
+                await self._receive(lane, new, recovered=False)
             return
-        asked = [(again, True), (new, False)]
-        for count, recovered in reversed(asked) if lane.owes_new else asked:
-            if count and await self._take(lane, count, recovered=recovered):
+        order = [(recovered, True), (new, False)]
+        for count, is_recovered in reversed(order) if lane.is_new_due else order:
+            if count and await self._receive(lane, count, recovered=is_recovered):
                 return
 
-    async def _take(self, lane: Lane, count: int, *, recovered: bool) -> bool:
-        """Receive messages and feed them to the lane. False if there were none."""
+    async def _receive(self, lane: Lane, count: int, *, recovered: bool) -> bool:
+        """Receive chunks and feed them to the lane. Returns False if the queue was empty."""
         job = lane.job
         queue = (recovery_queue if recovered else run_queue)(job.run.run_id)
-        # Those that come again mostly stand alone.
-        chunks = min(_MOST_CHUNKS, count if recovered else -(-count // job.options.chunk_size))
+        # Most recovered references travel alone.
+        chunks = min(_MAX_CHUNKS, count if recovered else -(-count // job.options.chunk_size))
         deliveries = await self._queue.receive(queue, chunks, self._settings.lease_seconds)
         _set_poll(lane, self._clock.monotonic(), empty=not deliveries, recovered=recovered)
         if not deliveries:
             return False
-        self._held_bytes += sum(len(delivery.body) for delivery in deliveries)
+        self._leased_bytes += sum(len(delivery.body) for delivery in deliveries)
         try:
             await self._admit(lane, queue, deliveries, recovered=recovered)
         except Exception:
-            # Nothing of them has started, so that it must not count as a lost start.
+            # No task of these has started: released, they do not count as lost starts.
             unfed = [delivery.receipt for delivery in deliveries if delivery.receipt not in lane.chunks]
             await self._queue.release(queue, unfed, 0.0)
             raise
-        if min(lane.next_poll, lane.next_recovery) <= 0.0 and (lane.want == 0 or job.kind in LONG_KINDS):
-            # All of it had ended already, as after a crash: no runner will ask for more. Or there is room for more
-            # long ones, which are taken one at a time.
-            self._wake()
+        if min(lane.next_poll, lane.next_recovery) <= 0.0 and (lane.demand == 0 or job.kind in LONG_KINDS):
+            # After a crash all of these may have been finished: no runner will ask for more. Long tasks are received
+            # one at a time: there may be slots for more.
+            self._request_tick()
         return True
 
     async def _admit(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
-        """The status guard: what has ended already does not start again."""
-        chunks = await self._decoded(lane, queue, deliveries)
-        indexes = [ref.index for _, chunk in chunks for ref in chunk.refs]
-        live = await self._tasks.unfinished(lane.job.key, indexes)
-        most = max(1, self._settings.max_lost_starts)
-        ended: list[str] = []
-        later: list[str] = []
+        """Look up which tasks are unfinished, decide on each chunk, and act on the decision."""
+        chunks = await self._decode_all(lane, queue, deliveries)
+        unfinished = await self._tasks.unfinished(
+            lane.job.key, [ref.index for _, chunk in chunks for ref in chunk.refs]
+        )
+        finished: list[str] = []
+        deferred: list[str] = []
         for delivery, chunk in chunks:
-            refs = [ref for ref in chunk.refs if ref.index in live]
-            held = LeasedChunk(
-                queue,
-                delivery.receipt,
-                len(refs),
-                suspect=chunk.alone or delivery.receives > 1,
-                recovered=recovered,
-                size=len(delivery.body),
-                turn=chunk.turn,
-            )
-            start = delivery.lost_starts + 1
-            if not refs:
-                ended.append(delivery.receipt)
-            elif chunk.lost:
-                await self._give_up(lane.job, held, refs[0], chunk.lost, chunk.code or WORKER_LOST)
-            elif delivery.receives > 1 and len(refs) == 1 and await self.turn_of(lane.job, refs[0]) > chunk.turn:
-                # The monitor has sent its task again: that message counts.
-                ended.append(delivery.receipt)
-            elif lane.job.kind in LONG_KINDS:
-                # Their lost starts are counted in their rows: see progress.py.
-                lane.feed(held, refs)
-            elif start > most and len(refs) > 1:
-                await self._try_alone(lane.job, held, refs)
-            elif start > most:
-                why = f"The worker was lost {delivery.lost_starts} times while it ran this task."
-                await self._give_up(lane.job, held, refs[0], why)
-            elif (chunk.alone or start == most > 1) and not self._on_trial_now(held):
-                later.append(delivery.receipt)
-            else:
-                lane.feed(held, refs)
-        if ended:
-            await self._queue.ack(queue, ended)
-        if later:
-            await self._queue.release(queue, later, _TRIAL_PAUSE)
-            if lane.want == 0:
+            refs = [ref for ref in chunk.refs if ref.index in unfinished]
+            leased = _lease(queue, delivery, chunk, refs, recovered=recovered)
+            decision = await self._decide(lane.job, delivery, chunk, refs)
+            match decision:
+                case ChunkDecision.FEED:
+                    lane.feed(leased, refs)
+                case ChunkDecision.TRY if self._begin_trial(leased):
+                    lane.feed(leased, refs)
+                case ChunkDecision.TRY:
+                    deferred.append(delivery.receipt)
+                case ChunkDecision.ACKNOWLEDGE:
+                    finished.append(delivery.receipt)
+                case ChunkDecision.SPLIT:
+                    await self._split(lane.job, leased, refs)
+                case ChunkDecision.DEAD_LETTER:
+                    await self._dead_letter(lane.job, leased, refs[0], _death_of(delivery, chunk))
+                case _:
+                    assert_never(decision)
+        if finished:
+            await self._queue.ack(queue, finished)
+        if deferred:
+            await self._queue.release(queue, deferred, _TRIAL_PAUSE)
+            if lane.demand == 0:
                 _delay_poll(lane, self._clock.monotonic() + _TRIAL_PAUSE, recovered=recovered)
 
-    def _on_trial_now(self, held: LeasedChunk) -> bool:
-        """One chunk at a time has its last start, or is one of those that were split: what a worker dies of would
-        otherwise cost all that it holds their last start too."""
+    async def _decide(self, job: Job, delivery: Delivery, chunk: Chunk, refs: list[TaskRef]) -> ChunkDecision:
+        superseded = can_be_superseded(delivery, chunk, refs) and await self.generation_of(job, refs[0]) > chunk.turn
+        max_lost_starts = max(1, self._settings.max_lost_starts)
+        return decide(job.kind, delivery, chunk, refs, max_lost_starts, superseded=superseded)
+
+    def _begin_trial(self, chunk: LeasedChunk) -> bool:
+        """Put a chunk on trial, unless another one is. A poison task would otherwise cost all other chunks that the
+        worker leases their last start too."""
         trial = self._on_trial
         if trial is not None and trial.left > 0 and not trial.lost:
             return False
-        self._on_trial = held
+        self._on_trial = chunk
         return True
 
-    async def _decoded(self, lane: Lane, queue: QueueName, deliveries: list[Delivery]) -> list[tuple[Delivery, Chunk]]:
-        """The chunks in messages. One that holds none would fail everybody who takes it."""
+    async def _decode_all(
+        self, lane: Lane, queue: QueueName, deliveries: list[Delivery]
+    ) -> list[tuple[Delivery, Chunk]]:
+        """Decode messages. One that is not a chunk would fail every worker that receives it: it is dead-lettered."""
         chunks = []
         for delivery in deliveries:
             try:
@@ -218,28 +219,49 @@ class Feeder:
                 await self._queue.bury(queue, [delivery.receipt], f"The message is not a chunk: {error}")
         return chunks
 
-    async def _try_alone(self, job: Job, held: LeasedChunk, refs: list[TaskRef]) -> None:
-        """A chunk that outlived several workers may hold one task that kills them: each goes on by itself."""
-        log.warning("chunk was lost with its workers; its tasks go on one by one", run=job.run.run_id, tasks=len(refs))
+    async def _split(self, job: Job, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
+        """Send each task of a chunk that several workers died with in a message of its own: one may be poison."""
+        log.warning("chunk lost with its workers; each of its tasks goes on alone", run=job.run.run_id, tasks=len(refs))
         alone = [encode(Chunk(job.key, [ref], alone=True)) for ref in refs]
-        await send_all(self._queue, held.queue, alone, self._clock)
+        await send_all(self._queue, chunk.queue, alone, self._clock)
         crashpoint("worker.try_alone.between")
-        await self._queue.ack(held.queue, [held.receipt])
+        await self._queue.ack(chunk.queue, [chunk.receipt])
 
-    async def _give_up(self, job: Job, held: LeasedChunk, ref: TaskRef, message: str, code: str = WORKER_LOST) -> None:
-        """Count starts, not failures: a task that takes its worker down leaves no failure behind."""
-        log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=message)
-        detail = msgspec.json.encode(ResultDetail(error=TaskError(code, message))).decode()
-        end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, code, detail, self._clock.now())
+    async def _dead_letter(self, job: Job, chunk: LeasedChunk, ref: TaskRef, error: TaskError) -> None:
+        """Fail a task that no worker survives, and dead-letter its message."""
+        log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=error.message)
+        detail = msgspec.json.encode(ResultDetail(error=error)).decode()
+        end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, error.code, detail, self._clock.now())
         finished = await self._tasks.finish(job.key, [end])
-        data = msgspec.json.encode({"attempt": ref.attempt, "reason": message}).decode()
+        data = msgspec.json.encode({"attempt": ref.attempt, "reason": error.message}).decode()
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
-        await self._queue.bury(held.queue, [held.receipt], message)
+        await self._queue.bury(chunk.queue, [chunk.receipt], error.message)
+
+
+def _lease(
+    queue: QueueName, delivery: Delivery, chunk: Chunk, refs: Sequence[TaskRef], *, recovered: bool
+) -> LeasedChunk:
+    return LeasedChunk(
+        queue,
+        delivery.receipt,
+        len(refs),
+        suspect=chunk.alone or delivery.receives > 1,
+        recovered=recovered,
+        size=len(delivery.body),
+        generation=chunk.turn,
+    )
+
+
+def _death_of(delivery: Delivery, chunk: Chunk) -> TaskError:
+    """Return why a chunk's task is dead-lettered: what the sender says, or the count of its lost starts."""
+    if chunk.lost:
+        return TaskError(chunk.code or WORKER_LOST, chunk.lost)
+    return TaskError(WORKER_LOST, f"The worker was lost {delivery.lost_starts} times while it ran this task.")
 
 
 def _set_poll(lane: Lane, now: float, *, empty: bool, recovered: bool) -> None:
-    """When the lane's queue is asked next: at once if it had something, else after a pause that grows."""
+    """Set when to poll the queue again: at once if it had messages, else after a growing pause."""
     pause = lane.recovery_pause if recovered else lane.poll_pause
     pause = min(_LONGEST_POLL, max(0.02, pause * 2)) if empty else 0.0
     if recovered:

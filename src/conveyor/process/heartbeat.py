@@ -1,5 +1,5 @@
-"""Heartbeat: a worker's sign of life. That it is there is said to the coordinator; while it runs long tasks, a row says
-which, so that whoever finds the row due knows whose they were."""
+"""Heartbeat: a worker reports to the coordinator that it is alive. While it runs long tasks, a document lists them, so
+that the monitor can requeue them when the document is due."""
 
 import msgspec
 
@@ -9,14 +9,14 @@ from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, LongTask
 
-# Leases that may pass without a beat: its messages have come to others by then.
+# A worker counts as dead after this many leases without a beat: its messages were redelivered by then.
 _LEASES = 2
 _NO_LIMIT = 1 << 40
 _encode = msgspec.json.encode
 
 
 class Heartbeat:
-    """Of one worker."""
+    """The heartbeat of one worker."""
 
     def __init__(self, records: Records, coordinator: Coordinator, clock: Clock, name: str, lease: float) -> None:
         self._records = records
@@ -24,22 +24,29 @@ class Heartbeat:
         self._clock = clock
         self._name = name
         self._ttl = _LEASES * lease
-        self._row: Document | None = None
+        self._document: Document | None = None
 
     async def beat(self, tasks: list[LongTask]) -> None:
-        """Say that it is alive, and what it runs."""
+        """Report that the worker is alive and which long tasks it runs."""
         await self._coordinator.hold(WORKERS, self._name, 1, _NO_LIMIT, self._ttl)
         if not tasks:
             await self._remove()
             return
         now = self._clock.now()
-        row = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
+        document = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
         crashpoint("worker.beat.before")
-        self._row = await self._replaced(row, self._row) or await self._created(row)
+        if self._document is not None:
+            self._document = await self._records.replace_row(
+                msgspec.structs.replace(document, version=self._document.version)
+            )
+        if self._document is None:
+            # The first beat, or the monitor took this worker for dead.
+            await self._records.create_rows([document])
+            self._document = document
         crashpoint("worker.beat.after")
 
     async def close(self) -> None:
-        """It stops, and holds nothing any more."""
+        """Report that the worker has stopped."""
         await self._coordinator.hold(WORKERS, self._name, 0, _NO_LIMIT, self._ttl)
         await self._remove()
 
@@ -56,11 +63,6 @@ class Heartbeat:
         return standing if standing is None or standing.body == row.body else await self._replaced(row, standing)
 
     async def _remove(self) -> None:
-        if self._row is None:
-            return
-        if not await self._records.documents.remove_row(self._row):
-            # The answer to the last write, or to the last try to remove it, was lost.
-            standing = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
-            if standing is not None:
-                await self._records.documents.remove_row(standing)
-        self._row = None
+        if self._document is not None:
+            document, self._document = self._document, None
+            await self._records.remove_row(document)

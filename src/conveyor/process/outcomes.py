@@ -1,4 +1,4 @@
-"""An outcome as it is kept: the JSON of its detail, made where the outcome was, and completed where its body is."""
+"""The JSON detail of an outcome. The process that made the attempt encodes it; the recorder adds the body's place."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ _json = msgspec.json.encode
 
 
 def detail_json(outcome: Outcome) -> str:
-    """The detail, all but where the body is."""
+    """Encode the detail, without the place of the body."""
     if outcome.detail is not None:
         return outcome.detail
     detail = ResultDetail(
@@ -22,7 +22,7 @@ def detail_json(outcome: Outcome) -> str:
 
 
 def with_body(detail: str, body: BodyRef | None) -> str:
-    """The detail with the place of its body."""
+    """Add the place of the body to an encoded detail."""
     if body is None:
         return detail
     comma = "" if detail == "{}" else ","

@@ -1,7 +1,8 @@
-"""Recorder: outcomes in, durable rows out, in batches. What one flush does, in order, is `_write`.
+"""Recorder: makes outcomes durable, in batches.
 
-Outcomes of many runners gather for a moment; a flush then keeps their bodies, ends their tasks, sends back what is
-to be tried again, lets the lifecycle look at the run, and acknowledges the messages that are done, last.
+Outcomes of many runners collect for a moment. A flush then writes those of each run (`_write`): store the bodies →
+finish the tasks → note failures → settle the run → count durations → note retries → requeue them → acknowledge the
+messages that are complete, last.
 """
 
 import asyncio
@@ -29,19 +30,30 @@ log = structlog.get_logger()
 
 _FLUSH_COUNT = 1000
 _FLUSH_BYTES = 8 * 1024 * 1024
-# Above these, runners wait: the store is slower than the targets.
-_MOST_COUNT = 8 * _FLUSH_COUNT
-_MOST_BYTES = 8 * _FLUSH_BYTES
+# Backpressure: above these, runners wait until the store has caught up.
+_MAX_COUNT = 8 * _FLUSH_COUNT
+_MAX_BYTES = 8 * _FLUSH_BYTES
 _FLUSHES_AT_ONCE = 3
-_TRIES = 5
+_MAX_TRIES = 5
 
 _json = msgspec.json.encode
 
 
 class LeasedChunk:
-    """A message that this worker holds, and how many of its references have no durable outcome yet."""
+    """A message that this worker leases. `left` counts its references without a durable outcome."""
 
-    __slots__ = ("left", "lost", "marking", "queue", "receipt", "recovered", "size", "suspect", "turn", "unwritten")
+    __slots__ = (
+        "generation",
+        "left",
+        "lost",
+        "marking",
+        "queue",
+        "receipt",
+        "recovered",
+        "size",
+        "suspect",
+        "unwritten",
+    )
 
     def __init__(
         self,
@@ -52,41 +64,40 @@ class LeasedChunk:
         *,
         recovered: bool = False,
         size: int = 0,
-        turn: int = 0,
+        generation: int = 0,
     ) -> None:
         self.queue = queue
         self.receipt = receipt
         self.left = left
-        # Outcomes of it that are not written yet: references may still be sent back to its run's queues.
+        # Outcomes that are not written yet: the recorder may still requeue their references.
         self.unwritten = 0
-        # Whether it came by the recovery queue; its bytes; how often the monitor had sent its task again by then.
+        # Whether it came from the recovery queue, its bytes, and how often the monitor had requeued its task by then.
         self.recovered = recovered
         self.size = size
-        self.turn = turn
-        # Somebody else may hold it now: whatever of it has not started is not ours to start.
+        self.generation = generation
+        # The lease may have expired and another worker may have it: none of its tasks may start here.
         self.lost = False
-        # It came before and was not done: its start is marked before anything of it starts.
+        # It was delivered before: its start is marked before any of its tasks starts.
         self.suspect = suspect
         self.marking: asyncio.Task[None] | None = None
 
 
 class RecordedOutcome(msgspec.Struct, gc=False):
-    """One attempt that has an outcome."""
+    """The outcome of one attempt, on its way to the store."""
 
     job: Job
     chunk: LeasedChunk
     ref: TaskRef
     outcome: Outcome
-    # Set when the task is to be tried again.
+    # Seconds until the retry; None if the task is finished.
     delay: float | None
-    # A write that fails is made again: what was noted, sent back or counted already is not a second time.
-    noted: bool = False
-    sent: bool = False
+    # A failed write is retried as a whole: these steps must not happen twice.
+    requeued: bool = False
     counted: bool = False
 
 
 class Recorder:
-    """One for each worker. `sent_back` is told which run has references that come again, and how soon the first."""
+    """One for each worker. It calls `on_requeued` with a run and the delay of its first requeued reference."""
 
     def __init__(
         self,
@@ -97,9 +108,9 @@ class Recorder:
         coordinator: Coordinator,
         clock: Clock,
         linger: float,
-        sent_back: Callable[[RunId, float], None] = lambda run_id, delay: None,
+        on_requeued: Callable[[RunId, float], None] = lambda run_id, delay: None,
     ) -> None:
-        self._sent_back = sent_back
+        self._on_requeued = on_requeued
         self._coordinator = coordinator
         self._tasks = tasks
         self._queue = queue
@@ -111,37 +122,37 @@ class Recorder:
         self._waiting_bytes = 0
         self._count = 0
         self._bytes = 0
-        self._some = asyncio.Event()
-        self._enough = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._has_outcomes = asyncio.Event()
+        self._has_batch = asyncio.Event()
+        self._has_capacity = asyncio.Event()
+        self._has_capacity.set()
         self._flushes: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @property
     def full(self) -> bool:
-        return not self._room.is_set()
+        return not self._has_capacity.is_set()
 
     async def mark_started(self, chunk: LeasedChunk) -> None:
-        """Have it known that work on a suspect chunk has begun, once."""
+        """Mark in the queue that work on a redelivered chunk has begun, once for all its references."""
         if chunk.marking is None:
             chunk.marking = asyncio.create_task(self._queue.mark_started(chunk.queue, [chunk.receipt]))
         marking = chunk.marking
         try:
             await asyncio.shield(marking)
         except Exception:
-            # Whoever asks next tries again.
+            # The next caller retries.
             chunk.marking = None if chunk.marking is marking else chunk.marking
             raise
 
-    async def room(self) -> None:
+    async def until_capacity(self) -> None:
         """Wait until the store has caught up."""
-        await self._room.wait()
+        await self._has_capacity.wait()
 
     def add(
         self, job: Job, chunks: Sequence[LeasedChunk], refs: Sequence[TaskRef], outcomes: Sequence[Outcome]
     ) -> None:
-        """Take outcomes of attempts; they are durable soon after."""
+        """Add outcomes of attempts. They are durable soon after."""
         options, jitter = job.options, self._clock.jitter
         size = 0
         for chunk, ref, outcome in zip(chunks, refs, outcomes, strict=True):
@@ -149,7 +160,7 @@ class Recorder:
             if outcome.status is not TaskStatus.SUCCEEDED:
                 delay = retry_delay(options, ref.attempt, outcome, jitter())
                 if delay is not None and options.task_deadline is not None:
-                    delay = self._in_time(job, ref, outcome, delay)
+                    delay = self._retry_in_time(job, ref, outcome, delay)
             if delay is None and outcome.body is not None:
                 size += len(outcome.body)
             chunk.unwritten += 1
@@ -157,16 +168,16 @@ class Recorder:
         self._count += len(refs)
         self._waiting_bytes += size
         self._bytes += size
-        self._some.set()
+        self._has_outcomes.set()
         if len(self._waiting) >= _FLUSH_COUNT or self._waiting_bytes >= _FLUSH_BYTES:
-            self._enough.set()
-        if self._count >= _MOST_COUNT or self._bytes >= _MOST_BYTES:
-            self._room.clear()
+            self._has_batch.set()
+        if self._count >= _MAX_COUNT or self._bytes >= _MAX_BYTES:
+            self._has_capacity.clear()
 
-    def _in_time(self, job: Job, ref: TaskRef, outcome: Outcome, delay: float) -> float | None:
-        """The delay of the next attempt, or None, and the outcome says so, if it is too late for one."""
+    def _retry_in_time(self, job: Job, ref: TaskRef, outcome: Outcome, delay: float) -> float | None:
+        """Return the delay of the retry. If that is past the task's deadline, fail the outcome and return None."""
         now = self._clock.now()
-        if not too_late(job.options, _begun(ref, outcome, now), now + delay):
+        if not too_late(job.options, _with_since(ref, outcome, now), now + delay):
             return delay
         outcome.status = TaskStatus.FAILED
         outcome.error = late(job.options, outcome.error)
@@ -174,11 +185,11 @@ class Recorder:
         return None
 
     async def run(self) -> None:
-        """Flush until closed and empty."""
+        """Flush batches until closed and empty."""
         while not (self._closing and not self._waiting):
-            await self._some.wait()
+            await self._has_outcomes.wait()
             if not self._closing:
-                await self._gather()
+                await self._collect()
             while len(self._flushes) >= _FLUSHES_AT_ONCE:
                 await asyncio.wait(self._flushes, return_when=asyncio.FIRST_COMPLETED)
             self._start_flush()
@@ -186,24 +197,24 @@ class Recorder:
             await asyncio.wait(self._flushes)
 
     def close(self) -> None:
-        """Flush what is there and end `run`."""
+        """Flush all outcomes and end `run`."""
         self._closing = True
-        self._some.set()
-        self._enough.set()
+        self._has_outcomes.set()
+        self._has_batch.set()
 
-    async def _gather(self) -> None:
+    async def _collect(self) -> None:
         try:
             async with asyncio.timeout(self._linger):
-                await self._enough.wait()
+                await self._has_batch.wait()
         except TimeoutError:
             pass
 
     def _start_flush(self) -> None:
         batch, size = self._waiting, self._waiting_bytes
         self._waiting, self._waiting_bytes = [], 0
-        self._enough.clear()
+        self._has_batch.clear()
         if not self._closing:
-            self._some.clear()
+            self._has_outcomes.clear()
         if batch:
             task = asyncio.create_task(self._flush(batch, size))
             self._flushes.add(task)
@@ -213,114 +224,113 @@ class Recorder:
         try:
             await asyncio.gather(*(self._persist(group) for group in _by_run(batch)))
         finally:
-            for done in batch:
-                done.chunk.unwritten -= 1
+            for record in batch:
+                record.chunk.unwritten -= 1
             self._count -= len(batch)
             self._bytes -= size
-            if self._count < _MOST_COUNT and self._bytes < _MOST_BYTES:
-                self._room.set()
+            if self._count < _MAX_COUNT and self._bytes < _MAX_BYTES:
+                self._has_capacity.set()
 
     async def _persist(self, group: list[RecordedOutcome]) -> None:
-        """Write one run's part of a flush, trying again while the store fails; at last let go of the messages."""
+        """Write one run's outcomes, with retries while the store fails; at last leave the messages to redelivery."""
         pause = 0.1
         began = self._clock.now()
-        for attempt in range(1, _TRIES + 1):
+        job = group[0].job
+        for attempt in range(1, _MAX_TRIES + 1):
             try:
                 await self._write(group)
-                recorded(group[0].job, group, began, self._clock.now())
+                recorded(job, group, began, self._clock.now())
                 return
             except Exception as error:
-                # Whatever it is: an outcome that is neither written nor let go of would be held for ever.
-                log.warning("results were not written", run=group[0].job.run.run_id, attempt=attempt, error=repr(error))
+                # Any error: a message whose outcomes are neither written nor lost would be leased for ever.
+                log.warning("outcomes not written; retrying", run=job.run.run_id, attempt=attempt, error=repr(error))
                 await self._clock.sleep(pause)
                 pause *= 3
-        log.error("results given up; their messages will be delivered again", count=len(group))
-        for done in group:
-            done.chunk.lost = True
+        log.error("outcomes not written; the queue will redeliver their messages", count=len(group))
+        for record in group:
+            record.chunk.lost = True
 
     async def _write(self, group: list[RecordedOutcome]) -> None:
         job = group[0].job
-        ended = [done for done in group if done.delay is None]
-        again = [done for done in group if done.delay is not None and not done.sent]
-        if ended:
-            bodies = await self._bodies.keep(job, [done.outcome for done in ended])
+        final = [record for record in group if record.delay is None]
+        retried = [record for record in group if record.delay is not None and not record.requeued]
+        if final:
+            bodies = await self._bodies.keep(job, [record.outcome for record in final])
             now = self._clock.now()
-            ends = [_end(done, body, now) for done, body in zip(ended, bodies, strict=True)]
+            ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
             finished = await self._tasks.finish(job.key, ends)
-            await self._note(job, ended, "task.failed")
+            await self._note(job, final, "task.failed")
             await self._lifecycle.settle(job, finished.counts)
-            await count_durations(self._coordinator, job.run.run_id, [done.outcome.elapsed for done in ended])
-        if again:
-            await self._note(job, again, "task.retried")
-            await self._send_back(job, again)
+            await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
+        if retried:
+            await self._note(job, retried, "task.retried")
+            await self._requeue(job, retried)
         crashpoint("recorder.ack.before")
         await self._acknowledge(group)
 
-    async def _note(self, job: Job, attempts: list[RecordedOutcome], event: str) -> None:
+    async def _note(self, job: Job, records: list[RecordedOutcome], event: str) -> None:
         now = self._clock.now()
-        failed = [done for done in attempts if done.outcome.error is not None and not done.noted]
-        if failed:
-            await self._tasks.note(job.key, [_event(done, event, now) for done in failed])
-            for done in failed:
-                done.noted = True
+        events = [_event(record, event, now) for record in records if record.outcome.error is not None]
+        if events:
+            await self._tasks.note(job.key, events)
 
-    async def _send_back(self, job: Job, again: list[RecordedOutcome]) -> None:
-        """By the recovery queue: each failed one alone, those that only wait in batches."""
+    async def _requeue(self, job: Job, retried: list[RecordedOutcome]) -> None:
+        """Send references to the recovery queue: failed ones each alone, postponed ones in batches."""
         now = self._clock.now()
-        waits: list[tuple[float, TaskRef]] = []
+        postponed: list[tuple[float, TaskRef]] = []
         outgoing: list[Outgoing] = []
-        for done in again:
-            ref, delay = _again(done, now), done.delay or 0.0
-            if done.outcome.spend or done.outcome.error is not None or job.kind in LONG_KINDS:
-                outgoing.append(encode(Chunk(job.key, [ref], turn=done.chunk.turn), delay))
+        for record in retried:
+            outcome, ref, delay = record.outcome, _next_ref(record, now), record.delay or 0.0
+            if outcome.spend or outcome.error is not None or job.kind in LONG_KINDS:
+                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation), delay))
             else:
-                waits.append((delay, ref))
-        outgoing += gathered(job.key, waits, job.options.chunk_size)
+                postponed.append((delay, ref))
+        outgoing += gathered(job.key, postponed, job.options.chunk_size)
         await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
-        for done in again:
-            done.sent = True
-        self._sent_back(job.run.run_id, min(one.delay for one in outgoing))
+        for record in retried:
+            record.requeued = True
+        self._on_requeued(job.run.run_id, min(message.delay for message in outgoing))
 
     async def _acknowledge(self, group: list[RecordedOutcome]) -> None:
-        for done in group:
-            if not done.counted:
-                done.counted = True
-                done.chunk.left -= 1
+        for record in group:
+            if not record.counted:
+                record.counted = True
+                record.chunk.left -= 1
         complete: dict[QueueName, set[str]] = {}
-        for done in group:
-            if done.chunk.left == 0:
-                complete.setdefault(done.chunk.queue, set()).add(done.chunk.receipt)
+        for record in group:
+            if record.chunk.left == 0:
+                complete.setdefault(record.chunk.queue, set()).add(record.chunk.receipt)
         for queue, receipts in complete.items():
             await self._queue.ack(queue, list(receipts))
 
 
 def _by_run(batch: Iterable[RecordedOutcome]) -> list[list[RecordedOutcome]]:
     groups: dict[RunId, list[RecordedOutcome]] = {}
-    for done in batch:
-        groups.setdefault(done.job.run.run_id, []).append(done)
+    for record in batch:
+        groups.setdefault(record.job.run.run_id, []).append(record)
     return list(groups.values())
 
 
-def _again(done: RecordedOutcome, now: float) -> TaskRef:
-    """The reference to the next attempt."""
-    ref = _begun(done.ref, done.outcome, now)
+def _next_ref(record: RecordedOutcome, now: float) -> TaskRef:
+    """Return the reference of the next attempt."""
+    ref = _with_since(record.ref, record.outcome, now)
     return TaskRef(ref.index, ref.input, ref.attempt + 1, ref.since)
 
 
-def _begun(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
-    """The reference with the time at which its first attempt began, if there was one."""
+def _with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
+    """Return the reference with the time when the task's first attempt began, if there was one."""
     attempted = outcome.spend or outcome.error is not None or outcome.elapsed > 0
     if ref.since or not attempted:
         return ref
     return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))
 
 
-def _end(done: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
-    outcome = done.outcome
+def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
+    outcome = record.outcome
     return TaskEnd(
-        done.ref.index,
+        record.ref.index,
         outcome.status,
-        done.ref.attempt,
+        record.ref.attempt,
         outcome.http_status,
         outcome.error.code if outcome.error else None,
         with_body(detail_json(outcome), body),
@@ -328,12 +338,12 @@ def _end(done: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
     )
 
 
-def _event(done: RecordedOutcome, event: str, now: float) -> TaskEvent:
+def _event(record: RecordedOutcome, event: str, now: float) -> TaskEvent:
     data: dict[str, object] = {
-        "attempt": done.ref.attempt,
-        "error": done.outcome.error,
-        "http_status": done.outcome.http_status,
+        "attempt": record.ref.attempt,
+        "error": record.outcome.error,
+        "http_status": record.outcome.http_status,
     }
-    if done.delay is not None:
-        data["retry_in"] = round(done.delay, 3)
-    return TaskEvent(done.ref.index, now, event, _json(data).decode())
+    if record.delay is not None:
+        data["retry_in"] = round(record.delay, 3)
+    return TaskEvent(record.ref.index, now, event, _json(data).decode())

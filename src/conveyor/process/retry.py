@@ -1,16 +1,17 @@
-"""Whether a failed attempt is tried again, and when. Gets the job's options and what the attempt came to, hands on
-a delay in seconds, or None when the outcome is final. It keeps no state: chance comes in as `jitter`."""
+"""Retry policy: whether to retry a failed attempt, and after how many seconds. Pure; `jitter` brings the randomness."""
 
 from conveyor.model import Backoff, Options, Outcome, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
-# A target may ask for more patience than this; a job has a deadline too.
+# The longest Retry-After that is honoured, in seconds.
 MAX_RETRY_AFTER = 3600.0
 
-# What may well go another way next time. Not here, because the same attempt would end the same way: target_refused,
-# bad_url, body_too_large, too_many_redirects, bad_redirect, decode_failed, tls_failed, internal; handler_missing and
-# result_not_json; content_encoded, checksum_mismatch, export_failed, export_timeout and export_api_failed.
-# `http_<status>` is decided by the job's own list of statuses, and all others by its `retry_errors` if it has them.
+# The code of a poison task: it kills every process that runs it, and is dead-lettered.
+WORKER_LOST = "worker_lost"
+# Errors that a retry may not meet again. A retry would meet all others: target_refused, bad_url, body_too_large,
+# too_many_redirects, bad_redirect, decode_failed, tls_failed, internal; handler_missing and result_not_json;
+# content_encoded, checksum_mismatch, export_failed, export_timeout and export_api_failed. The job's `retry_statuses`
+# decide about `http_<status>`, and its `retry_errors`, if it has them, about everything else.
 RETRYABLE_ERRORS = frozenset(
     {
         "timeout",
@@ -26,37 +27,37 @@ RETRYABLE_ERRORS = frozenset(
         "file_changed",
     }
 )
-# The end of a task, whatever the job says.
-FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", "worker_lost"})
-# What a target that is away looks like. Not 429: it is there, and says when to come again.
+# Errors that are never retried, whatever the job says.
+FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", WORKER_LOST})
+# Errors of a target that is down. Not 429: that target is up and says when to retry.
 OUTAGE_ERRORS = frozenset(
     {"timeout", "connect_timeout", "connect_failed", "dns_failed", "read_failed", "gateway_failed"}
 )
-# How much longer than its delay a task of an outage waits at most: not all come back in one moment.
-_SPREAD = 0.1
+# Jitter on the delay of an outage, as a share of it, so that tasks do not all retry in one moment.
+_OUTAGE_JITTER = 0.1
 
 
 def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float) -> float | None:
-    """Seconds until the next attempt after the `attempt`-th (from 1) ended so, or None: the outcome is terminal.
+    """Return the seconds until the retry after this outcome of the `attempt`-th attempt (from 1), or None: no retry.
 
-    `jitter` is in [0, 1). What the target asked for by Retry-After comes on top of the backoff: tasks that were all
-    told the same moment should not all come back in it. An outcome that spends no attempt only waits as long as it
-    says. With `outage`, a target that is away gets a few quick tries, and then all tasks wait long.
+    `jitter` is in [0, 1). Retry-After is added to the backoff, so that tasks that got the same Retry-After do not all
+    retry in the same moment. An outcome that spends no attempt waits only its `retry_after`. With `outage`, a task
+    whose target is down gets a few quick retries and then a long wait.
     """
     if not outcome.spend:
-        return _wish(outcome.retry_after)
+        return _bounded(outcome.retry_after)
     if outcome.status is not TaskStatus.FAILED or attempt >= options.attempts or not is_retryable(options, outcome):
         return None
     outage = options.outage
     if outage is None or not is_outage(outcome):
         return backoff_delay(options.backoff, attempt, jitter, outcome.retry_after)
     if attempt % outage.quick_tries == 0:
-        return max(outage.delay * (1 + _SPREAD * jitter), _wish(outcome.retry_after))
+        return max(outage.delay * (1 + _OUTAGE_JITTER * jitter), _bounded(outcome.retry_after))
     return backoff_delay(options.backoff, attempt % outage.quick_tries, jitter, outcome.retry_after)
 
 
 def is_outage(outcome: Outcome) -> bool:
-    """Whether the target was away, and not the task at fault."""
+    """Return whether the target is to blame, because it was down."""
     if outcome.error is None:
         return False
     if outcome.error.code.startswith("http_"):
@@ -65,24 +66,24 @@ def is_outage(outcome: Outcome) -> bool:
 
 
 def too_late(options: Options, ref: TaskRef, begins: float) -> bool:
-    """Whether a task that was attempted before may not begin another attempt then."""
+    """Return whether a retry that begins at this time is past the task's deadline."""
     return options.task_deadline is not None and ref.since > 0 and begins >= ref.since + options.task_deadline
 
 
 def late(options: Options, cause: TaskError | None) -> TaskError:
-    """How a task ends for which it is too late."""
+    """Return the error of a task that is past its deadline."""
     last = "" if cause is None else f"; at last: {cause.message}"
     return TaskError("deadline", f"no attempt succeeded within {options.task_deadline:g} seconds{last}")
 
 
-def backoff_delay(backoff: Backoff, attempt: int, jitter: float, wish: float | None) -> float:
-    """Seconds until the next attempt after the `attempt`-th, with what the target wished for on top."""
-    bound = _bound(backoff, attempt)
-    return (bound * jitter if backoff.jitter else bound) + _wish(wish)
+def backoff_delay(backoff: Backoff, attempt: int, jitter: float, retry_after: float | None) -> float:
+    """Return the seconds until the retry after the `attempt`-th attempt: the backoff plus Retry-After."""
+    longest = _longest_backoff(backoff, attempt)
+    return (longest * jitter if backoff.jitter else longest) + _bounded(retry_after)
 
 
 def is_retryable(options: Options, outcome: Outcome) -> bool:
-    """Whether such a failure may go another way next time."""
+    """Return whether the job retries this error."""
     error = outcome.error
     if error is None:
         return False
@@ -93,7 +94,7 @@ def is_retryable(options: Options, outcome: Outcome) -> bool:
     return error.code in RETRYABLE_ERRORS
 
 
-def _bound(backoff: Backoff, attempt: int) -> float:
+def _longest_backoff(backoff: Backoff, attempt: int) -> float:
     try:
         grown = backoff.base * backoff.rate ** (attempt - 1)
     except OverflowError:
@@ -101,5 +102,5 @@ def _bound(backoff: Backoff, attempt: int) -> float:
     return max(0.0, min(backoff.cap, grown))
 
 
-def _wish(retry_after: float | None) -> float:
+def _bounded(retry_after: float | None) -> float:
     return 0.0 if retry_after is None else max(0.0, min(retry_after, MAX_RETRY_AFTER))

@@ -1,5 +1,5 @@
-"""Line: the references that wait in one lane. Those that come again (retried, parked, reclaimed, stuck) go before new
-ones, within a bound, so that neither starves."""
+"""RetryFirstQueue: the references that wait in one lane. Recovered ones (retried, postponed, requeued) go before new
+ones, up to a ratio, so that neither starves."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -7,79 +7,79 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Waits(Protocol):
-    """What stands in a line."""
+    """An item of the queue."""
 
     @property
     def recovered(self) -> bool:
-        """Whether it came by the recovery queue."""
+        """Whether it came from the recovery queue."""
 
 
 T = TypeVar("T", bound=Waits)
 
 
 class RetryFirstQueue(Generic[T]):
-    """As a deque. `ratio` of those that come again are taken, then a new one, for as long as there are both."""
+    """Used like a deque. While it has both, each new item follows `ratio` recovered ones."""
 
     def __init__(self, ratio: int) -> None:
         self._ratio = ratio
-        self._again: deque[T] = deque()
+        self._recovered: deque[T] = deque()
         self._new: deque[T] = deque()
-        # Taken of those that come again since the last new one.
+        # Recovered items that were taken since the last new one.
         self._streak = 0
-        self._taken = [0, 0]
+        self._take_counts = [0, 0]
 
     def __len__(self) -> int:
-        return len(self._again) + len(self._new)
+        return len(self._recovered) + len(self._new)
 
     def __iter__(self) -> Iterator[T]:
-        yield from self._again
+        yield from self._recovered
         yield from self._new
 
     @property
-    def again(self) -> int:
-        return len(self._again)
+    def recovered(self) -> int:
+        return len(self._recovered)
 
     @property
     def new(self) -> int:
         return len(self._new)
 
     @property
-    def taken(self) -> tuple[int, int]:
-        """How many were taken in all: of those that come again, and new ones."""
-        return self._taken[0], self._taken[1]
+    def take_counts(self) -> tuple[int, int]:
+        """How many recovered and how many new items were taken so far."""
+        return self._take_counts[0], self._take_counts[1]
 
     @property
-    def owes_new(self) -> bool:
-        """Whether it is the turn of a new one, should there be any."""
+    def is_new_due(self) -> bool:
+        """Whether a new item is next, if there is one."""
         return self._streak >= self._ratio
 
-    def append(self, one: T) -> None:
-        (self._again if one.recovered else self._new).append(one)
+    def append(self, item: T) -> None:
+        (self._recovered if item.recovered else self._new).append(item)
 
-    def extend(self, many: Iterable[T]) -> None:
-        for one in many:
-            self.append(one)
+    def extend(self, items: Iterable[T]) -> None:
+        for item in items:
+            self.append(item)
 
-    def appendleft(self, one: T) -> None:
-        (self._again if one.recovered else self._new).appendleft(one)
+    def appendleft(self, item: T) -> None:
+        (self._recovered if item.recovered else self._new).appendleft(item)
 
-    def extendleft(self, many: Iterable[T]) -> None:
-        for one in many:
-            self.appendleft(one)
+    def extendleft(self, items: Iterable[T]) -> None:
+        for item in items:
+            self.appendleft(item)
 
     def popleft(self) -> T:
-        if self._again and not (self._new and self.owes_new):
+        if self._recovered and not (self._new and self.is_new_due):
             self._streak += 1
-            self._taken[0] += 1
-            return self._again.popleft()
+            self._take_counts[0] += 1
+            return self._recovered.popleft()
         self._streak = 0
-        self._taken[1] += 1
+        self._take_counts[1] += 1
         return self._new.popleft()
 
     def pop(self) -> T:
-        """The one that would be taken last."""
-        return self._new.pop() if self._new else self._again.pop()
+        """Remove the item that would be taken last."""
+        return self._new.pop() if self._new else self._recovered.pop()
 
     def clear(self) -> None:
-        self._again.clear()
+        self._recovered.clear()
         self._new.clear()

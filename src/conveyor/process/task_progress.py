@@ -1,11 +1,11 @@
-"""Progress: how far a long task is, kept in its row while it runs. Gets what an executor reports, writes it at an
-interval, and says when another attempt has taken the task over.
+"""Progress of a long task, in a document. An executor reports progress; this writes it at an interval and tells when a
+newer attempt has superseded this one.
 
-Whoever begins an attempt writes the row, which moves its version: from then on the attempt before, should it still be
-alive somewhere, can write nothing more and learns so at its next write. Between attempts the row is at rest
-(`due_at` None): the queue has the task then, and nobody is late. A row that is not at rest when an attempt begins was
-left by one that was lost; those are counted here, and not by the message, because a file of hours may outlive many
-workers and yet move on with each of them.
+An attempt begins by writing the document, which changes its version: an older attempt that still runs somewhere can
+write nothing more, and learns so at its next write. Between attempts the document rests (`due_at` None): the queue has
+the task and nothing is late. A document that does not rest when an attempt begins belonged to a lost attempt. Lost
+attempts are counted here and not by the message, because a file of hours may outlive many workers and still advance
+with each.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from conveyor.faults import crashpoint
 from conveyor.model import PROGRESS, Job, TaskProgress, TaskRef, progress_id
 from conveyor.settings import Settings
 
-# However short a task is, its row is not written more often than this.
-_LEAST_SECONDS = 1.0
-_TRIES = 10
+# The shortest time between two writes.
+_MIN_SECONDS = 1.0
+_MAX_TRIES = 10
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(TaskProgress).decode
 
 
 class Superseded(Exception):
-    """Another attempt at this task has begun: nothing of this one counts any more."""
+    """A newer attempt at this task has begun: this one no longer counts."""
 
 
 class Track:
-    """One attempt's hold on the row of its task."""
+    """The progress document of one task, as one attempt writes it."""
 
     def __init__(
         self, records: Records, clock: Clock, settings: Settings, row: Document, at: TaskProgress, stuck_after: float
@@ -47,7 +47,7 @@ class Track:
 
     @property
     def state(self) -> msgspec.Raw:
-        """What the executor kept last, in this attempt or in an earlier one."""
+        """The executor's last state, of this attempt or an earlier one."""
         return self._at.state
 
     @property
@@ -61,7 +61,7 @@ class Track:
 
     @property
     def begun(self) -> int:
-        """The most that was there when any attempt began."""
+        """The highest progress at the start of any attempt."""
         return self._at.begun
 
     @property
@@ -70,40 +70,40 @@ class Track:
 
     @property
     def lost(self) -> int:
-        """Attempts in a row before this one that were lost with their workers and left nothing."""
+        """Lost attempts in a row before this one that made no progress."""
         return self._at.lost
 
-    def found(self, done: int) -> None:
-        """So much was there when this attempt began. If it is more than before, the attempts that were lost have moved
-        the task on all the same, and do not count."""
+    def start_at(self, done: int) -> None:
+        """Set the progress at the start of this attempt. If it is higher than before, the lost attempts advanced the
+        task and do not count."""
         if done > self._at.begun:
             self._at = msgspec.structs.replace(self._at, begun=done, lost=0)
 
     def is_due(self, done: int, total: int | None) -> bool:
-        """Whether it is time to write again: after the interval, or when a good part was done since."""
+        """Return whether to write again: after the interval, or after a good part of the total."""
         passed = self._clock.monotonic() - self._written_at
-        if passed < _LEAST_SECONDS:
+        if passed < _MIN_SECONDS:
             return False
         part = None if total is None else max(1.0, total * self._settings.progress_share)
         return passed >= self._settings.progress_seconds or (part is not None and done - self._at.done >= part)
 
     async def advance(self, done: int, total: int | None, note: str | None = None) -> None:
-        """Write, if it is time to."""
+        """Write if it is due."""
         if self.is_due(done, total):
             await self.save(done, total, note=note)
 
     async def save(
         self, done: int, total: int | None, *, state: msgspec.Raw | None = None, note: str | None = None
     ) -> None:
-        """Write now; the task counts as stuck if the next write is too late."""
+        """Write now. The task counts as stuck if the next write is too late."""
         await self._write(done, total, state, note, self._clock.now() + self._stuck_after)
 
     async def rest(self, *, state: msgspec.Raw | None = None, note: str | None = None) -> None:
-        """Write that no attempt is under way."""
+        """Write that no attempt runs."""
         await self._write(self._at.done, self._at.total, state, note, None)
 
     async def remove(self) -> None:
-        """The task has come to its end, and nobody goes on with it."""
+        """Remove the document: no attempt will resume the task."""
         crashpoint("progress.remove.before")
         if not await self._records.documents.remove_row(self._row):
             raise Superseded
@@ -121,7 +121,7 @@ class Track:
             "state": self._at.state if state is None else state,
         }
         at = msgspec.structs.replace(self._at, **changed)
-        # A write that the caller does not wait for to its end moves the version all the same.
+        # A write changes the version even if the caller is cancelled meanwhile.
         writing = asyncio.ensure_future(self._replace(at, due_at))
         try:
             await asyncio.shield(writing)
@@ -141,7 +141,7 @@ class Track:
 
 
 class ProgressBook:
-    """Opens the rows of long tasks."""
+    """Opens the progress documents of long tasks."""
 
     def __init__(self, records: Records, clock: Clock, settings: Settings) -> None:
         self._records = records
@@ -149,38 +149,38 @@ class ProgressBook:
         self._settings = settings
 
     async def begin(self, job: Job, ref: TaskRef) -> Track:
-        """Take the task's row, whoever had it; it keeps its state."""
+        """Begin an attempt: take over the task's document with its state, whichever attempt had it."""
         holder = self._clock.new_id("hold")
         now = self._clock.now()
         since = ref.since or max(1, int(now))
         fresh = TaskProgress(job.run.run_id, ref.index, ref.attempt, holder, now, since=since)
-        for _ in range(_TRIES):
-            track = await self._taken(job, fresh)
+        for _ in range(_MAX_TRIES):
+            track = await self._take_over(job, fresh)
             if track is not None:
                 return track
-        raise EngineFailed("The progress of a task could not be written: others write it all the time.")
+        raise EngineFailed("The progress of a task was not written: other attempts kept writing it.")
 
-    async def _taken(self, job: Job, fresh: TaskProgress) -> Track | None:
+    async def _take_over(self, job: Job, fresh: TaskProgress) -> Track | None:
         now = self._clock.now()
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = now + stuck_after
         name = progress_id(fresh.run_id, fresh.index)
-        found = await self._records.documents.document(PROGRESS, job.tenant, name)
-        if found is None:
+        document = await self._records.row(PROGRESS, job.tenant, name)
+        if document is None:
             row = Document(
                 PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
             )
             crashpoint("progress.begin.before")
             await self._records.documents.create_rows([row])
             crashpoint("progress.begin.after")
-            # One that is there already is left as it is: see whose it is.
-            standing = await self._records.documents.document(PROGRESS, job.tenant, name)
-            ours = standing is not None and standing.body == row.body
-            return Track(self._records, self._clock, self._settings, row, fresh, stuck_after) if ours else None
-        before = _decode(found.body)
-        # One that is due was left by nobody who could have said so; the monitor has counted that already where it took
-        # the row from whoever had it.
-        lost = 0 if found.due_at is None else before.lost + (before.holder != "")
+            # Creating leaves an existing document as it is: check whose it is.
+            stored = await self._records.row(PROGRESS, job.tenant, name)
+            is_ours = stored is not None and stored.body == row.body
+            return Track(self._records, self._clock, self._settings, row, fresh, stuck_after) if is_ours else None
+        before = _decode(document.body)
+        # A document that does not rest was left by a lost attempt. If it has no holder, the monitor has counted that
+        # attempt already.
+        lost = 0 if document.due_at is None else before.lost + (before.holder != "")
         at = msgspec.structs.replace(
             before,
             attempt=fresh.attempt,
@@ -188,14 +188,12 @@ class ProgressBook:
             at=now,
             rate=0.0,
             lost=lost,
-            # Whichever knows of an earlier one: a reference that was made again from its row knows of none.
+            # The earlier one: a reference that the sweeper made from the task's row has none.
             since=min(before.since or fresh.since, fresh.since),
         )
         crashpoint("progress.begin.before")
-        taken = await self._records.documents.replace_row(
-            msgspec.structs.replace(found, body=_encode(at), due_at=due_at)
-        )
+        replaced = await self._records.replace_row(msgspec.structs.replace(document, body=_encode(at), due_at=due_at))
         crashpoint("progress.begin.after")
-        if taken is None:
+        if replaced is None:
             return None
-        return Track(self._records, self._clock, self._settings, taken, at, stuck_after)
+        return Track(self._records, self._clock, self._settings, replaced, at, stuck_after)

@@ -1,5 +1,5 @@
-"""Watchdog: the attempts under way in one lane, and those of them that must be broken off. Executors keep to a task's
-timeout themselves; this is for one that does not, and for a long task that another attempt has taken over."""
+"""Watchdog: the running attempts of one lane. It cancels an attempt whose executor exceeds the task's timeout, and one
+whose task a newer attempt owns."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -18,51 +18,51 @@ from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
 
-# What an executor may take beyond the timeouts of its tasks: a process to start, a store that is slow.
+# Seconds that an executor may take beyond the timeouts of its tasks, to start a process or wait for a slow store.
 GRACE = 30.0
 _TIMEOUT = '"timeout"'
 
 
 class WatchedAttempt(msgspec.Struct):
-    """An attempt under way, or several that are made as one."""
+    """A running attempt, or several that were started in one call."""
 
     task: "asyncio.Task[Any]"
     refs: Sequence[TaskRef]
-    held: Sequence[GatedRef]
-    # How often the monitor had sent the task again when this began.
-    turn: int
-    begun: float
-    # When it is broken off for its length; None: never.
-    due: float | None
-    # When its row is next looked at.
-    look_at: float
-    # Set when it is broken off: it took too long; else another attempt has it.
+    entries: Sequence[GatedRef]
+    # How often the monitor had requeued the task when this attempt began.
+    generation: int
+    started_at: float
+    # When to cancel it; None: never.
+    deadline: float | None
+    # When to check its generation next.
+    check_at: float
+    # Why it was cancelled: it took too long, or a newer attempt owns its task.
     expired: bool = False
-    overtaken: bool = False
-    # Set when it has come to its end: its task goes on to other attempts then.
-    over: bool = False
+    superseded: bool = False
+    # Its asyncio task goes on to other attempts after this one.
+    finished: bool = False
 
     @property
-    def broken(self) -> bool:
-        return self.expired or self.overtaken
+    def is_cancelled(self) -> bool:
+        return self.expired or self.superseded
 
     def expire(self) -> None:
-        """Break it off because it took too long, if it still goes on."""
-        if self._break_off():
+        """Cancel it because it took too long, if it still runs."""
+        if self._cancel():
             self.expired = True
 
-    def overtake(self) -> None:
-        """Break it off because another attempt has its task, if it still goes on."""
-        if self._break_off():
-            self.overtaken = True
+    def supersede(self) -> None:
+        """Cancel it because a newer attempt owns its task, if it still runs."""
+        if self._cancel():
+            self.superseded = True
 
-    def _break_off(self) -> bool:
-        # Whoever asks may have awaited something since it saw the attempt.
-        return not self.over and not self.broken and self.task.cancel()
+    def _cancel(self) -> bool:
+        # The caller may have awaited something since it saw the attempt.
+        return not self.finished and not self.is_cancelled and self.task.cancel()
 
 
 class Watchdog:
-    """`stuck_after` is when a long task that did not move may have been given to another attempt."""
+    """`stuck_after`: seconds without progress after which the monitor may have requeued a long task."""
 
     def __init__(self, clock: Clock, stuck_after: float) -> None:
         self._clock = clock
@@ -75,58 +75,67 @@ class Watchdog:
         return list(self._attempts.values())
 
     async def guard(
-        self, job: Job, held: Sequence[GatedRef], refs: Sequence[TaskRef], turn: int, making: Awaitable[list[Outcome]]
+        self,
+        job: Job,
+        entries: Sequence[GatedRef],
+        refs: Sequence[TaskRef],
+        generation: int,
+        attempting: Awaitable[list[Outcome]],
     ) -> list[Outcome]:
-        """Make the attempts, unless they are broken off. Raises Superseded if that is because another has the task."""
+        """Await the attempts. An attempt that takes too long fails; Superseded is raised for one that is superseded."""
         task = asyncio.current_task()
         assert task is not None
         now, limit = self._clock.monotonic(), limit_of(job, refs)
-        due = None if limit is None else now + limit
-        attempt = WatchedAttempt(task, refs, held, turn, now, due, now + self._stuck_after)
+        deadline = None if limit is None else now + limit
+        attempt = WatchedAttempt(task, refs, entries, generation, now, deadline, now + self._stuck_after)
         self._number += 1
         number = self._number
         self._attempts[number] = attempt
         try:
-            return await making
+            return await attempting
         except asyncio.CancelledError:
-            if not attempt.broken or task.cancelling() > 1:
+            if not attempt.is_cancelled or task.cancelling() > 1:
                 raise
-            if attempt.overtaken:
+            if attempt.superseded:
                 raise Superseded from None
-            return [_expired(self._clock.monotonic() - attempt.begun) for _ in refs]
+            return [_expired(self._clock.monotonic() - attempt.started_at) for _ in refs]
         finally:
-            attempt.over = True
+            attempt.finished = True
             del self._attempts[number]
-            if attempt.broken:
-                # However it ended, it was this one that was cancelled, and not what the task does next.
+            if attempt.is_cancelled:
+                # However it finished, the cancellation was for this attempt, not for what the runner does next.
                 task.uncancel()
 
-    def look(self) -> list[WatchedAttempt]:
-        """Break off what took too long. Returns what ran so long that another attempt may have it by now."""
+    def check(self) -> list[WatchedAttempt]:
+        """Cancel overdue attempts. Returns attempts that a newer one may have superseded."""
         now = self._clock.monotonic()
         suspects = []
         for attempt in self.attempts:
-            if attempt.broken:
+            if attempt.is_cancelled:
                 continue
-            if attempt.due is not None and now >= attempt.due:
-                log.error("attempt broken off", index=attempt.refs[0].index, seconds=round(now - attempt.begun, 1))
+            if attempt.deadline is not None and now >= attempt.deadline:
+                log.error(
+                    "attempt cancelled: it took too long",
+                    index=attempt.refs[0].index,
+                    seconds=round(now - attempt.started_at, 1),
+                )
                 attempt.expire()
-            elif now >= attempt.look_at and len(attempt.refs) == 1:
-                attempt.look_at = now + self._stuck_after / 2
+            elif now >= attempt.check_at and len(attempt.refs) == 1:
+                attempt.check_at = now + self._stuck_after / 2
                 suspects.append(attempt)
         return suspects
 
 
 def limit_of(job: Job, refs: Sequence[TaskRef]) -> float | None:
-    """Seconds that attempts which are made at once may take at most. None for kinds whose timeout is for silence, and
-    for handlers: those wait for a process first, which is killed when their time is over."""
+    """Return the longest time for attempts that run together. None for long tasks, whose timeout is for silence, and
+    for handlers, which first wait for a process; that process is killed after their timeout."""
     if job.kind is not JobKind.FETCH:
         return None
     return max(timeout_of(job, ref) for ref in refs) + GRACE
 
 
 def timeout_of(job: Job, ref: TaskRef) -> float:
-    """The timeout of a fetch: its own, or its job's."""
+    """Return the timeout of a fetch: its own, or its job's."""
     timeout = job.options.timeout
     if _TIMEOUT in ref.input:
         try:
@@ -137,5 +146,5 @@ def timeout_of(job: Job, ref: TaskRef) -> float:
 
 
 def _expired(seconds: float) -> Outcome:
-    message = f"the attempt was broken off after {seconds:.0f} seconds"
+    message = f"the attempt was cancelled after {seconds:.0f} seconds"
     return Outcome(TaskStatus.FAILED, error=TaskError("timeout", message), elapsed=seconds)

@@ -38,13 +38,13 @@ def all_runners_leave(patch: pytest.MonkeyPatch) -> None:
 
 
 def orders_kept_without_a_width(patch: pytest.MonkeyPatch) -> None:
-    def take(self: child.ChildFetcher, given: Orders) -> None:
-        lane = self._lanes.setdefault(given.lane, child.ChildLane(given.job)) if given.job else self._lanes[given.lane]
-        lane.width = given.width
-        lane.waiting.extend(given.orders)
+    def accept(self: child.ChildFetcher, new: Orders) -> None:
+        lane = self._lanes.setdefault(new.lane, child.ChildLane(new.job)) if new.job else self._lanes[new.lane]
+        lane.width = new.width
+        lane.waiting.extend(new.orders)
         self._fill(lane)
 
-    patch.setattr(child.ChildFetcher, "_take", take)
+    patch.setattr(child.ChildFetcher, "_accept", accept)
 
 
 def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> N
 
 
 def a_width_without_references_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetchers.Fetchers, "spread", lambda self, port: None)
+    patch.setattr(fetchers.Fetchers, "update_width", lambda self, port: None)
     real = fetchers.Fetchers.start
 
     def start(self: fetchers.Fetchers, port: fetchers.Port, held: Sequence[fetchers.LeasedReference]) -> None:
@@ -87,16 +87,16 @@ def silence_of_one_lane_is_not_seen(patch: pytest.MonkeyPatch) -> None:
         owing = [share for share in self._shares.values() if share.owed]
         heard_at = max((share.heard_at for share in self._shares.values()), default=0.0)
         patience = max(
-            (timeout_of(share.port.job, one.ref) for share in owing for _, one in self._out.values()), default=0
+            (timeout_of(share.port.job, entry.ref) for share in owing for _, entry in self._sent.values()), default=0
         )
-        if owing and self._process is not None and self._listened() - heard_at > patience + GRACE:
+        if owing and self._process is not None and self._reading_time() - heard_at > patience + GRACE:
             self._process.kill()
 
     patch.setattr(fetchers.FetcherProcess, "watch", watch)
 
 
 def waiting_for_the_store_counts_as_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetchers.FetcherProcess, "_listened", lambda self: self._clock.monotonic())
+    patch.setattr(fetchers.FetcherProcess, "_reading_time", lambda self: self._clock.monotonic())
 
 
 def a_failed_launch_ends_the_fetcher(patch: pytest.MonkeyPatch) -> None:
@@ -111,11 +111,11 @@ def a_failed_launch_ends_the_fetcher(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_attempt_of_the_runner_is_broken_off(patch: pytest.MonkeyPatch) -> None:
-    def overtake(self: watchdog.WatchedAttempt) -> None:
-        self.overtaken = True
+    def supersede(self: watchdog.WatchedAttempt) -> None:
+        self.superseded = True
         self.task.cancel()
 
-    patch.setattr(watchdog.WatchedAttempt, "overtake", overtake)
+    patch.setattr(watchdog.WatchedAttempt, "supersede", supersede)
 
 
 def a_child_without_a_descriptor_is_no_failed_start(patch: pytest.MonkeyPatch) -> None:

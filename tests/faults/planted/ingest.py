@@ -58,7 +58,7 @@ def forget_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_every_restart_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     def advanced(self: Transfer) -> bool:
-        return self._resumable and self._kept > self._found
+        return self._resumable and self._stored > self._stored_before
 
     monkeypatch.setattr(Transfer, "advanced", property(advanced))
 

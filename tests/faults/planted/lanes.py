@@ -8,10 +8,12 @@ import pytest
 
 from conveyor.coordination import limits
 from conveyor.coordination.breaker import _LEVELS, Breakers
-from conveyor.process import target_queues
+from conveyor.process import limit_requests, target_queue
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LeasedRef
+from conveyor.process.limit_requests import LimitRequests
 from conveyor.process.recorder import LeasedChunk, Recorder
+from conveyor.process.target_queue import TargetQueue
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_lanes
@@ -40,65 +42,66 @@ def a_failed_mark_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_failed_ask_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of a target could not be asked for, and are not asked for again."""
-    monkeypatch.setattr(TargetQueues, "_next_try", lambda self, target: 1e12)
+    monkeypatch.setattr(LimitRequests, "_next_try", lambda self, target: 1e12)
 
 
 def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that could not be given back counts as free here and as taken elsewhere."""
 
-    def has_surplus(self: TargetQueues[Any], target: Any) -> bool:
-        return target.free > 0 and not (target.queue and self._limits.slots)
+    def has_surplus(self: TargetQueue[Any]) -> bool:
+        return self.free > 0 and not (self.refs and self._limits.slots)
 
-    monkeypatch.setattr(TargetQueues, "_has_surplus", has_surplus)
+    monkeypatch.setattr(TargetQueue, "has_surplus", has_surplus)
 
 
 def late_references_keep_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send_off(self: Lane, one: LeasedRef, outcome: Any) -> None:
-        self._recorder.add(self.job, [one.chunk], [one.ref], [outcome])
+    def record_unattempted(self: Lane, entry: LeasedRef, outcome: Any) -> None:
+        self._recorder.add(self.job, [entry.chunk], [entry.ref], [outcome])
 
-    monkeypatch.setattr(Lane, "_send_off", send_off)
+    monkeypatch.setattr(Lane, "_record_unattempted", record_unattempted)
 
 
 def passes_are_reserved_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all that the lane could start, however long it takes until they may."""
     monkeypatch.setattr(limits, "AHEAD", 1e9)
-    monkeypatch.setattr(target_queues, "AHEAD", 1e9)
-    monkeypatch.setattr(target_queues, "_IN_HAND", 1e9)
+    monkeypatch.setattr(limit_requests, "AHEAD", 1e9)
+    for module in (limit_requests, target_queue):
+        monkeypatch.setattr(module, "RESERVED_SECONDS", 1e9)
 
 
 def nothing_is_fed_to_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks that should end for lack of patience stay in their queue, where nobody looks at them."""
 
-    def closed_until(self: Gate) -> float | None:
-        wide = self._wide()
-        state = None if wide is None or not self.watching else self._breakers.found(self._key(wide))
+    def open_until(self: Gate) -> float | None:
+        shared = self._shared_target()
+        state = None if shared is None or not self.is_watching else self._breakers.state(self._key(shared))
         return state.until if state is not None and self._breakers.is_open(state) else None
 
-    monkeypatch.setattr(Gate, "closed_until", closed_until)
+    monkeypatch.setattr(Gate, "open_until", open_until)
 
 
 def each_slot_goes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits has to ask the coordinator for it."""
-    leave = TargetQueues.leave
+    free_slot = TargetQueues.free_slot
 
-    def leave_and_tell(self: TargetQueues[Any], one: Any) -> None:
-        target = self._targets.get(one.slot)
+    def free_and_report(self: TargetQueues[Any], ref: Any) -> None:
+        target = self._targets.get(ref.slot)
         if target is not None:
             target.slots -= 1
-        leave(self, one)
+        free_slot(self, ref)
 
-    monkeypatch.setattr(TargetQueues, "leave", leave_and_tell)
+    monkeypatch.setattr(TargetQueues, "free_slot", free_and_report)
 
 
 def canaries_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first place that can not be freed keeps all others taken, and they are renewed."""
 
-    async def let_go(self: Breakers) -> None:
-        back, self._back = self._back, {}
-        for key, count in back.items():
-            await self._hold(key, self._count_back(key, count), 1 << _LEVELS)
+    async def release_probes(self: Breakers) -> None:
+        probed, self._probed = self._probed, {}
+        for key, count in probed.items():
+            await self._hold(key, self._count_probed(key, count), 1 << _LEVELS)
 
-    monkeypatch.setattr(Breakers, "_let_go", let_go)
+    monkeypatch.setattr(Breakers, "_release_probes", release_probes)
 
 
 PLANTED = [
@@ -126,7 +129,7 @@ PLANTED = [
         partial(test_lanes.limits_that_could_not_be_asked_for, "reserve", remote=False),
     ),
     Planted("slots_freed_in_one_try", slots_are_freed_in_one_try, test_lanes.a_slot_that_could_not_be_freed),
-    Planted("canaries_kept_for_ever", canaries_are_counted_one_by_one, test_breaker.canaries_that_could_not_be_freed),
+    Planted("canaries_kept_for_ever", canaries_are_counted_one_by_one, test_breaker.probes_that_could_not_be_freed),
     Planted(
         "late_reference_keeps_its_slot",
         late_references_keep_their_slot,

@@ -1,27 +1,63 @@
-"""Executors: how a task of one kind is run. An executor makes attempts; it decides nothing about retries."""
+"""Executors: how tasks of one kind run. An executor makes the lanes of its kind; it decides nothing about retries.
 
+Fetcher and handler processes import this package too, so it imports no lane before a worker asks for one.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from conveyor.model import Job, Outcome, TaskRef
 
-# The code of an outcome that says: the task takes every process along that runs it. It is dead-lettered.
-WORKER_LOST = "worker_lost"
+if TYPE_CHECKING:
+    from conveyor.process.lane import Lane, LaneTools
 
 
-class Executor(Protocol):
-    """One executor serves all runs of its kind in a worker. It is closed when the worker stops."""
+class Executor(ABC):
+    """Serves all runs of its kind, for all workers of this process."""
 
-    def grain(self, job: Job) -> int:
-        """How many references a runner should hand over at once; more than 1 where an await each costs too much."""
-
+    @abstractmethod
     def target(self, ref: TaskRef) -> str | None:
-        """The name under which limits per target are kept (for fetch, the host); None for no limit."""
+        """Return the target whose limits and breaker apply to the task (for a fetch, its host), or None."""
 
-    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        """Make one attempt at each reference, in order, and say what came of it. Never raises for what a task did:
-        that is an Outcome with an error. An Outcome may carry `retry_after` as a wish of the target (Retry-After).
-        Raises only Superseded (process/task_progress.py), for one reference, when another attempt has it now."""
+    @abstractmethod
+    def lane(self, job: Job, tools: "LaneTools") -> "Lane":
+        """Make a lane that runs the job's tasks for one worker."""
+
+    def open(self) -> None:
+        """Start the processes that the executor needs, without waiting for them."""
+        return
+
+    async def until_ready(self) -> None:
+        """Wait until attempts can start at once."""
+        return
+
+    def watch(self) -> None:
+        """Replace processes that hang. Each worker calls this several times a second."""
+        return
 
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections, threads and processes. Called once, after the workers have stopped."""
+        return
+
+
+class LocalExecutor(Executor):
+    """An executor whose attempts a lane of this process awaits."""
+
+    def grain(self, job: Job) -> int:
+        """Return how many references to attempt in one call: more than 1 where an await for each costs too much."""
+        return 1
+
+    @abstractmethod
+    async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
+        """Make one attempt at each reference and return the outcomes in the same order.
+
+        A task that fails is an Outcome with an error, not an exception. `Outcome.retry_after` carries the target's
+        Retry-After. Raises only Superseded (task_progress.py), for a single reference, when a newer attempt owns the
+        task.
+        """
+
+    def lane(self, job: Job, tools: "LaneTools") -> "Lane":
+        from conveyor.process.local_lane import LocalLane  # noqa: PLC0415  (child processes have no lanes)
+
+        return LocalLane(job, self, tools)

@@ -1,16 +1,16 @@
-"""The download executor. Gets references whose input is the URL of a large file, takes each in flat memory, and hands
-on where it is kept. An attempt goes on where the one before stopped, whatever stopped it (transfer.py).
+"""The download executor. Gets references whose input is the URL of a large file, downloads each with constant memory,
+and returns where it is stored. An attempt resumes where the one before stopped (transfer.py).
 
-Beside the codes of a fetch (failures.py):
+Error codes besides those of a fetch (egress/failures.py):
 
 | Code | Meaning |
 |---|---|
 | too_slow | fewer than `min_rate` bytes a second for `min_rate_seconds` |
-| range_failed | the target's answers to requests for the rest fit nothing |
-| content_encoded | the target sends the file compressed, although asked not to |
-| checksum_mismatch | the file came whole and has another sha256 than was given |
-| file_changed | the same, but it was put together from several answers: it is taken again from its beginning |
-| store_failed | it could not be kept here; the task waits and spends no attempt |
+| range_failed | the target's responses to range requests do not fit the file |
+| content_encoded | the target sends the file compressed, although the request forbids it |
+| checksum_mismatch | the file came in one response and its sha256 is not the expected one |
+| file_changed | the same, but the file came in several responses: the next attempt starts over |
+| store_failed | the file could not be stored; the task waits and spends no attempt |
 """
 
 import asyncio
@@ -26,18 +26,19 @@ from conveyor.engines.records import Records
 from conveyor.errors import BadInput
 from conveyor.lists.inputs import MAX_TIMEOUT, DownloadInput, download_problem, parse_download_input
 from conveyor.model import Job, Outcome, TaskRef
-from conveyor.process.executors.download.exchange import ExchangePlan, merged
+from conveyor.process.executors import LocalExecutor
+from conveyor.process.executors.download.exchange import ExchangePlan, merge_headers
 from conveyor.process.executors.download.long_tasks import LongTasks
 from conveyor.process.executors.download.ranges import RemoteFile
 from conveyor.process.executors.download.transfer import DownloadRequest
 from conveyor.process.task_progress import Track
 from conveyor.settings import Settings
 
-_left = msgspec.json.Decoder(RemoteFile | None)
+_file = msgspec.json.Decoder(RemoteFile | None)
 
 
-class DownloadExecutor:
-    """Runs tasks of kind download. One for each event loop; `root_certificate` is a PEM to trust beside the usual."""
+class DownloadExecutor(LocalExecutor):
+    """Runs tasks of kind download. One for each event loop. `root_certificate`: a PEM to trust beside the system's."""
 
     def __init__(
         self,
@@ -50,9 +51,6 @@ class DownloadExecutor:
         root_certificate: bytes | None = None,
     ) -> None:
         self._long = LongTasks(settings, clock, guard, records, blobs, root_certificate)
-
-    def grain(self, job: Job) -> int:
-        return 1
 
     def target(self, ref: TaskRef) -> str | None:
         try:
@@ -68,23 +66,23 @@ class DownloadExecutor:
 
     async def _attempt(self, job: Job, ref: TaskRef) -> Outcome:
         async def step(plan: ExchangePlan, track: Track) -> Outcome:
-            wanted = wanted_of(plan, parse_download_input(ref.input))
-            return await self._long.take(job, ref, plan, track, wanted, _left.decode(track.state), _remember)
+            wanted = download_request(plan, parse_download_input(ref.input))
+            return await self._long.take(job, ref, plan, track, wanted, _file.decode(track.state), _remember)
 
         return await self._long.attempt(job, ref, step)
 
 
-def wanted_of(plan: ExchangePlan, given: DownloadInput) -> DownloadRequest:
-    """What the task asks for. Raises BadInput: what was stored may be older than today's checks."""
-    wrong = download_problem(given)
+def download_request(plan: ExchangePlan, task_input: DownloadInput) -> DownloadRequest:
+    """Build the task's request. Raises BadInput: the input may have been stored before today's checks."""
+    wrong = download_problem(task_input)
     if wrong is not None:
         raise BadInput(wrong)
-    headers = merged(plan.headers, tuple(given.headers.items()))
+    headers = merge_headers(plan.headers, tuple(task_input.headers.items()))
     return DownloadRequest(
-        OutgoingRequest("GET", parse_url(given.url), headers),
-        min(given.timeout or plan.options.timeout, MAX_TIMEOUT),
-        given.sha256,
-        given.connect_timeout,
+        OutgoingRequest("GET", parse_url(task_input.url), headers),
+        min(task_input.timeout or plan.options.timeout, MAX_TIMEOUT),
+        task_input.sha256,
+        task_input.connect_timeout,
     )
 
 

@@ -1,7 +1,7 @@
-"""One exchange with a target whose answer may be long. Gets a request, takes it through the job's route and the guard
-over all redirects, and hands on the answer with its body still on the wire.
+"""One exchange with a target whose response may be long. Sends a request through the job's route and the guard, follows
+redirects, and returns the response with its body still unread.
 
-Unlike a fetch it has no timeout as a whole: an answer has `patience` to begin, and whoever reads it watches the rest.
+Unlike a fetch it has no total timeout: a response must begin within `patience`, and its reader watches the rest.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class ExchangePlan(msgspec.Struct):
-    """The options of a job as an exchange needs them, worked out once."""
+    """The options of a job, prepared once for all its exchanges."""
 
     options: Options
     route: Route
@@ -43,7 +43,7 @@ class ExchangePlan(msgspec.Struct):
 
 
 class OpenResponse(msgspec.Struct):
-    """An answer that has begun, and the request that it answers: the last one, after redirects."""
+    """A response that has begun, and the request that it answers: the last one, after redirects."""
 
     response: Response
     head: ResponseHead
@@ -51,7 +51,7 @@ class OpenResponse(msgspec.Struct):
 
 
 class Exchange:
-    """The clients and routes of one executor. `root_certificate` is a PEM to trust beside the usual."""
+    """The clients and routes of one executor. `root_certificate` is a PEM to trust beside the system's."""
 
     def __init__(
         self, settings: Settings, clock: Clock, guard: TargetGuard, *, root_certificate: bytes | None = None
@@ -69,7 +69,7 @@ class Exchange:
         await self._guard.close()
 
     def plan(self, job: Job) -> ExchangePlan:
-        """Raises BadInput: what was stored may be older than today's checks."""
+        """Prepare the job's options. Raises BadInput: they may have been stored before today's checks."""
         plan = self._plans.get(job.job_id)
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
@@ -86,16 +86,16 @@ class Exchange:
     async def open(
         self, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float | None = None
     ) -> AsyncIterator[OpenResponse]:
-        """Send the request and follow redirects. Raises what failures.py knows."""
+        """Send the request and follow redirects. Raises what egress/failures.py maps."""
         connect = plan.connect if connect is None else connect_step(connect)
-        most = plan.options.max_redirects
+        max_redirects = plan.options.max_redirects
         async with AsyncExitStack() as stack:
-            for _ in range(most + 1):
+            for _ in range(max_redirects + 1):
                 hop = plan.route.ready(request, connect) or await plan.route.hop(request, connect, patience)
                 try:
                     response = await self._begin(stack, request, hop, patience)
                     head = read_head(response)
-                    if most == 0 or head.status not in FOLLOWED or "location" not in head.fields:
+                    if max_redirects == 0 or head.status not in FOLLOWED or "location" not in head.fields:
                         yield OpenResponse(response, head, request)
                         return
                 except PyreqwestError as error:
@@ -104,20 +104,20 @@ class Exchange:
                     raise
                 await stack.aclose()
                 request = redirected(request, head.status, head.fields["location"], hop.base, plan.route.origin)
-            raise Failure("too_many_redirects", f"more than {most} redirects")
+            raise Failure("too_many_redirects", f"more than {max_redirects} redirects")
 
     async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Hop, patience: float) -> Response:
         try:
             async with asyncio.timeout(patience):
-                return await stack.enter_async_context(_built(request, hop))
+                return await stack.enter_async_context(_build_request(request, hop))
         except TimeoutError:
-            raise Failure("timeout", f"the answer did not begin within {patience:g} seconds") from None
+            raise Failure("timeout", f"the response did not begin within {patience:g} seconds") from None
 
 
-def _built(request: OutgoingRequest, hop: Hop) -> StreamRequest:
-    # Whatever was read ahead is lost to us when the connection breaks.
+def _build_request(request: OutgoingRequest, hop: Hop) -> StreamRequest:
+    # Bytes that the client reads ahead are lost when the connection breaks.
     builder = hop.client.request(request.method, hop.url).streamed_read_buffer_limit(0)
-    sent = merged(request.headers, hop.headers)
+    sent = merge_headers(request.headers, hop.headers)
     if sent:
         builder = builder.headers(sent)
     if request.body is not None:
@@ -125,7 +125,7 @@ def _built(request: OutgoingRequest, hop: Hop) -> StreamRequest:
     return builder.build_streamed()
 
 
-def merged(general: Pairs, special: Pairs) -> Pairs:
-    """Both lists of headers; where both have a word on one name, the special one's."""
+def merge_headers(general: Pairs, special: Pairs) -> Pairs:
+    """Merge two lists of headers. Where both have the same name, the special one counts."""
     own = {name.lower() for name, _ in special}
     return (*(pair for pair in general if pair[0].lower() not in own), *special)

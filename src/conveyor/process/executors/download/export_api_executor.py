@@ -1,20 +1,20 @@
 """The export_download executor, for APIs that make a file on request. Gets references whose input fills the templates
-of the job's `export`, and hands on the file that the API made of it.
+of the job's `export`, and returns the file that the API made.
 
-    create the export → keep its id → ask for its state → not yet: wait, holding nothing → ready: download it
+    create the export → store its id → poll its state → not ready: wait in the queue → ready: download it
 
-The row of the task holds what is known: once the id is in it, every later attempt goes on with that export. Only a
-crash between the answer to `create` and that write makes a second request, under the same Idempotency-Key. A task that
-waits stands in the queue with a delay; it has no worker and spends no attempt, however long the API takes.
+The task's progress document holds the state: once the id is in it, every later attempt resumes that export. Only a
+crash between the response to `create` and that write makes a second request, with the same Idempotency-Key. A task that
+waits is in the queue with a delay; it takes no slot and spends no attempt, however long the API takes.
 
-Beside the codes of a download:
+Error codes besides those of a download:
 
 | Code | Meaning |
 |---|---|
-| export_failed | the export came to a state that means failure |
+| export_failed | the export reached a state that means failure |
 | export_timeout | it was not ready within `poll.timeout` |
-| export_api_failed | a call failed more often than it is made again |
-| bad_answer | an answer is not JSON, or lacks what the job says stands in it |
+| export_api_failed | a call failed more often than the policy retries it |
+| bad_answer | a response is not JSON, or lacks a value that the job names |
 """
 
 import asyncio
@@ -55,7 +55,8 @@ from conveyor.model import (
     TaskRef,
     task_id,
 )
-from conveyor.process.executors.download.exchange import ExchangePlan, Pairs, merged
+from conveyor.process.executors import LocalExecutor
+from conveyor.process.executors.download.exchange import ExchangePlan, Pairs, merge_headers
 from conveyor.process.executors.download.long_tasks import LongTasks, outcome_of
 from conveyor.process.executors.download.ranges import RemoteFile
 from conveyor.process.executors.download.transfer import DownloadRequest, TargetError, check_lost
@@ -64,21 +65,21 @@ from conveyor.process.task_progress import Superseded, Track
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
-_MOST_ANSWER = 1024 * 1024
-# Links to a file lapse; a fresh one is asked for so often in a row.
-_LAPSED = frozenset({401, 403, 404, 410})
-_MOST_LINKS = 5
+_MAX_RESPONSE = 1024 * 1024
+# Statuses of a link that has expired; how often in a row to request a fresh one.
+_EXPIRED = frozenset({401, 403, 404, 410})
+_MAX_LINKS = 5
 _LINK_PAUSE = 1.0
 _SHOWN = 100
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of one export, kept in the task's row."""
+    """The state of one export, in the task's progress document."""
 
     id: str | None = None
     created_at: float = 0.0
     polls: int = 0
-    # Calls that failed in a row, and links that had lapsed in a row.
+    # Failed calls in a row, and expired links in a row.
     failures: int = 0
     links: int = 0
     file: RemoteFile | None = None
@@ -87,7 +88,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 _state = msgspec.json.Decoder(State | None)
 
 
-class ExportDownloadExecutor:
+class ExportDownloadExecutor(LocalExecutor):
     """Runs tasks of kind export_download. One for each event loop."""
 
     def __init__(
@@ -110,9 +111,6 @@ class ExportDownloadExecutor:
             settings.export_retry_cap,
         )
 
-    def grain(self, job: Job) -> int:
-        return 1
-
     def target(self, ref: TaskRef) -> str | None:
         return None
 
@@ -126,53 +124,53 @@ class ExportDownloadExecutor:
         async def step(plan: ExchangePlan, track: Track) -> Outcome:
             if job.options.export is None:
                 raise BadInput("the job has no `export`")
-            return await self._go_on(_Work(job, ref, job.options.export, plan, track))
+            return await self._advance(_ExportAttempt(job, ref, job.options.export, plan, track))
 
         return await self._long.attempt(job, ref, step)
 
-    async def _go_on(self, work: "_Work") -> Outcome:
-        """One attempt: as far as the export is."""
+    async def _advance(self, work: "_ExportAttempt") -> Outcome:
+        """Advance the export as far as it goes now."""
         if work.state.file is None:
             check_lost(work.track, self._settings)
         try:
             if work.state.id is None:
                 await self._create(work)
-            answer, asked = await self._call(work, work.export.status, "GET")
-            now = scalar(look_up(answer, work.export.state), "the state of the export")
-            if now in work.export.failed:
-                raise Failure("export_failed", f"the export ended as {now[:_SHOWN]!r}")
-            if now not in work.export.ready:
-                return await self._wait(work, now)
+            answer, request = await self._call(work, work.export.status, "GET")
+            state = scalar(look_up(answer, work.export.state), "the state of the export")
+            if state in work.export.failed:
+                raise Failure("export_failed", f"the export ended as {state[:_SHOWN]!r}")
+            if state not in work.export.ready:
+                return await self._wait(work, state)
             await work.keep(failures=0)
-            wanted = self._wanted(work, answer, asked)
+            wanted = self._download_request(work, answer, request)
         except Unfillable as error:
-            raise Failure("bad_answer", f"the answer of the API can not be used: {error}") from None
+            raise Failure("bad_answer", f"the response of the API cannot be used: {error}") from None
         except (BadInput, Superseded):
             raise
         except Exception as error:
             return await self._after_failure(work, error)
         return await self._download(work, wanted)
 
-    async def _create(self, work: "_Work") -> None:
-        # Whoever makes this request again, after a crash before the id was kept, means the same export.
+    async def _create(self, work: "_ExportAttempt") -> None:
+        # A second request, after a crash before the id was stored, means the same export.
         key = ((IDEMPOTENCY_KEY, f"conveyor-{task_id(work.job.run.run_id, work.ref.index)}"),)
         answer, _ = await self._call(work, work.export.create, "POST", key)
-        made = scalar(look_up(answer, work.export.id), "the id of the export")
+        export_id = scalar(look_up(answer, work.export.id), "the id of the export")
         crashpoint("export.create.before")
-        await work.keep(id=made, created_at=self._clock.now(), failures=0)
+        await work.keep(id=export_id, created_at=self._clock.now(), failures=0)
         crashpoint("export.create.after")
 
-    async def _wait(self, work: "_Work", now: str) -> Outcome:
+    async def _wait(self, work: "_ExportAttempt", api_state: str) -> Outcome:
         poll, state = work.export.poll, work.state
         if self._clock.now() - state.created_at >= poll.timeout:
             raise Failure("export_timeout", f"the export was not ready within {poll.timeout:g} seconds")
-        await work.rest(f"the export is {now[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
+        await work.rest(f"the export is {api_state[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
         pace = Backoff(poll.first, poll.rate, poll.cap, jitter=False)
         delay = backoff_delay(pace, state.polls + 1, 0.0, None)
         return Outcome(TaskStatus.PENDING, retry_after=delay, spend=False)
 
-    async def _after_failure(self, work: "_Work", error: Exception) -> Outcome:
-        """A call failed: make it again later, as the policy for calls of such APIs says."""
+    async def _after_failure(self, work: "_ExportAttempt", error: Exception) -> Outcome:
+        """Retry a failed call later, by the policy for such calls."""
         outcome = outcome_of(error, work.plan.route.blamed)
         failed = work.state.failures + 1
         retry = work.export.retry or self._retry
@@ -192,35 +190,35 @@ class ExportDownloadExecutor:
         outcome.spend = False
         return outcome
 
-    async def _download(self, work: "_Work", wanted: DownloadRequest) -> Outcome:
-        linked = is_call(work.export.download) is None and work.state.links < _MOST_LINKS
-        spare = _LAPSED if linked else frozenset()
+    async def _download(self, work: "_ExportAttempt", wanted: DownloadRequest) -> Outcome:
+        linked = is_call(work.export.download) is None and work.state.links < _MAX_LINKS
+        spare = _EXPIRED if linked else frozenset()
         outcome = await self._long.take(
             work.job, work.ref, work.plan, work.track, wanted, work.state.file, work.remember, spare
         )
         if outcome.status is TaskStatus.FAILED and outcome.http_status in spare:
-            # The next attempt asks for the state again, and with it for a fresh link.
-            await work.rest("the link to the file has lapsed", links=work.state.links + 1)
+            # The next attempt polls the state again, and with it gets a fresh link.
+            await work.rest("the link to the file has expired", links=work.state.links + 1)
             outcome.retry_after = _LINK_PAUSE * 2**work.state.links
             outcome.spend = False
         return outcome
 
-    def _wanted(self, work: "_Work", answer: Any, asked: OutgoingRequest) -> DownloadRequest:
+    def _download_request(self, work: "_ExportAttempt", answer: Any, status: OutgoingRequest) -> DownloadRequest:
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         call = is_call(work.export.download)
         if call is not None:
             return DownloadRequest(self._request(work, call, "GET", ()), patience)
         assert isinstance(work.export.download, str)
         url = parse_url(scalar(look_up(answer, work.export.download), "the link to the file"))
-        # The headers of the job are for the API; a link to elsewhere gets what a redirect there would.
-        there = url.origin_ascii == asked.url.origin_ascii
-        headers = tuple(pair for pair in work.plan.headers if there or not is_sensitive(pair[0]))
+        # The job's headers are for the API. A link to another origin gets what a redirect there would.
+        same_origin = url.origin_ascii == status.url.origin_ascii
+        headers = tuple(pair for pair in work.plan.headers if same_origin or not is_sensitive(pair[0]))
         return DownloadRequest(OutgoingRequest("GET", url, headers), patience)
 
     async def _call(
-        self, work: "_Work", call: ExportCall, method: str, more: Pairs = ()
+        self, work: "_ExportAttempt", call: ExportCall, method: str, more: Pairs = ()
     ) -> tuple[Any, OutgoingRequest]:
-        """The JSON of an answer, and the request that it answers."""
+        """Make a call. Returns the JSON of the response, and the request that it answers, after redirects."""
         request = self._request(work, call, method, more)
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         async with self._long.exchange.open(work.plan, request, patience) as answer:
@@ -228,16 +226,16 @@ class ExportDownloadExecutor:
                 raise TargetError(answer.head, self._clock.now())
             try:
                 async with asyncio.timeout(patience):
-                    body = await read_counted(answer.response, _MOST_ANSWER)
+                    body = await read_counted(answer.response, _MAX_RESPONSE)
             except TimeoutError:
-                raise Failure("timeout", f"the answer was not complete within {patience:g} seconds") from None
+                raise Failure("timeout", f"the response was not complete within {patience:g} seconds") from None
         try:
             return msgspec.json.decode(body), answer.request
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise Failure("bad_answer", "the answer of the API is not JSON", answer.head.status) from None
+            raise Failure("bad_answer", "the response of the API is not JSON", answer.head.status) from None
 
-    def _request(self, work: "_Work", call: ExportCall, method: str, more: Pairs) -> OutgoingRequest:
-        """What a call asks for. Raises BadInput: what the input lacks is known only now."""
+    def _request(self, work: "_ExportAttempt", call: ExportCall, method: str, more: Pairs) -> OutgoingRequest:
+        """Build the request of a call. Raises BadInput if the task's input lacks a value that the template needs."""
         try:
             url = parse_url(fill_url(call.url, work.values))
             own = {name: fill_text(value, work.values) for name, value in call.headers.items()}
@@ -249,12 +247,12 @@ class ExportDownloadExecutor:
         wrong = headers_problem(own)
         if wrong is not None:
             raise BadInput(wrong)
-        headers = merged(merged(kind, work.plan.headers), merged(tuple(own.items()), more))
+        headers = merge_headers(merge_headers(kind, work.plan.headers), merge_headers(tuple(own.items()), more))
         return OutgoingRequest((call.method or method).upper(), url, (*headers, ("accept-encoding", "identity")), body)
 
 
-class _Work:
-    """One attempt at one export: the task, the description, and the state that is kept in the row."""
+class _ExportAttempt:
+    """One attempt at one export: the task, the API's description, and the state in the progress document."""
 
     def __init__(self, job: Job, ref: TaskRef, export: ExportApi, plan: ExchangePlan, track: Track) -> None:
         self.job = job
@@ -275,14 +273,14 @@ class _Work:
         return _raw(self.state)
 
     async def keep(self, **changed: Any) -> None:
-        """Write the state now; the attempt goes on."""
+        """Store the state now; the attempt goes on."""
         state = msgspec.structs.replace(self.state, **changed)
         if state != self.state:
             self.state = state
             await self.track.save(self.track.done, None, state=_raw(state))
 
     async def rest(self, note: str | None, **changed: Any) -> None:
-        """Write the state; the attempt ends."""
+        """Store the state; the attempt ends."""
         self.state = msgspec.structs.replace(self.state, **changed)
         await self.track.rest(state=_raw(self.state), note=note)
 
@@ -292,7 +290,7 @@ def _raw(state: State) -> msgspec.Raw:
 
 
 def _body(template: Any, values: Values) -> tuple[bytes | None, Pairs]:
-    """The body of a request and the header that goes with it."""
+    """Return the body of a request and the header that goes with it."""
     if template is None:
         return None, ()
     if isinstance(template, str):

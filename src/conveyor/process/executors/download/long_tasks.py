@@ -1,8 +1,7 @@
-"""What the executors of long tasks share: the clients, the rows of progress, and the way from whatever ended an attempt
-to its outcome.
+"""Long tasks: what the executors of downloads and export APIs share: clients, progress documents, and outcomes.
 
-An attempt that moved a file on and then failed for a reason that may pass spends nothing: the next one goes on from
-there, so that a file of hours needs no more attempts than one of seconds.
+An attempt that advanced a file and then failed with a retryable error spends no attempt: the next one resumes, so that
+a file of hours needs no more attempts than one of seconds.
 """
 
 import asyncio
@@ -29,14 +28,14 @@ from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
 
-# How long a task waits that could not be kept here.
+# How long a task waits after a failure of our own store.
 _STORE_PAUSE = 30.0
 
 Step = Callable[[ExchangePlan, Track], Awaitable[Outcome]]
 
 
 class LongTasks:
-    """The parts of one executor of long tasks. `root_certificate` is a PEM to trust beside the usual."""
+    """The shared parts of one executor. `root_certificate` is a PEM to trust beside the system's."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class LongTasks:
         self._book = ProgressBook(records, clock, settings)
 
     async def attempt(self, job: Job, ref: TaskRef, step: Step) -> Outcome:
-        """Take the task's row, do the step, and say what came of it. Raises Superseded."""
+        """Take over the progress document, run the step, and return the outcome. Raises Superseded."""
         started = self._clock.monotonic()
         track: Track | None = None
         blamed: frozenset[str] = frozenset()
@@ -90,8 +89,8 @@ class LongTasks:
         remember: Callable[[RemoteFile | None], msgspec.Raw],
         spare: frozenset[int] = frozenset(),
     ) -> Outcome:
-        """Take a file; the step that a download is, and with which an export ends. After one of the statuses in `spare`
-        what is there is kept: the caller knows how to go on."""
+        """Download a file: the only step of a download, and the last one of an export. After one of the statuses in
+        `spare` the stored pieces stay: the caller resumes."""
         transfer = Transfer(self.exchange, self._blobs, self._clock, self._settings, job, plan, track, remember)
         try:
             return _succeeded(await transfer.take(wanted, left))
@@ -103,7 +102,7 @@ class LongTasks:
             outcome.spend = False
             outcome.retry_after = backoff_delay(job.options.backoff, 1, self._clock.jitter(), outcome.retry_after)
         elif outcome.http_status not in spare and retry_delay(job.options, ref.attempt, outcome, 0.0) is None:
-            # Nobody will go on with what is there.
+            # No attempt will resume it.
             await transfer.drop()
             return outcome
         await track.rest()
@@ -111,14 +110,14 @@ class LongTasks:
 
 
 def outcome_of(error: Exception, blamed: frozenset[str]) -> Outcome:
-    """The outcome of an attempt that ended so. What our own stores did is not the task's failure: it waits."""
+    """Return the outcome of an attempt that raised this. A failure of our own store is not the task's: it waits."""
     if isinstance(error, Unavailable):
-        log.warning("a long task waits for the store", error=repr(error))
-        why = TaskError("store_failed", error.message)
-        return Outcome(TaskStatus.FAILED, error=why, retry_after=_STORE_PAUSE, spend=False)
+        log.warning("store failed; long task waits", error=repr(error))
+        failure = TaskError("store_failed", error.message)
+        return Outcome(TaskStatus.FAILED, error=failure, retry_after=_STORE_PAUSE, spend=False)
     failure = failure_of(error, blamed)
     if failure.code == "internal":
-        log.error("a long task failed inside Conveyor", exc_info=error)
+        log.error("long task failed inside Conveyor", exc_info=error)
     outcome = Outcome(TaskStatus.FAILED, error=failure)
     if isinstance(error, Failure):
         outcome.http_status = error.http_status
@@ -127,19 +126,19 @@ def outcome_of(error: Exception, blamed: frozenset[str]) -> Outcome:
     return outcome
 
 
-def _succeeded(taken: DownloadedFile) -> Outcome:
+def _succeeded(download: DownloadedFile) -> Outcome:
     return Outcome(
         TaskStatus.SUCCEEDED,
         http_status=200,
-        kept=taken.body,
-        content_type=taken.file.content_type,
-        final_url=taken.file.final_url,
-        headers=taken.file.headers,
+        kept=download.body,
+        content_type=download.file.content_type,
+        final_url=download.file.final_url,
+        headers=download.file.headers,
     )
 
 
 async def _rest(track: Track | None) -> None:
-    """Best effort: a row that stays due is looked at by the monitor, which finds the task waiting in its queue."""
+    """Best effort: if the document stays due, the monitor looks at it and finds the task in its queue."""
     if track is not None:
         with suppress(Superseded, Unavailable):
             await track.rest()

@@ -1,10 +1,10 @@
-"""Pieces: a file on its way into blobs. Gets its bytes as they come, keeps them in objects of one size, and hands on
-a reference to the whole with its sha256.
+"""Pieces: stores a file in blobs as it comes. Gets bytes, stores them in objects of one size, and returns a reference
+to the whole with its sha256.
 
-Blobs can not be appended to, on no engine. So a file is kept as pieces `<key>/000000` and on, and stays so: composing
-one object of them would write every byte a second time. Each piece is durable by itself, so what is listed under the
-key, up to the first gap, is how far the file is: no row has to be written for it. A state of sha256 can not be kept,
-so after a restart what is there is read back and hashed beside the download.
+No engine can append to a blob. So a file is stored as pieces `<key>/000000` and on, and stays so: joining them would
+write every byte a second time. Each piece is durable by itself, so the objects under the key, up to the first gap, are
+the checkpoint: no row is needed. The state of a sha256 cannot be stored, so after a restart the stored pieces are read
+back and hashed while the download goes on.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, piece_key
 
 KIB = 1024
-_LEAST_PIECE = 256 * KIB
+_MIN_PIECE = 256 * KIB
 _UNKNOWN_PIECE = 4 * KIB * KIB
-# A crash costs at most what is under way, about two parts of so many.
+# A crash costs about two of this many parts of a file.
 _PARTS = 192
 _STEP = 64 * KIB
 
 
 def piece_size(total: int | None, largest: int) -> int:
-    """In what pieces a file of this size is kept."""
+    """Return the size of the pieces of a file."""
     if total is None:
         return min(_UNKNOWN_PIECE, largest)
-    return min(largest, max(_LEAST_PIECE, -(-total // _PARTS // _STEP) * _STEP))
+    return min(largest, max(_MIN_PIECE, -(-total // _PARTS // _STEP) * _STEP))
 
 
 class Pieces:
-    """One file under one key. Memory: a piece that fills, and one that is written."""
+    """One file under one key. Memory: one piece that fills and one that is being written."""
 
     def __init__(self, blobs: Blobs, key: str, size: int) -> None:
         self._blobs = blobs
@@ -45,16 +45,16 @@ class Pieces:
 
     @property
     def offset(self) -> int:
-        """Bytes that were taken, in memory or kept."""
+        """Bytes so far, in memory or stored."""
         return self._number * self._size + self._filled
 
     @property
-    def kept(self) -> int:
-        """Bytes of the pieces that were begun to be kept."""
+    def stored(self) -> int:
+        """Bytes of the pieces whose write has begun."""
         return self._number * self._size
 
     async def find(self, total: int | None) -> None:
-        """Go on after what is there already: all pieces from the first on that are as long as they should be."""
+        """Resume after the stored pieces: all from the first on that have the right size."""
         number = 0
         async for info in self._blobs.listing(f"{self._key}/"):
             if info.key != piece_key(self._key, number) or info.size != self._size:
@@ -62,29 +62,29 @@ class Pieces:
             number += 1
         last = None if total is None else total - number * self._size
         if last is not None and 0 < last < self._size:
-            found = await self._blobs.get(piece_key(self._key, number))
-            # The last one is shorter: it goes back into memory, and is written again when the file is sealed.
-            if found is not None and len(found) == last:
-                self._buffer[:last] = found
+            tail = await self._blobs.get(piece_key(self._key, number))
+            # The last piece is shorter: it is read into memory and written again with the seal.
+            if tail is not None and len(tail) == last:
+                self._buffer[:last] = tail
                 self._filled = last
         self._number = number
-        self._digest.kept(number)
+        self._digest.resume(number)
 
     async def take(self, data: memoryview) -> None:
-        """Take bytes; waits while the piece before is still being written."""
+        """Add bytes. Waits while the piece before is being written."""
         while data:
             part = data[: self._size - self._filled]
             self._buffer[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             data = data[len(part) :]
             if self._filled == self._size:
-                await self._turn()
+                await self._write_piece()
 
     async def seal(self) -> BodyRef:
-        """All bytes were taken: keep what is left, and say where the whole is."""
+        """Store the last piece and return a reference to the whole file."""
         length = self.offset
         if self._filled or not self._number:
-            await self._turn()
+            await self._write_piece()
         await self.settle()
         digest = await self._digest.whole(self._number)
         if self._number == 1:
@@ -98,20 +98,20 @@ class Pieces:
             self._writing = None
 
     async def leave(self) -> None:
-        """End what goes on behind, in whatever state it is."""
+        """End background work, finished or not."""
         tasks: Iterable[asyncio.Task[None] | None] = (self._writing, self._digest.leave())
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
-    async def _turn(self) -> None:
-        """The piece is full, or the last: write it while the next one fills."""
+    async def _write_piece(self) -> None:
+        """Write a piece that is full, or the last, while the next one fills."""
         await self.settle()
         full, self._buffer = self._buffer, bytearray(self._size)
         data = memoryview(full)[: self._filled]
-        self._writing = asyncio.create_task(self._keep(self._number, data))
+        self._writing = asyncio.create_task(self._store(self._number, data))
         self._number += 1
         self._filled = 0
 
-    async def _keep(self, number: int, data: memoryview) -> None:
+    async def _store(self, number: int, data: memoryview) -> None:
         crashpoint("download.piece.before")
         await self._blobs.put(piece_key(self._key, number), data)
         crashpoint("download.piece.after")
@@ -119,34 +119,34 @@ class Pieces:
 
 
 class _Digest:
-    """The sha256 of pieces in order: from memory as they are kept, or read back where they were kept before."""
+    """The sha256 over the pieces in order: from memory as they are stored, or read back from earlier attempts."""
 
     def __init__(self, blobs: Blobs, key: str) -> None:
         self._blobs = blobs
         self._key = key
         self._hash = sha256()
         self._next = 0
-        self._kept = 0
+        self._stored = 0
         self._reading: asyncio.Task[None] | None = None
-        # Set when a piece could not be read to its end: what was hashed of it can not be taken back.
+        # Set when reading a piece failed half way: a hash cannot be rolled back.
         self._failure: Exception | None = None
 
-    def kept(self, count: int) -> None:
-        """So many pieces are there already."""
-        self._kept = count
+    def resume(self, count: int) -> None:
+        """Hash the pieces that are stored already."""
+        self._stored = count
         self._read_on()
 
     async def add(self, number: int, data: memoryview) -> None:
-        """One more is there, and in memory."""
+        """Add a piece that was stored and is in memory."""
         if self._reading is None and number == self._next and self._failure is None:
             await asyncio.to_thread(self._hash.update, data)
             self._next += 1
-        self._kept = number + 1
+        self._stored = number + 1
         self._read_on()
 
     async def whole(self, count: int) -> str:
-        """The digest of `count` pieces, all of which are there."""
-        self._kept = count
+        """Return the digest of `count` pieces, all of which are stored."""
+        self._stored = count
         while self._next < count and self._failure is None:
             self._read_on()
             assert self._reading is not None
@@ -161,12 +161,12 @@ class _Digest:
         return self._reading
 
     def _read_on(self) -> None:
-        if self._reading is None and self._next < self._kept and self._failure is None:
+        if self._reading is None and self._next < self._stored and self._failure is None:
             self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         try:
-            while self._next < self._kept:
+            while self._next < self._stored:
                 async for part in self._blobs.stream(piece_key(self._key, self._next)):
                     await asyncio.to_thread(self._hash.update, part)
                 self._next += 1

@@ -1,8 +1,7 @@
-"""Going on with a file. Gets what is known of a file of which a part is there, and the answer to a request for the
-rest; says whether the answer is that rest. Nothing here connects or writes.
+"""Resuming a file by range: decides whether the response to a request for the rest is that rest. Pure.
 
-A rest is taken only if it can be nothing else: the answer is 206, begins exactly where the part ends, names the size
-that is known, carries the same validator, and is not encoded. Everything else starts the file over or fails.
+It is accepted only if it can be nothing else: status 206, beginning exactly where the stored part ends, with the known
+size and the same validator, and not encoded. Everything else restarts the file or fails.
 """
 
 import re
@@ -15,16 +14,16 @@ from conveyor.egress.failures import Failure
 from conveyor.egress.responses import ResponseHead, phrase
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
-# A date says so much about a file only if the file is older than the moment by more than clocks differ.
+# Last-Modified identifies a version only if the file is older than this: it could change again within a second.
 _SETTLED_SECONDS = 60.0
 
 
 class RemoteFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One version of a file, as its first answer described it, and where its pieces are kept."""
+    """One version of a file, as its first response described it, and where its pieces are stored."""
 
     key: str
     piece: int
-    # A strong ETag, or a Last-Modified that is as good as one; None: it can not be gone on with.
+    # A strong ETag, or a Last-Modified that is as good as one; None: the file cannot be resumed.
     validator: str | None = None
     total: int | None = None
     content_type: str | None = None
@@ -33,29 +32,29 @@ class RemoteFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResumeDecision(Enum):
-    """What an answer to a request for the rest is."""
+    """What a response to a request for the rest is."""
 
     REST = auto()
-    # It is the file from its beginning: another version, or the target knows no ranges.
+    # The whole file: another version, or the target has no ranges.
     WHOLE = auto()
-    # It is neither, and nothing that is there can be trusted to fit: ask for the file again.
+    # Neither. The stored part cannot be trusted: request the whole file.
     USELESS = auto()
 
 
 def rest_headers(file: RemoteFile, offset: int) -> tuple[tuple[str, str], ...]:
-    """What to send to get the rest of this version, and the whole of any other."""
+    """Return the headers that request the rest of this version, or all of any other."""
     assert file.validator is not None
     return (("range", f"bytes={offset}-"), ("if-range", file.validator))
 
 
 def check_identity(head: ResponseHead) -> None:
-    """Raise Failure for a body that is encoded although it was asked not to be: its bytes are not the file's."""
+    """Raise Failure for an encoded body: its bytes are not the file's."""
     if head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise Failure("content_encoded", "the target sends the file encoded, although asked not to", head.status)
 
 
 def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
-    """What this answer to a request for the rest from `offset` is. Raises Failure for one that is an error."""
+    """Decide what the response to a request from `offset` on is. Raises Failure for an error status."""
     if head.status == 200:
         check_identity(head)
         return ResumeDecision.WHOLE
@@ -63,8 +62,8 @@ def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
         return ResumeDecision.USELESS
     if head.status != 206:
         raise unexpected(head)
-    found = content_range(head)
-    if found is None or found[0] != offset or (file.total is not None and found[2] != file.total):
+    parts = content_range(head)
+    if parts is None or parts[0] != offset or (file.total is not None and parts[2] != file.total):
         return ResumeDecision.USELESS
     changed = validator_of(head) not in {None, file.validator}
     encoded = head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}
@@ -72,7 +71,7 @@ def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
 
 
 def content_range(head: ResponseHead) -> tuple[int, int, int] | None:
-    """First and last byte of an answer and the size of the whole, if it says all three and they fit."""
+    """Return first byte, last byte and total size from Content-Range; None if it lacks one or they do not fit."""
     match = _CONTENT_RANGE.fullmatch(head.fields.get("content-range", "").strip())
     if match is None:
         return None
@@ -81,12 +80,12 @@ def content_range(head: ResponseHead) -> tuple[int, int, int] | None:
 
 
 def unexpected(head: ResponseHead) -> Failure:
-    """A status that brings no file."""
+    """Return the failure for a status that brings no file."""
     return Failure(f"http_{head.status}", f"the target answered {phrase(head.status)}", head.status)
 
 
 def validator_of(head: ResponseHead) -> str | None:
-    """What is sent back in If-Range. A weak ETag promises meaning, not bytes."""
+    """Return the validator for If-Range. A weak ETag does not promise equal bytes."""
     etag = head.fields.get("etag", "").strip()
     if etag:
         return etag if re.fullmatch(r'"[\x21\x23-\x7e]*"', etag) else None

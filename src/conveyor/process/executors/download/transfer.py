@@ -1,10 +1,10 @@
-"""Transfer: one attempt at taking one file, over as many connections as it needs. Gets a request and what an earlier
-attempt left, hands on the file as kept, whole and hashed.
+"""Transfer: one attempt at downloading one file, over as many connections as it needs. Gets a request and what an
+earlier attempt left; returns the stored file, complete and hashed.
 
-    find what is there → ask for the rest → read into pieces → cut? ask again → seal → compare
+    find stored pieces → request the rest → read into pieces → connection cut? request again → seal → compare hashes
 
-A cut is not an attempt: while bytes come in, the rest is asked for again after a short pause. An attempt ends when
-nothing moves any more, when the target answers with an error, or when what comes is too slow.
+A cut connection does not end the attempt: while bytes come in, the transfer requests the rest after a short pause. An
+attempt fails when no more bytes come, when the target answers with an error, or when the transfer is too slow.
 """
 
 import asyncio
@@ -20,8 +20,7 @@ from conveyor.egress.responses import ResponseHead, retry_after
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job
-from conveyor.process.executors import WORKER_LOST
-from conveyor.process.executors.download.exchange import Exchange, ExchangePlan, OpenResponse, merged
+from conveyor.process.executors.download.exchange import Exchange, ExchangePlan, OpenResponse, merge_headers
 from conveyor.process.executors.download.pieces import Pieces, piece_size
 from conveyor.process.executors.download.ranges import (
     RemoteFile,
@@ -33,23 +32,24 @@ from conveyor.process.executors.download.ranges import (
     unexpected,
     validator_of,
 )
+from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import Track
 from conveyor.settings import Settings
 
-# Failures after which the rest can be asked for at once.
+# Failures after which the same attempt requests the rest.
 _CUTS = frozenset({"read_failed", "timeout", "connect_failed", "connect_timeout", "dns_failed", "gateway_failed"})
-_MOST_ROUNDS = 1000
-# Cuts in a row that brought nothing, and times that the file may be started over, in one attempt.
-_MOST_IDLE = 3
-_MOST_RESTARTS = 3
+_MAX_ROUNDS = 1000
+# Limits for one attempt: cuts in a row without a byte, and restarts from the first byte.
+_MAX_IDLE = 3
+_MAX_RESTARTS = 3
 _FIRST_PAUSE = 0.1
-# Headers that say which part of the file is asked for, and how: nobody else may.
+# Headers that the transfer sets itself; a job cannot.
 _OURS = frozenset({"range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _REMOVED_AT_ONCE = 1000
 
 
 class TargetError(Failure):
-    """The target answered with an error. `retry_after` is what it asked for."""
+    """The target answered with an error status. `retry_after` is its Retry-After."""
 
     def __init__(self, head: ResponseHead, now: float) -> None:
         cause = unexpected(head)
@@ -58,7 +58,7 @@ class TargetError(Failure):
 
 
 class DownloadRequest(msgspec.Struct, frozen=True):
-    """What is to be taken: the request, the hash that it must have, and how long silence may last."""
+    """What to download: the request, the expected hash, and how long the target may be silent."""
 
     request: OutgoingRequest
     patience: float
@@ -67,14 +67,14 @@ class DownloadRequest(msgspec.Struct, frozen=True):
 
 
 class DownloadedFile(msgspec.Struct, frozen=True):
-    """A file that is whole."""
+    """A file that is complete."""
 
     file: RemoteFile
     body: BodyRef
 
 
 class Transfer:
-    """One attempt. `remember` makes the state of the task's row from the file that is being taken."""
+    """One attempt. `remember` encodes the file for the state in the task's progress document."""
 
     def __init__(
         self,
@@ -99,24 +99,24 @@ class Transfer:
         self._pieces: Pieces | None = None
         self._ended = False
         self._answers = 0
-        # Bytes that were kept at the beginning, and those that are when the attempt ends.
-        self._found = 0
-        self._kept = 0
-        # Whether it began the file from its first byte, and how often it had to although there was a part of it.
-        self._anew = False
+        # Stored bytes at the start and at the end of the attempt.
+        self._stored_before = 0
+        self._stored = 0
+        # Whether it began at the first byte, and how often it restarted although a part was stored.
+        self._from_start = False
         self._restarts = 0
         self._pace = TransferPace(plan.options.download.min_rate, plan.options.download.min_rate_seconds, clock)
 
     @property
     def advanced(self) -> bool:
-        """Whether this attempt has left more than there was: the next one goes on from there. One that began the file
-        anew has to come further than any before it. To take the same bytes again moves nothing on, and a target that
-        cuts every answer and knows no ranges would be asked for ever."""
-        there = self._track.begun if self._anew else self._found
-        return self._resumable and self._kept > there
+        """Whether this attempt stored more bytes than earlier ones, so that the next one resumes from there. One that
+        began at the first byte must get further than any before it: a target that cuts every answer and has no ranges
+        would otherwise be asked for ever."""
+        before = self._track.begun if self._from_start else self._stored_before
+        return self._resumable and self._stored > before
 
     async def take(self, wanted: DownloadRequest, left: RemoteFile | None) -> DownloadedFile:
-        """Take the file, going on with what an earlier attempt left. Raises what failures.py knows, or Superseded."""
+        """Download the file, or resume what an earlier attempt left. Raises what failures.py maps, or Superseded."""
         try:
             await self._find(left)
             await self._until_complete(wanted)
@@ -125,7 +125,7 @@ class Transfer:
             await self._leave()
 
     async def drop(self) -> None:
-        """Forget the file and the task's row, for good."""
+        """Remove the stored pieces and the progress document."""
         before, self._file = self._file, None
         await self._track.remove()
         await self._remove(before)
@@ -137,13 +137,13 @@ class Transfer:
             return
         pieces = Pieces(self._blobs, left.key, left.piece)
         await pieces.find(left.total)
-        # It may be all there, if the attempt before was lost after its last byte. Without a validator, part of it is
-        # of no use.
+        # The file may be complete, if the attempt before was lost after its last byte. Without a validator, a part of
+        # it cannot be resumed.
         self._ended = left.total is not None and pieces.offset == left.total
         if self._ended or left.validator is not None:
             self._pieces = pieces
-            self._found = pieces.kept
-            self._track.found(pieces.offset)
+            self._stored_before = pieces.stored
+            self._track.start_at(pieces.offset)
         else:
             await pieces.leave()
         if not self._ended:
@@ -155,45 +155,45 @@ class Transfer:
             before = self._offset
             failure: Exception = Failure("read_failed", "the target sends the file in too many parts")
             try:
-                await self._ask(wanted)
+                await self._request(wanted)
             except (Failure, PyreqwestError, TimeoutError) as error:
                 if not self._is_cut(error):
                     raise
                 failure = error
             rounds += 1
             idle = 0 if self._offset > before else idle + 1
-            if idle > _MOST_IDLE or rounds > _MOST_ROUNDS:
+            if idle > _MAX_IDLE or rounds > _MAX_ROUNDS:
                 raise failure
             if not self._ended:
                 self._pace.check()
                 await self._clock.sleep(_FIRST_PAUSE * 2**idle)
 
     def _is_cut(self, error: Exception) -> bool:
-        """Whether the rest can be asked for at once."""
+        """Return whether to request the rest in the same attempt."""
         return self._resumable and failure_of(error, self._plan.route.blamed).code in _CUTS
 
-    async def _ask(self, wanted: DownloadRequest) -> None:
-        """One answer of the target, read to its end."""
+    async def _request(self, wanted: DownloadRequest) -> None:
+        """Send one request and read the response to its end."""
         request = wanted.request
-        sent: tuple[tuple[str, str], ...] = (("accept-encoding", "identity"),)
+        range_headers: tuple[tuple[str, str], ...] = (("accept-encoding", "identity"),)
         offset = self._offset
         if offset:
             assert self._file is not None
-            sent += rest_headers(self._file, offset)
-        own = tuple(pair for pair in request.headers if pair[0].lower() not in _OURS)
-        asked = msgspec.structs.replace(request, headers=merged(own, sent))
+            range_headers += rest_headers(self._file, offset)
+        job_headers = tuple(pair for pair in request.headers if pair[0].lower() not in _OURS)
+        request = msgspec.structs.replace(request, headers=merge_headers(job_headers, range_headers))
         with self._pace:
-            opening = self._exchange.open(self._plan, asked, wanted.patience, wanted.connect)
+            opening = self._exchange.open(self._plan, request, wanted.patience, wanted.connect)
             answer = await opening.__aenter__()
         try:
-            end = await self._accepted(answer, offset)
+            end = await self._accept(answer, offset)
             if end is not None:
                 await self._read(answer, end, wanted.patience)
         finally:
             await opening.__aexit__(None, None, None)
 
-    async def _accepted(self, answer: OpenResponse, offset: int) -> "ResponseEnd | None":
-        """Where this answer ends, once the file is ready to take it; None for one of which nothing is taken."""
+    async def _accept(self, answer: OpenResponse, offset: int) -> "ResponseEnd | None":
+        """Prepare the file for this response and return where the response ends; None if the response is of no use."""
         head = answer.head
         self._answers += 1
         if not offset:
@@ -206,11 +206,12 @@ class Transfer:
             raise TargetError(head, self._clock.now())
         match judge(self._file, offset, head):
             case ResumeDecision.REST:
-                found = content_range(head)
-                assert found is not None
-                self._file = msgspec.structs.replace(self._file, total=found[2])
-                self._check_size(found[2])
-                return ResponseEnd(found[1] + 1, found[2])
+                parts = content_range(head)
+                assert parts is not None
+                _, last, total = parts
+                self._file = msgspec.structs.replace(self._file, total=total)
+                self._check_size(total)
+                return ResponseEnd(last + 1, total)
             case ResumeDecision.WHOLE:
                 self._count_restart()
                 return await self._begin(answer)
@@ -220,7 +221,7 @@ class Transfer:
                 return None
 
     async def _begin(self, answer: OpenResponse) -> "ResponseEnd":
-        """The file from its beginning. Its row is written before any piece of it."""
+        """Begin the file at its first byte. The progress document names it before any piece is stored."""
         head = answer.head
         total = _length(head)
         self._check_size(total)
@@ -237,14 +238,14 @@ class Transfer:
             headers=head.pairs,
         )
         self._pieces = Pieces(self._blobs, self._file.key, self._file.piece)
-        self._found = 0
-        self._anew = True
+        self._stored_before = 0
+        self._from_start = True
         await self._track.save(0, total, state=self._remember(self._file))
         await self._remove(before)
         return ResponseEnd(total, total)
 
     async def _forget(self) -> None:
-        """What is there fits nothing that the target has now."""
+        """Remove stored pieces that match nothing that the target has now."""
         before, self._file = self._file, None
         await self._leave()
         await self._track.save(0, None, state=self._remember(None))
@@ -253,12 +254,12 @@ class Transfer:
     async def _read(self, answer: OpenResponse, end: "ResponseEnd", patience: float) -> None:
         assert self._pieces is not None
         reader = answer.response.body_reader
-        most = self._plan.options.download.max_bytes
+        limit = self._plan.options.download.max_bytes
         while True:
             try:
                 with self._pace:
                     async with asyncio.timeout(patience):
-                        # Not read(): it would keep to itself what comes before a cut.
+                        # Not read(): it would lose the bytes before a cut.
                         chunk = await reader.read_chunk()
             except TimeoutError:
                 raise Failure("timeout", f"the answer paused for more than {patience:g} seconds") from None
@@ -266,13 +267,13 @@ class Transfer:
                 break
             offset = self._pieces.offset + len(chunk)
             if end.at is not None and offset > end.at:
-                # Whatever it is, it is not what it said, and may not have been before either.
+                # The response is not what its headers say, and earlier ones may not have been either.
                 await self._forget()
                 raise Failure("range_failed", "the answer is longer than it said")
-            if offset > most:
-                raise _too_large(most)
+            if offset > limit:
+                raise _too_large(limit)
             await self._pieces.take(memoryview(chunk))
-            self._pace.came(len(chunk))
+            self._pace.add(len(chunk))
             await self._track.advance(offset, end.total)
         self._ended = end.total is None or self._pieces.offset == end.total
 
@@ -282,18 +283,18 @@ class Transfer:
         total = self._pieces.offset
         if self._file.total != total:
             self._file = msgspec.structs.replace(self._file, total=total)
-        # The total makes it known, should this attempt be lost from here on, that nothing is missing.
+        # Should this attempt be lost from here on, the total shows the next one that the file is complete.
         await self._track.save(total, total, state=self._remember(self._file))
         crashpoint("download.seal.before")
-        body = await self._sealed(self._pieces, total)
+        body = await self._seal_pieces(self._pieces, total)
         crashpoint("download.seal.after")
         if wanted.sha256 is not None and body.sha256 != wanted.sha256.lower():
             await self._forget()
             raise self._mismatch(body.sha256)
         return DownloadedFile(self._file, body)
 
-    async def _sealed(self, pieces: Pieces, total: int) -> BodyRef:
-        """Reading back what an earlier attempt kept, for the hash, may take long: it is not stuck."""
+    async def _seal_pieces(self, pieces: Pieces, total: int) -> BodyRef:
+        """Seal the pieces. Hashing the pieces of earlier attempts may take long: write progress meanwhile."""
         sealing = asyncio.ensure_future(pieces.seal())
         try:
             while not (await asyncio.wait([sealing], timeout=self._settings.progress_seconds))[0]:
@@ -305,7 +306,7 @@ class Transfer:
         return sealing.result()
 
     def _mismatch(self, digest: str) -> Failure:
-        if self._answers == 1 and not self._found:
+        if self._answers == 1 and not self._stored_before:
             return Failure("checksum_mismatch", f"the file has the sha256 {digest}, not the one that was given")
         return Failure("file_changed", f"the file, put together from several answers, has the sha256 {digest}")
 
@@ -319,19 +320,19 @@ class Transfer:
 
     def _count_restart(self) -> None:
         self._restarts += 1
-        if self._restarts > _MOST_RESTARTS:
+        if self._restarts > _MAX_RESTARTS:
             raise Failure("range_failed", f"the file had to be started over {self._restarts} times")
 
     def _check_size(self, total: int | None) -> None:
-        most = self._plan.options.download.max_bytes
-        if total is not None and total > most:
-            raise _too_large(most)
+        limit = self._plan.options.download.max_bytes
+        if total is not None and total > limit:
+            raise _too_large(limit)
 
     async def _leave(self) -> None:
         pieces, self._pieces = self._pieces, None
         if pieces is not None:
             await pieces.leave()
-            self._kept = pieces.kept
+            self._stored = pieces.stored
 
     async def _remove(self, file: RemoteFile | None) -> None:
         while file is not None and await self._blobs.delete_prefix(file.key, _REMOVED_AT_ONCE):
@@ -339,24 +340,24 @@ class Transfer:
 
 
 def check_lost(track: Track, settings: Settings) -> None:
-    """Raise Failure if the task takes its workers down. Starts are counted, not failures: it leaves none behind."""
+    """Raise Failure if the task has lost too many workers. Starts are counted: a lost worker records no failure."""
     if track.lost >= max(1, settings.max_lost_starts):
         message = f"The worker was lost {track.lost} times while it ran this task, which did not move."
         raise Failure(WORKER_LOST, message)
 
 
 class ResponseEnd(msgspec.Struct, frozen=True):
-    """Where an answer ends in the file, and how long the file is, if that is known."""
+    """Where a response ends in the file, and the size of the file, if known."""
 
     at: int | None
     total: int | None
 
 
 class TransferPace:
-    """Whether bytes come in fast enough. Only waiting for the target counts, not for our own store."""
+    """Checks the transfer rate. Only time spent waiting for the target counts, not for our own store."""
 
-    def __init__(self, least: float, window: float, clock: Clock) -> None:
-        self._least = least
+    def __init__(self, min_rate: float, window: float, clock: Clock) -> None:
+        self._min_rate = min_rate
         self._window = window
         self._clock = clock
         self._bytes = 0
@@ -369,16 +370,16 @@ class TransferPace:
     def __exit__(self, *_: object) -> None:
         self._waited += self._clock.monotonic() - self._since
 
-    def came(self, count: int) -> None:
+    def add(self, count: int) -> None:
         self._bytes += count
         self.check()
 
     def check(self) -> None:
-        """Raise Failure if too little came in over the window."""
+        """Raise Failure if too few bytes came in over the window."""
         if self._waited < self._window:
             return
-        if self._bytes < self._least * self._window:
-            raise Failure("too_slow", f"less than {self._least:g} bytes a second for {self._window:g} seconds")
+        if self._bytes < self._min_rate * self._window:
+            raise Failure("too_slow", f"less than {self._min_rate:g} bytes a second for {self._window:g} seconds")
         self._bytes = 0
         self._waited = 0.0
 
@@ -388,5 +389,5 @@ def _length(head: ResponseHead) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _too_large(most: int) -> Failure:
-    return Failure("body_too_large", f"the file is larger than {most} bytes")
+def _too_large(limit: int) -> Failure:
+    return Failure("body_too_large", f"the file is larger than {limit} bytes")

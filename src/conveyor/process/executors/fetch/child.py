@@ -1,8 +1,8 @@
-"""A process that fetches for the workers of another: `python -m conveyor.process.executors.fetch.child FD`.
+"""A fetcher process: `python -m conveyor.process.executors.fetch.child FD`.
 
-Orders in, packs of outcomes out. It keeps nothing and knows no store; what costs time for each response is done here,
-away from the threads that write rows: the request, the digest of the body, the JSON of the detail. It ends when the
-process that started it does, however that ends: the socket between them is then at its end.
+Orders in, packs of outcomes out. It stores nothing. The costly work for each response happens here, away from the
+threads that write rows: the request, the digest of the body, the JSON of the detail. It ends with the process that
+started it, because the socket between them closes.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ log = logging.getLogger(__name__)
 
 _PACK_COUNT = 64
 _PACK_BYTES = 1024 * 1024
-# How long an outcome waits for others, in seconds.
+# How long an outcome waits for others of the same pack, in seconds.
 _LINGER = 0.004
 
 
 class AttemptsOne(Protocol):
-    """An executor that makes one attempt at one reference; see Executor for what it promises."""
+    """An executor that attempts one reference; see LocalExecutor for what it promises."""
 
     def attempt_one(self, job: Job, ref: TaskRef) -> Awaitable[Outcome]: ...
 
 
 class ChildLane:
-    """The orders of one lane of a worker. Between two steps of the loop, `width` of them run or none waits; a lane
-    without a width has none that wait."""
+    """The orders of one lane of a worker. Between two steps of the loop, either `width` of them run or none waits; a
+    lane with width 0 has none that wait."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -64,8 +64,7 @@ class ChildLane:
 
 
 class ChildFetcher:
-    """Makes the attempts that orders ask for. It reads no clock: all that it knows of time is a timer of the loop, for
-    how long an outcome waits for others."""
+    """Runs orders. It reads no clock; a timer of the loop limits how long an outcome waits for its pack."""
 
     def __init__(self, executor: AttemptsOne, writer: FrameWriter, linger: float = _LINGER) -> None:
         self._executor = executor
@@ -83,34 +82,34 @@ class ChildFetcher:
             while True:
                 order = decode_order(await read_frame(reader))
                 if isinstance(order, Orders):
-                    self._take(order)
+                    self._accept(order)
                 else:
                     self._drop(order)
                 await self._writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 
-    def _take(self, given: Orders) -> None:
-        lane = self._lanes.get(given.lane)
+    def _accept(self, orders: Orders) -> None:
+        lane = self._lanes.get(orders.lane)
         if lane is None:
-            assert given.job is not None
-            lane = self._lanes[given.lane] = ChildLane(given.job)
-        elif given.job is not None:
-            lane.job = given.job
-        lane.width = given.width
-        lane.waiting.extend(given.orders)
+            assert orders.job is not None
+            lane = self._lanes[orders.lane] = ChildLane(orders.job)
+        elif orders.job is not None:
+            lane.job = orders.job
+        lane.width = orders.width
+        lane.waiting.extend(orders.orders)
         if lane.width == 0:
-            # Other fetchers have the whole width now, and can run these.
+            # Other fetchers have the whole width now and can run these.
             self._hand_back(lane)
         self._fill(lane)
 
     def _fill(self, lane: ChildLane) -> None:
-        """Have orders that wait run, up to the width."""
+        """Start waiting orders, up to the width."""
         while lane.waiting and len(lane.running) < lane.width:
             lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
 
     def _hand_back(self, lane: ChildLane) -> None:
-        """Give the worker the orders back that have not begun."""
+        """Return orders to the worker that have not started."""
         if lane.waiting:
             self._writer.write(framed(OutcomePack([], b"", [order.number for order in lane.waiting])))
             lane.waiting.clear()
@@ -128,31 +127,31 @@ class ChildFetcher:
             self._hand_back(lane)
 
     async def _run(self, lane: ChildLane, order: Order) -> None:
-        """Run one order after the other, while there are any and the lane is not too wide."""
+        """Run one order after the other, while orders wait and the lane has the width for this runner."""
         try:
             await self._attempt(lane.job, order)
             while lane.waiting and len(lane.running) <= lane.width:
                 await self._attempt(lane.job, lane.waiting.popleft())
         finally:
-            # In the same step as the test above, not in a callback: the next runner to end counts without this one.
+            # In the same step as the test above, not in a callback: the next runner that ends must not count this one.
             runner = asyncio.current_task()
             assert runner is not None
             lane.running.discard(runner)
             self._fill(lane)
 
     async def _attempt(self, job: Job, order: Order) -> None:
-        """Answer one order, whatever comes of it: one without an answer would be waited for until it is overdue."""
+        """Run one order and answer it in any case: the worker would wait for the answer until it kills the process."""
         try:
             self._put(order.number, await self._executor.attempt_one(job, order.ref))
         except asyncio.CancelledError:
             runner = asyncio.current_task()
             if runner is not None and runner.cancelling():
                 raise
-            self._put(order.number, _internal())
+            self._put(order.number, _internal_error())
         except Exception:
-            # An executor promises not to raise.
-            log.exception("an attempt failed inside Conveyor")
-            self._put(order.number, _internal())
+            # An executor must not raise.
+            log.exception("executor failed")
+            self._put(order.number, _internal_error())
 
     def _put(self, number: int, outcome: Outcome) -> None:
         body, detail = outcome.body, detail_json(outcome)
@@ -186,7 +185,7 @@ class ChildFetcher:
             self._outcomes, self._bodies, self._bytes = [], [], 0
 
 
-def _internal() -> Outcome:
+def _internal_error() -> Outcome:
     return Outcome(TaskStatus.FAILED, error=TaskError("internal", "the fetch failed inside Conveyor"))
 
 
@@ -200,7 +199,7 @@ async def _main(fd: int) -> None:
 
 
 def main() -> None:
-    # The process that started this one decides when to stop; a signal to the whole group is for that one.
+    # The parent process decides when to stop; a signal to the whole group is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_plain_log("fetcher")
@@ -213,8 +212,8 @@ def main() -> None:
     try:
         run(_main(int(sys.argv[1])))
     except Exception:
-        # Not by the interpreter, which would show whatever the error says.
-        log.exception("a fetching process failed")
+        # Not by the interpreter, which would print the error's text.
+        log.exception("fetcher failed")
         sys.exit(1)
 
 

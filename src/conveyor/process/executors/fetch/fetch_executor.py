@@ -1,8 +1,8 @@
-"""The fetch executor. Gets references whose input is a URL or an object around one, makes one attempt at each, and
-hands on what came of it: status, headers, body, or why there is none (failures.py lists the codes).
+"""The fetch executor. Gets references whose input is a URL or an object with one, makes one attempt at each, and
+returns the outcome: status, headers and body, or an error (egress/failures.py lists the codes).
 
-Redirects are followed here, hop by hop, so that the guard sees every one of them; one timeout spans all hops and the
-body. The body is read in pieces and counted after decoding: memory is bounded by the cap, whatever is sent.
+It follows redirects itself, hop by hop, so that the guard checks each of them; one timeout spans all hops and the body.
+It reads the body in pieces and counts after decoding, so that `max_body_bytes` bounds the memory.
 """
 
 import asyncio
@@ -45,19 +45,20 @@ from conveyor.lists.inputs import (
     problem,
 )
 from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
+from conveyor.process.executors import LocalExecutor
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
 USER_AGENT = f"conveyor/{__version__}"
 MAX_PLANS = 256
-# A URL whose host can be cut out: no escapes, no userinfo, nothing that the parser would change but letter case.
+# A URL whose host needs no parser: no escapes, no userinfo, nothing that the parser would change but letter case.
 _PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
 
 Pairs = tuple[tuple[str, str], ...]
 
 
 class FetchPlan(msgspec.Struct):
-    """The options of a job as the executor needs them, worked out once."""
+    """The options of a job, prepared once for all its attempts."""
 
     options: Options
     route: Route
@@ -66,21 +67,21 @@ class FetchPlan(msgspec.Struct):
     successes: frozenset[int]
     connect: float
     timeout: timedelta
-    # What is wrong with the options: no task of the job can be attempted.
+    # What is wrong with the options; no task of the job can be attempted then.
     problem: str | None
 
     def succeeds(self, status: int) -> bool:
         return status in self.successes if self.successes else 200 <= status < 300
 
     def follows(self, answer: ResponseHead) -> bool:
-        """A job that takes no redirects, or counts one as its success, gets the answer itself."""
-        wanted = self.options.max_redirects > 0 and answer.status not in self.successes
-        return wanted and "location" in answer.fields
+        """Return whether to follow a redirect: not if the job allows none or counts its status as a success."""
+        follows = self.options.max_redirects > 0 and answer.status not in self.successes
+        return follows and "location" in answer.fields
 
 
-class FetchExecutor:
-    """Runs tasks of kind fetch. One for each event loop; `root_certificate` is a PEM to trust beside the usual, `room`
-    is as for Budget."""
+class FetchExecutor(LocalExecutor):
+    """Runs tasks of kind fetch. One for each event loop. `root_certificate` is a PEM to trust beside the system's;
+    `room` is passed on to BodyBudget."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class FetchExecutor:
         root_certificate: bytes | None = None,
         room: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        # What there is for a worker's process is for all of its fetchers.
+        # All fetchers share the budget of the process.
         self._budget = BodyBudget(settings.body_budget_bytes // max(1, settings.fetchers), room)
         self._clock = clock
         self._guard = guard
@@ -101,9 +102,6 @@ class FetchExecutor:
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
         if wrong is not None:
             raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
-
-    def grain(self, job: Job) -> int:
-        return 1
 
     def target(self, ref: TaskRef) -> str | None:
         return host_of(ref.input)
@@ -129,11 +127,11 @@ class FetchExecutor:
         outcome.elapsed = self._clock.monotonic() - started
         return outcome
 
-    async def _fetch(self, plan: FetchPlan, given: FetchInput, started: float) -> Outcome:
-        """All hops of one attempt, in one coroutine: each layer more is felt at thirty thousand a second."""
-        request = first_request(plan, given)
-        connect = plan.connect if given.connect_timeout is None else connect_step(given.connect_timeout)
-        timeout = plan.timeout if given.timeout is None else timedelta(seconds=given.timeout)
+    async def _fetch(self, plan: FetchPlan, task_input: FetchInput, started: float) -> Outcome:
+        """Make all hops of one attempt, in one coroutine: at 30,000 a second, one more layer would cost throughput."""
+        request = first_request(plan, task_input)
+        connect = plan.connect if task_input.connect_timeout is None else connect_step(task_input.connect_timeout)
+        timeout = plan.timeout if task_input.timeout is None else timedelta(seconds=task_input.timeout)
         deadline = started + timeout.total_seconds()
         for _ in range(plan.options.max_redirects + 1):
             hop = plan.route.ready(request, connect)
@@ -141,7 +139,7 @@ class FetchExecutor:
                 hop = await plan.route.hop(request, connect, timeout.total_seconds())
                 timeout = self._left(deadline)
             try:
-                async with built(request, hop, timeout) as response:
+                async with build_request(request, hop, timeout) as response:
                     answer = read_head(response)
                     if answer.status not in FOLLOWED or not plan.follows(answer):
                         limit = plan.options.max_body_bytes
@@ -199,25 +197,28 @@ class FetchExecutor:
         )
 
 
-def first_request(plan: FetchPlan, given: FetchInput) -> OutgoingRequest:
-    """What the task asks for. Raises BadUrl or BadInput: what was stored may be older than today's checks."""
+def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
+    """Build the task's request. Raises BadUrl or BadInput: the input may have been stored before today's checks."""
     if plan.problem is not None:
         raise BadInput(plan.problem)
-    url = parse_url(given.url)
-    if is_plain(given):
+    url = parse_url(task_input.url)
+    if is_plain(task_input):
         return OutgoingRequest("GET", url, plan.headers)
-    wrong = problem(given)
+    wrong = problem(task_input)
     if wrong is not None:
         raise BadInput(wrong)
     return OutgoingRequest(
-        given.method.upper(), url, merged(plan.headers, tuple(given.headers.items())), body_bytes(given)
+        task_input.method.upper(),
+        url,
+        merge_headers(plan.headers, tuple(task_input.headers.items())),
+        body_bytes(task_input),
     )
 
 
-def built(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamRequest:
-    """The request, ready to be sent."""
+def build_request(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamRequest:
+    """Build the request of one hop."""
     builder = hop.client.request(request.method, hop.url).timeout(timeout)
-    sent = merged(request.headers, hop.headers)
+    sent = merge_headers(request.headers, hop.headers)
     if sent:
         builder = builder.headers(sent)
     if request.body is not None:
@@ -225,8 +226,8 @@ def built(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamReque
     return builder.build_streamed()
 
 
-def merged(general: Pairs, special: Pairs) -> Pairs:
-    """Both lists of headers; where both have a word on one name, the special one's."""
+def merge_headers(general: Pairs, special: Pairs) -> Pairs:
+    """Merge two lists of headers. Where both have the same name, the special one counts."""
     if not general or not special:
         return general or special
     own = {name.lower() for name, _ in special}
@@ -234,7 +235,7 @@ def merged(general: Pairs, special: Pairs) -> Pairs:
 
 
 def host_of(text: str) -> str | None:
-    """The host in the input of a task, under which its limits are kept; None if there is none."""
+    """Return the host in the input of a task, which is its target; None if it has none."""
     plain = _PLAIN_URL.match(text)
     if plain is not None:
         return plain[1]

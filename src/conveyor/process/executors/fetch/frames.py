@@ -1,7 +1,7 @@
-"""What a worker and the processes that fetch for it say to each other, and how it stands on the wire.
+"""Frames: the protocol between a worker and its fetchers.
 
-A frame is four bytes of length and a MessagePack value. The first one to a fetcher holds its settings, the first one
-back says that it is ready; then orders go out and packs of outcomes come back, both in batches.
+A frame is four bytes of length and a MessagePack value. The first frame to a fetcher holds its settings, the first one
+back says that it is ready. Then orders go out and packs of outcomes come back, both in batches.
 """
 
 import struct
@@ -16,32 +16,32 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameReader(Protocol):
-    """Where frames come from."""
+    """Reads frames."""
 
     async def readexactly(self, n: int, /) -> bytes:
-        """The next `n` bytes. Raises IncompleteReadError at the end."""
+        """Read the next `n` bytes. Raises IncompleteReadError at the end."""
 
 
 class FrameWriter(Protocol):
-    """Where frames go to."""
+    """Writes frames."""
 
     def write(self, data: bytes, /) -> None: ...
 
     async def drain(self) -> None:
-        """Wait until it takes more."""
+        """Wait until the writer takes more."""
 
     def close(self) -> None: ...
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A reference to attempt, under a number of the worker's."""
+    """A reference to attempt. The worker numbers its orders."""
 
     number: int
     ref: TaskRef
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True, tag="orders"):
-    """References of one lane, of which at most `width` are attempted at once. The job comes along when it is new."""
+    """References of one lane, of which at most `width` run at once. `job` is set when it is new or has changed."""
 
     lane: int
     width: int
@@ -50,14 +50,14 @@ class Orders(msgspec.Struct, frozen=True, array_like=True, tag="orders"):
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """Start nothing more for a lane; with `all`, break off what runs too, and forget it."""
+    """Return the orders of a lane that have not started; with `all`, cancel and forget the others too."""
 
     lane: int
     all: bool
 
 
 class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An outcome with all but its body, which is the next `length` bytes of the pack; -1: it has none."""
+    """An outcome without its body, which is the next `length` bytes of the pack; -1: it has none."""
 
     number: int
     status: TaskStatus
@@ -71,7 +71,7 @@ class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
-    """Outcomes that came at about the same time, and orders that were dropped before they began."""
+    """Outcomes of about the same time, and orders that were dropped before they started."""
 
     outcomes: list[PackedOutcome]
     bodies: bytes
@@ -84,7 +84,7 @@ def framed(value: object) -> bytes:
 
 
 async def read_frame(reader: FrameReader) -> bytes:
-    """The next frame. Raises IncompleteReadError at the end."""
+    """Read the next frame. Raises IncompleteReadError at the end."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return await reader.readexactly(length)
 

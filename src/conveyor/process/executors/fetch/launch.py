@@ -1,6 +1,7 @@
-"""Launching a fetching process: a child on the other end of a socket pair, with its settings sent.
+"""Launch a fetcher: a child process on the other end of a socket pair, which gets its settings first.
 
-`Fetchers` gets the launcher passed in, so that whatever speaks the frames of frames.py can stand in for the process.
+`Fetchers` takes the launcher as a parameter, so that a test can replace the process with anything that speaks
+the frames of frames.py.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ class LaunchedProcess(Protocol):
     def pid(self) -> int: ...
 
     def kill(self) -> None:
-        """End it at once. Killing one that has ended does nothing."""
+        """Kill it at once. Does nothing if it has ended."""
 
     async def wait(self) -> None:
         """Wait until it has ended."""
 
 
 class Launched(NamedTuple):
-    """A process, and what comes from it and goes to it. Its first frame says that it is ready."""
+    """A process and both ends of its socket. Its first frame says that it is ready."""
 
     reader: FrameReader
     writer: FrameWriter
@@ -59,7 +60,8 @@ class Subprocess:
 
 
 async def launch_fetcher(settings: Settings) -> Launched:
-    """Start the child process (child.py). It ends with the socket. Raises OSError where the machine has no capacity."""
+    """Start the child process (child.py). It ends when its socket closes. Raises OSError if the machine is out of
+    processes or descriptors."""
     ours, theirs = socket.socketpair()
     try:
         process = _start(ours, theirs)
@@ -83,8 +85,8 @@ def _start(ours: socket.socket, theirs: socket.socket) -> Subprocess:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
     fd = theirs.fileno()
-    # Not by the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait for ever
-    # for a lock of theirs. Popen runs none of our code in the copy.
+    # Not through the event loop: uvloop forks, and the copy of a process whose threads are inside SQLite can wait for
+    # their locks for ever. Popen runs none of our code in the copy.
     return Subprocess(
         subprocess.Popen(  # noqa: S603  (our own module)
             [sys.executable, "-m", "conveyor.process.executors.fetch.child", str(fd)],

@@ -1,53 +1,39 @@
-"""RemoteLane: a lane whose references are attempted by fetchers. It sends them in batches and is told what came of
-them in batches; there is no coroutine and no await for each."""
+"""RemoteLane: a lane whose references are attempted by fetchers. References go out and outcomes come back in batches;
+no coroutine and no await is spent on a single one."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
-from conveyor.clock import Clock
-from conveyor.coordination.limits import TargetLimits
 from conveyor.model import Job, Outcome
-from conveyor.process.executors.fetch.fetchers import Fetchers
-from conveyor.process.gate import Gate
-from conveyor.process.lane import Lane, LeasedRef
-from conveyor.process.recorder import LeasedChunk, Recorder
+from conveyor.process.lane import Lane, LaneTools, LeasedRef
+from conveyor.process.recorder import LeasedChunk
+
+if TYPE_CHECKING:
+    from conveyor.process.executors.fetch.fetchers import Fetchers
 
 
 class RemoteLane(Lane):
-    """`lost` is told of the messages whose references went down with a fetcher."""
+    """A port (fetchers.py) of the fetchers. `number` names it in frames."""
 
-    def __init__(
-        self,
-        job: Job,
-        fetchers: Fetchers,
-        recorder: Recorder,
-        limits: TargetLimits,
-        clock: Clock,
-        hungry: Callable[[], None],
-        gate: Gate,
-        lost: Callable[[Job, list[LeasedChunk]], None],
-        *,
-        recovery_ratio: int = 4,
-    ) -> None:
-        super().__init__(job, fetchers, recorder, limits, clock, hungry, gate, recovery_ratio=recovery_ratio)
-        self.number = fetchers.port_number()
+    def __init__(self, job: Job, fetchers: "Fetchers", number: int, tools: LaneTools) -> None:
+        super().__init__(job, fetchers.target, tools)
+        self.number = number
         self._fetchers = fetchers
-        self._lost = lost
-        self._out = 0
+        self._sent = 0
         self._idle = asyncio.Event()
         self._stopping = False
-        # Awaits what sending has to wait for: a target to try, the mark of a start, room in the recorder.
+        # Set while sending waits for a call: to probe a breaker, to mark a start, or for the recorder.
         self._sending: asyncio.Task[None] | None = None
 
-    def spread(self, width: int) -> None:
+    def set_width(self, width: int) -> None:
         self.width = width
-        # Also where nothing can be sent now.
-        self._fetchers.spread(self)
+        # Fetchers need the width even when there is nothing to send.
+        self._fetchers.update_width(self)
         self._send()
         if not self._waiting:
             self._fetchers.balance(self)
-        self._count(0)
+        self._count_sent(0)
 
     async def stop(self, grace: float) -> list[LeasedChunk]:
         self._stopping = True
@@ -56,9 +42,9 @@ class RemoteLane(Lane):
         return await super().stop(grace)
 
     async def _drain(self, grace: float) -> None:
-        await super()._drain(0.0)
+        await self._finish_running(0.0)
         self._fetchers.drop(self, everything=False)
-        self._count(0)
+        self._count_sent(0)
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
@@ -66,83 +52,85 @@ class RemoteLane(Lane):
             pass
         self._fetchers.drop(self, everything=True)
 
-    def came(self, held: list[LeasedRef], outcomes: list[Outcome]) -> None:
-        self._count(-len(held))
-        self._leave(held)
-        self._record(held, outcomes)
+    def on_outcomes(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> None:
+        self._return(entries)
+        self._record(entries, outcomes)
         self._send()
 
-    async def room(self) -> None:
+    async def until_capacity(self) -> None:
         if self._recorder.full:
-            await self._recorder.room()
+            await self._recorder.until_capacity()
 
-    def hold_back(self) -> None:
-        super().hold_back()
+    def recheck_targets(self) -> None:
+        super().recheck_targets()
         self._fetchers.drop(self, everything=False)
 
-    def dropped(self, held: list[LeasedRef]) -> None:
-        self._count(-len(held))
-        self._leave(held)
-        self._gate.gone(held)
+    def on_dropped(self, entries: list[LeasedRef]) -> None:
+        self._return(entries)
+        self._gate.release(entries)
         if not self._stopping:
-            self._waiting.extendleft(reversed(held))
-            # Once, for all that come back now.
+            self._waiting.extendleft(reversed(entries))
+            # Once for all batches that come back in this step of the loop.
             asyncio.get_running_loop().call_soon(self._send)
 
-    def lost(self, held: list[LeasedRef]) -> None:
-        self._count(-len(held))
-        self._leave(held)
-        self._gate.gone(held)
-        chunks = {one.chunk.receipt: one.chunk for one in held if not one.chunk.lost}
+    def on_lost(self, entries: list[LeasedRef]) -> None:
+        self._return(entries)
+        self._gate.release(entries)
+        chunks = {entry.chunk.receipt: entry.chunk for entry in entries if not entry.chunk.lost}
         for chunk in chunks.values():
             chunk.lost = True
-        self._lost(self.job, list(chunks.values()))
+        self._owner.on_lost(list(chunks.values()))
 
-    def _count(self, more: int) -> None:
-        self._out += more
-        self.active = min(self._out, self.width) if self.width else self._out
-        if self._out == 0:
+    def _return(self, entries: list[LeasedRef]) -> None:
+        """Count references as no longer sent and free the slots of their targets."""
+        self._count_sent(-len(entries))
+        for entry in entries:
+            self._targets.free_slot(entry)
+
+    def _count_sent(self, change: int) -> None:
+        self._sent += change
+        self.active = min(self._sent, self.width) if self.width else self._sent
+        if self._sent == 0:
             self._idle.set()
         else:
             self._idle.clear()
 
     def _send(self) -> None:
-        """Hand over as much as there is room for."""
-        if self._stopping or self._sending is not None or self._resting is not None:
+        """Send as many references as the fetchers take."""
+        if self._stopping or self._sending is not None or self._backing_off is not None:
             return
         if self._recorder.full:
-            self._send_later(self._recorder.room())
+            self._send_after(self._recorder.until_capacity())
             return
-        held: list[LeasedRef] = []
-        room = self._send_room()
-        while len(held) < room and (one := self._next()) is not None:
-            goes = self._goes(one)
-            if goes is None or (goes and one.chunk.suspect):
-                self._send_later(self._send_alone(one, enters=goes is None))
+        entries: list[LeasedRef] = []
+        capacity = self._capacity()
+        while len(entries) < capacity and (entry := self._next()) is not None:
+            may_start = self._check_gate(entry)
+            if may_start is None or (may_start and entry.chunk.suspect):
+                self._send_after(self._send_one(entry, probes=may_start is None))
                 break
-            if goes:
-                held.append(one)
-        self._hand_over(held)
-        self._targets.ask()
+            if may_start:
+                entries.append(entry)
+        self._hand_over(entries)
+        self._targets.request()
 
-    def _send_room(self) -> int:
-        """How many may be sent now: ahead of those that run, unless their targets count them as running."""
-        room = self._fetchers.room(self)
-        return min(room, self.width - self._out) if self._targets.limited else room
+    def _capacity(self) -> int:
+        """Return how many references to send now: more than run at once, unless a target counts each as running."""
+        capacity = self._fetchers.capacity(self)
+        return min(capacity, self.width - self._sent) if self._targets.is_limited else capacity
 
-    async def _send_alone(self, one: LeasedRef, *, enters: bool) -> None:
-        """One that tries its target, or of a message that came before: that work on it begins is known before it
-        does."""
-        if (enters and not await self._enter(one)) or not await self._mark_started([one]):
+    async def _send_one(self, entry: LeasedRef, *, probes: bool) -> None:
+        """Send a reference that probes a breaker or belongs to a redelivered chunk, whose start is marked first."""
+        if (probes and not await self._acquire_probe(entry)) or not await self._mark_started([entry]):
             return
-        one.chunk.suspect = False
-        if self._fetchers.room(self) > 0:
-            self._hand_over([one])
+        entry.chunk.suspect = False
+        if self._fetchers.capacity(self) > 0:
+            self._hand_over([entry])
         else:
-            self._targets.leave(one)
-            self._waiting.appendleft(one)
+            self._targets.free_slot(entry)
+            self._waiting.appendleft(entry)
 
-    def _send_later(self, first: Coroutine[Any, Any, None]) -> None:
+    def _send_after(self, first: Coroutine[Any, Any, None]) -> None:
         async def send() -> None:
             try:
                 await first
@@ -150,13 +138,9 @@ class RemoteLane(Lane):
                 self._sending = None
             self._send()
 
-        self._sending = self._start(send())
+        self._sending = self._spawn(send())
 
-    def _hand_over(self, held: list[LeasedRef]) -> None:
-        held = self._in_time(held)
-        self._count(len(held))
-        self._fetchers.start(self, held)
-
-    def _leave(self, held: list[LeasedRef]) -> None:
-        for one in held:
-            self._targets.leave(one)
+    def _hand_over(self, entries: list[LeasedRef]) -> None:
+        entries = self._fail_late(entries)
+        self._count_sent(len(entries))
+        self._fetchers.start(self, entries)

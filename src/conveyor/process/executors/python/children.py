@@ -1,9 +1,9 @@
-"""Children: the processes that run handlers for a worker, seen from the worker. One batch of calls goes out as one
-message and its results come back as one; which call of it runs is read from shared memory (calls.Slots).
+"""Children: the handler processes of a worker, seen from the worker. A batch of calls goes out as one message and its
+results come back as one; shared memory (handler_calls.CallSlots) shows which call runs.
 
-A child ends in one of three ways. It dies: what it ran is known, and its batches are told. A call takes too long: it
-is given up, the child gets nothing more to do, and is killed when its other calls have ended. Or it has made so many
-calls, or has so much memory, that a fresh one takes its place.
+A child ends in one of three ways. It dies: the worker knows which call ran, and its batches fail. A call takes too
+long: it times out, the child gets no more batches, and is killed once its other calls have finished. Or a fresh child
+replaces it, because it has made enough calls or uses too much memory.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ MAX_BATCHES = 2048
 _MIB = 1024 * 1024
 _START_SECONDS = 60.0
 _END_SECONDS = 2.0
-# How long a child has to answer that it gives a call up. One that does not is held by a call that never lets go.
+# How long a child has to confirm that a call timed out. If it does not, the call holds the interpreter.
 _GIVE_UP_SECONDS = 1.0
-# Async handlers are timed out by the child itself; this is for one that blocks its loop.
+# The child times out async handlers itself; this is for one that blocks the loop.
 _ASYNC_GRACE = 2.0
 _LONGEST_WATCH = 0.5
 _SHORTEST_WATCH = 0.02
@@ -59,23 +59,23 @@ class NotStarted(Exception):
 
 
 class NoCapacity(NotStarted):
-    """The machine has no process, descriptor or memory left for a child. That passes, and is no fault of a task."""
+    """The machine has no process, descriptor or memory left for a child. That passes, and no task is to blame."""
 
 
-# What the operating system says then.
+# The operating system's errors for that.
 _NO_CAPACITY = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
 )
 
 
 class ProgressCallback(Protocol):
-    """Told what a call says of its progress."""
+    """Gets the progress reports of a call."""
 
     def __call__(self, position: int, done: int, total: int | None, note: str | None) -> None: ...
 
 
 class BatchOutcome:
-    """What came of a batch: results of its first calls, and how it ended if not all have one."""
+    """The results of a batch's first calls, and how it ended if not all have one."""
 
     __slots__ = ("lost", "results", "running", "stuck")
 
@@ -83,28 +83,28 @@ class BatchOutcome:
         self, results: Sequence[CallResult], *, stuck: bool = False, lost: str | None = None, running: int = -1
     ) -> None:
         self.results = results
-        # The call after them took too long.
+        # The call after them timed out.
         self.stuck = stuck
-        # The child died, of this; the call at `running` was under way, -1 if none was.
+        # Why the child died; the call at `running` ran, -1: none did.
         self.lost = lost
         self.running = running
 
 
-class _Out:
-    """A batch that a child has."""
+class _SentBatch:
+    """A batch that was sent to a child."""
 
     def __init__(self, batch: CallBatch, allowed: float, report: ProgressCallback | None) -> None:
         self.batch = batch
         self.allowed = allowed
         self.report = report
         self.ran: asyncio.Future[BatchOutcome] = asyncio.get_running_loop().create_future()
-        # Since when the child was asked to give up the call at this position.
-        self.given_up_at: float | None = None
-        self.given_up = -1
+        # The call that timed out, and when the child was asked to abandon it.
+        self.abandoned_at: float | None = None
+        self.abandoned = -1
 
 
 class Child:
-    """One process. `settled` is called whenever it has fewer batches, or has ended."""
+    """One process. It calls `settled` whenever a batch has finished or the process has ended."""
 
     def __init__(self, setup: Setup, settings: Settings, settled: Callable[["Child"], None]) -> None:
         self._setup = setup
@@ -112,7 +112,7 @@ class Child:
         self._settled = settled
         self._numbers = itertools.count(1)
         self._free = list(range(MAX_BATCHES))
-        self._out: dict[int, _Out] = {}
+        self._sent: dict[int, _SentBatch] = {}
         self._calls = 0
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,13 +120,13 @@ class Child:
         self._listening: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._stuck = False
-        # It gets no more batches.
+        # Whether it gets no more batches.
         self.retired = False
         self.ended = False
 
     @property
     def load(self) -> int:
-        return len(self._out)
+        return len(self._sent)
 
     @property
     def process_id(self) -> int:
@@ -134,7 +134,7 @@ class Child:
         return self._process.pid
 
     async def start(self) -> None:
-        """Raises NotStarted."""
+        """Start the process and wait until it has loaded the handlers. Raises NotStarted."""
         try:
             await self._start()
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
@@ -143,7 +143,7 @@ class Child:
         except OSError as error:
             await self.end()
             kind = NoCapacity if error.errno in _NO_CAPACITY else NotStarted
-            raise kind(f"the process can not be started: {error}") from None
+            raise kind(f"the process cannot be started: {error}") from None
         except BaseException:
             await self.end()
             raise
@@ -164,7 +164,7 @@ class Child:
         self._listening = asyncio.create_task(self._listen(reader))
 
     def _launch(self) -> socket.socket:
-        """The process, on the other end of what is returned."""
+        """Start the process; returns this side's end of its socket."""
         ours, theirs = socket.socketpair()
         try:
             with theirs, tempfile.TemporaryFile() as table:
@@ -178,8 +178,8 @@ class Child:
         return ours
 
     def _popen(self, descriptors: tuple[int, int]) -> "subprocess.Popen[bytes]":
-        # What handlers print is for people: standard output may be somebody's data. In a session of its own, so that
-        # it is killed with all that its handlers started.
+        # What handlers print goes to stderr: standard output may carry data. In a session of its own, so that the kill
+        # reaches all processes that its handlers started.
         return subprocess.Popen(  # noqa: S603  (our own module)
             [sys.executable, "-m", MODULE, *map(str, (*descriptors, MAX_BATCHES, os.getpid()))],
             pass_fds=descriptors,
@@ -192,13 +192,13 @@ class Child:
     async def run(
         self, job: Job, handler: str, refs: Sequence[TaskRef], *, is_async: bool, report: ProgressCallback | None = None
     ) -> BatchOutcome:
-        """Make these calls and wait for what comes of them. If the caller is cancelled, the calls are told."""
+        """Make these calls and wait for the results. If the caller is cancelled, so are the calls."""
         assert self._writer is not None and not self.ended
         timeout = job.options.timeout
         batch = CallBatch(
             next(self._numbers), self._free.pop(), handler, timeout, job.job_id, job.run.run_id, list(refs)
         )
-        out = self._out[batch.number] = _Out(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
+        out = self._sent[batch.number] = _SentBatch(batch, timeout + (_ASYNC_GRACE if is_async else 0.0), report)
         self._writer.write(framed(batch))
         self._watch()
         try:
@@ -209,7 +209,7 @@ class Child:
             raise
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self.retired = True
         self._kill()
         if self._listening is not None:
@@ -218,37 +218,37 @@ class Child:
             await self._gone()
 
     def _watch(self) -> None:
-        if self._watching is None and self._out:
-            shortest = min(out.batch.timeout for out in self._out.values())
+        if self._watching is None and self._sent:
+            shortest = min(out.batch.timeout for out in self._sent.values())
             pause = max(_SHORTEST_WATCH, min(_LONGEST_WATCH, shortest / 5))
             self._watching = asyncio.get_running_loop().call_later(pause, self._look)
 
     def _look(self) -> None:
-        """Find calls that take too long, by the machine's own clock: the child goes by no other."""
+        """Find calls that take too long, by the machine's clock, which the child uses too."""
         self._watching = None
         if self.ended or self._slots is None:
             return
         if self._process is not None and self._process.poll() is not None and self._listening is not None:
-            # What a handler has forked may hold the socket open.
+            # A process that a handler forked may hold the socket open.
             self._listening.cancel()
             return
         now = time.monotonic()
-        for out in list(self._out.values()):
+        for out in list(self._sent.values()):
             position, since = self._slots.read(out.batch.slot)
-            if out.given_up_at is None:
+            if out.abandoned_at is None:
                 if position >= 0 and now - since > out.allowed:
-                    self._give_up(out, position, now)
-            elif now - out.given_up_at > _GIVE_UP_SECONDS:
+                    self._abandon(out, position, now)
+            elif now - out.abandoned_at > _GIVE_UP_SECONDS:
                 self._kill()
                 return
         self._watch()
 
-    def _give_up(self, out: _Out, position: int, now: float) -> None:
+    def _abandon(self, out: _SentBatch, position: int, now: float) -> None:
         assert self._writer is not None
-        out.given_up, out.given_up_at = position, now
+        out.abandoned, out.abandoned_at = position, now
         self._stuck = True
         self.retired = True
-        log.warning("a handler takes too long; its process is replaced", handler=out.batch.handler, pid=self.process_id)
+        log.warning("handler timed out; replacing its process", handler=out.batch.handler, pid=self.process_id)
         self._writer.write(framed(GiveUp(out.batch.number, position)))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -258,14 +258,14 @@ class Child:
                 if isinstance(answer, BatchDone):
                     self._done(answer)
                 elif isinstance(answer, CallProgress):
-                    self._said(answer)
+                    self._report_progress(answer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             await self._gone()
 
     def _done(self, done: BatchDone) -> None:
-        out = self._out.pop(done.number)
+        out = self._sent.pop(done.number)
         self._free.append(out.batch.slot)
         stuck = len(done.results) < len(out.batch.refs)
         if not out.ran.done():
@@ -276,8 +276,8 @@ class Child:
         self._end_if_idle()
         self._settled(self)
 
-    def _said(self, said: CallProgress) -> None:
-        out = self._out.get(said.number)
+    def _report_progress(self, said: CallProgress) -> None:
+        out = self._sent.get(said.number)
         if out is not None and out.report is not None:
             out.report(said.position, said.done, said.total, said.note)
 
@@ -286,13 +286,13 @@ class Child:
         return 0 < most_calls <= self._calls or 0 < most_memory <= memory
 
     def _end_if_idle(self) -> None:
-        if not self.retired or self._out or self.ended or self._writer is None:
+        if not self.retired or self._sent or self.ended or self._writer is None:
             return
         if self._stuck:
-            # A thread of it would never come back.
+            # One of its threads would never return.
             self._kill()
         else:
-            # It ends by itself when the socket does, as a program that has no more to do.
+            # It ends by itself when the socket closes.
             self._writer.close()
 
     def _kill(self) -> None:
@@ -301,7 +301,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _gone(self) -> None:
-        """The socket is at its end, or is to be."""
+        """Clean up after the process: the socket is closed, or is about to be."""
         self.ended = self.retired = True
         if self._watching is not None:
             self._watching.cancel()
@@ -310,25 +310,25 @@ class Child:
             self._writer.close()
         if self._process is not None:
             await asyncio.to_thread(self._wait)
-            gone("handler", self._process.pid, early=bool(self._out) or self._stuck)
+            gone("handler", self._process.pid, early=bool(self._sent) or self._stuck)
         cause = self._cause()
-        out, self._out = self._out, {}
-        for one in out.values():
-            if not one.ran.done():
-                one.ran.set_result(self._lost(one, cause))
+        sent, self._sent = self._sent, {}
+        for batch in sent.values():
+            if not batch.ran.done():
+                batch.ran.set_result(self._lost(batch, cause))
         if self._slots is not None:
             self._slots.close()
             self._slots = None
         self._settled(self)
 
-    def _lost(self, out: _Out, cause: str) -> BatchOutcome:
+    def _lost(self, out: _SentBatch, cause: str) -> BatchOutcome:
         assert self._slots is not None
         position, _ = self._slots.read(out.batch.slot)
-        if out.given_up >= 0 and out.given_up == position:
-            # It was killed for this call; of those before it nothing is known any more.
+        if out.abandoned >= 0 and out.abandoned == position:
+            # It was killed for this call. The results of the calls before it are lost.
             return BatchOutcome([], lost="", running=position)
         if self._stuck:
-            # It was killed for another.
+            # It was killed for another batch's call.
             return BatchOutcome([], lost="")
         return BatchOutcome([], lost=cause, running=position)
 

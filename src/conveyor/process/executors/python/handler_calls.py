@@ -1,7 +1,7 @@
-"""Calls of handlers: what one came to, and what a worker and the processes that run handlers for it say to each other.
+"""Handler calls: their results, and the protocol between a worker and its handler processes.
 
-Both sides use it, so that a call ends the same wherever it is made. A frame is four bytes of length and a MessagePack
-value (process/executors/fetch/frames.py); no code and no pickle crosses the line.
+Both sides use it, so that a call has the same result wherever it runs. A frame is four bytes of length and a
+MessagePack value (process/executors/fetch/frames.py); it carries no code and no pickle.
 """
 
 import mmap
@@ -22,7 +22,7 @@ Say = Callable[[int, int | None, str | None], None]
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one call came to: the JSON that it returned, or a code and why."""
+    """The result of one call: the JSON that it returned, or an error code and message."""
 
     body: bytes | None = None
     code: str | None = None
@@ -31,7 +31,7 @@ class CallResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
-    """How a process finds the handlers: an app (handlers.load_app), or modules that register with the default ones."""
+    """Where the handlers are: an app (handlers.load_app), or modules that register with the default ones."""
 
     app: str | None
     modules: list[str]
@@ -39,7 +39,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
 
 
 class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """Calls to make one after the other. `slot` is where it is written which one runs (Slots)."""
+    """Calls to make one after the other. `slot` is the place in CallSlots that shows which one runs."""
 
     number: int
     slot: int
@@ -51,26 +51,26 @@ class CallBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Nobody waits for this batch any more."""
+    """Cancel a batch."""
 
     number: int
 
 
 class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag="give_up"):
-    """The call at this position of a batch takes too long: hand over what is there and begin no other of it."""
+    """The call at this position of a batch timed out: return the results so far and begin no other call of it."""
 
     number: int
     position: int
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The handlers are there, or why they are not."""
+    """The handlers are loaded, or `problem` says why not."""
 
     problem: str | None = None
 
 
 class BatchDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """Results of a batch, from its first call on; of one that was given up, not of all. `memory` is in bytes."""
+    """Results of a batch, from its first call on; after GiveUp not of all calls. `memory` is in bytes."""
 
     number: int
     results: list[CallResult]
@@ -78,7 +78,7 @@ class BatchDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True, tag="said"):
-    """What a call said of its progress."""
+    """A progress report of a call."""
 
     number: int
     position: int
@@ -93,7 +93,7 @@ decode_answer = msgspec.msgpack.Decoder(Ready | BatchDone | CallProgress).decode
 
 class CallSlots:
     """Memory that a worker shares with one process: which call of each batch runs, and since when. It costs no message
-    and is still there when the process is not: so the worker knows what it died of, and what is stuck."""
+    and outlives the process, so that the worker knows which call killed it and which one is stuck."""
 
     _slot = struct.Struct("<dq")
 
@@ -105,11 +105,11 @@ class CallSlots:
         return max(mmap.PAGESIZE, count * cls._slot.size)
 
     def mark(self, slot: int, position: int, now: float) -> None:
-        """The call at this position begins; -1: none. The time stands first: read half way it is never too old."""
+        """Mark that the call at this position begins; -1: none. The time is first: a torn read is never too old."""
         self._slot.pack_into(self._table, slot * self._slot.size, now, position + 1)
 
     def read(self, slot: int) -> tuple[int, float]:
-        """Position and since when, by the machine's monotonic clock; -1 if none runs."""
+        """Return the running position, or -1, and since when, by the machine's monotonic clock."""
         since, position = self._slot.unpack_from(self._table, slot * self._slot.size)
         return position - 1, since
 
@@ -118,7 +118,7 @@ class CallSlots:
 
 
 def argued(handler: Handler, ref: TaskRef, context: Context | None) -> Any:
-    """What the handler returns: a value, or a coroutine for an async one."""
+    """Call the handler. Returns a value, or a coroutine for an async handler."""
     value = msgspec.json.decode(ref.input)
     return handler.function(value) if context is None else handler.function(value, context=context)
 
@@ -127,7 +127,7 @@ def returned(value: Any) -> CallResult:
     try:
         return CallResult(msgspec.json.encode(value))
     except Exception as error:
-        return failed("result_not_json", f"the result can not be kept as JSON: {described(error)}")
+        return failed("result_not_json", f"the result cannot be encoded as JSON: {described(error)}")
 
 
 def raised(error: BaseException) -> CallResult:
@@ -143,7 +143,7 @@ def failed(code: str, message: str) -> CallResult:
 
 
 def called(handler: Handler, ref: TaskRef, context: Context | None) -> CallResult:
-    """What one call came to. A handler may raise anything, and a thread must live on."""
+    """Call the handler and return the result. A handler may raise anything; the thread survives."""
     try:
         return returned(argued(handler, ref, context))
     except BaseException as error:

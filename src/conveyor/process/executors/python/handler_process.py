@@ -1,11 +1,11 @@
-"""A process that runs handlers for a worker: `python -m conveyor.process.executors.python.handler_process ...`.
+"""A handler process: `python -m conveyor.process.executors.python.handler_process ...`.
 
-Batches of calls in, results out. Handlers that are not async run in threads, async ones on the event loop of the main
-thread; a third thread reads, so that neither keeps the other from hearing the worker. What a handler does here, crash,
-leak or block, it does to this process: the worker goes on renewing its leases, and replaces it.
+Batches of calls in, results out. Async handlers run on the event loop of the main thread, others in threads; one more
+thread reads, so that a busy handler does not delay the worker's orders. A handler that crashes, leaks or blocks harms
+only this process: the worker keeps renewing its leases, and replaces it.
 
-It ends when the worker does: the socket between them is then at its end, and on Linux the kernel sees to it even while
-a handler holds the interpreter.
+It ends with the worker, because the socket between them closes; on Linux the kernel kills it even while a handler holds
+the interpreter.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ from conveyor.process.executors.python.handler_calls import (
 )
 
 _LENGTH = struct.Struct("<I")
-# A call may speak more often than anybody wants to hear.
-_SAY_SECONDS = 0.5
+# The shortest time between two progress reports of a call.
+_REPORT_SECONDS = 0.5
 _MEASURE_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
-# Before the worker, and before most of what else runs on the machine, should memory run out.
+# If memory runs out, the kernel kills this process before the worker.
 _OOM_SCORE = "500"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,12 +59,11 @@ _monotonic = time.monotonic
 
 
 class Work:
-    """A batch at work. Its lock is held as one call follows another, and when it is decided that one is stuck: none is
-    begun after that."""
+    """A running batch. Its lock is taken between two calls, and when a call times out: no call begins after that."""
 
     def __init__(self, batch: CallBatch) -> None:
         self.batch = batch
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.position = -1
         self.stopped = False
         self.cancelled = False
@@ -74,7 +73,7 @@ class Work:
 
 
 class Runner:
-    """Runs what it reads."""
+    """Runs the orders that it reads."""
 
     def __init__(self, sock: socket.socket, slots: CallSlots, handlers: Handlers) -> None:
         self._sock = sock
@@ -99,7 +98,7 @@ class Runner:
         await self._stopped.wait()
 
     def _read(self) -> None:
-        """In a thread of its own, to the end of the socket."""
+        """Read orders until the socket closes, in a thread of its own."""
         assert self._loop is not None and self._stopped is not None
         try:
             while (frame := read_frame(self._sock)) is not None:
@@ -141,7 +140,7 @@ class Runner:
         slot, mark, results = work.batch.slot, self._slots.mark, work.results
         now = _monotonic()
         for position, ref in enumerate(work.batch.refs):
-            with work.turn:
+            with work.lock:
                 if work.stopped:
                     return
                 if work.cancelled:
@@ -165,7 +164,7 @@ class Runner:
         slot = work.batch.slot
         for position in range(len(work.batch.refs)):
             now = _monotonic()
-            with work.turn:
+            with work.lock:
                 if work.stopped:
                     return
                 if work.cancelled:
@@ -183,7 +182,7 @@ class Runner:
                 context = self._context(work, handler, position)
                 return returned(await argued(handler, work.batch.refs[position], context))
         except BaseException as error:
-            # A handler may also cancel itself or exit; here that is only how it failed.
+            # A handler may also cancel itself or exit: here that is an error like any other.
             return timed_out(work.batch.timeout) if scope.expired() else raised(error)
 
     def _context(self, work: Work, handler: Handler, position: int) -> Context | None:
@@ -197,19 +196,19 @@ class Runner:
         return work.context
 
     def _speaker(self, number: int, position: int) -> Callable[[int, int | None, str | None], None]:
-        said_at = -_SAY_SECONDS
+        said_at = -_REPORT_SECONDS
 
         def say(done: int, total: int | None, note: str | None) -> None:
             nonlocal said_at
             now = _monotonic()
-            if now - said_at >= _SAY_SECONDS or done == total:
+            if now - said_at >= _REPORT_SECONDS or done == total:
                 said_at = now
                 self._send(CallProgress(number, position, done, total, note))
 
         return say
 
     def _finish(self, work: Work) -> None:
-        with work.turn:
+        with work.lock:
             if work.stopped:
                 return
             work.stopped = True
@@ -232,14 +231,14 @@ class Runner:
         work = self._works.get(order.number)
         if work is None:
             return
-        with work.turn:
+        with work.lock:
             if work.stopped or work.position != order.position:
                 return
             work.stopped = True
             results = list(work.results)
         self._works.pop(order.number, None)
         if len(results) > order.position:
-            # It came to an end after all, in this moment.
+            # The call finished just now.
             results = results[: order.position]
         self._send(BatchDone(order.number, results, self._measured()))
 
@@ -256,7 +255,7 @@ class Runner:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """End the process if a batch can not be answered: the worker sees that, and would wait for the answer for ever."""
+    """End the process if a batch cannot be answered: the worker would wait for the answer for ever."""
     try:
         yield
     except Exception:
@@ -265,7 +264,7 @@ def answering() -> Iterator[None]:
 
 
 def memory() -> int:
-    """Bytes that this process has in memory; its peak, where that is all that can be known."""
+    """Return the resident bytes of this process; their peak where the system tells no more."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -273,7 +272,7 @@ def memory() -> int:
 
 
 def read_frame(sock: socket.socket) -> bytearray | None:
-    """The next frame; None at the end."""
+    """Read the next frame; None at the end."""
     head = _read_exactly(sock, _LENGTH.size)
     return None if head is None else _read_exactly(sock, _LENGTH.unpack(head)[0])
 
@@ -300,7 +299,7 @@ def send_frame(sock: socket.socket, answer: Ready | BatchDone | CallProgress, lo
 
 def _protect(parent: int) -> None:
     """Die with the worker, and before it."""
-    # The worker decides when to stop.
+    # Signals are for the worker, which decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform != "linux":

@@ -1,6 +1,6 @@
-"""Handlers inside the worker, without protection: async ones on its event loop, others in threads. For tests of small
-things, and for functions of a main script. One that crashes takes the worker along, one that blocks the loop keeps it
-from its leases, and a thread that is stuck is written off.
+"""Handlers inside the worker, without isolation: async ones on its event loop, others in threads. For small tests, and
+for functions of a main script. A handler that crashes kills the worker, one that blocks the loop delays its leases, and
+a thread that is stuck is abandoned.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from conveyor.process.executors.python.threads import Threads
 
 
 class HandlerReporter(Protocol):
-    """Keeps what a call says of its progress."""
+    """Gets the progress reports of a call."""
 
     def say(self, position: int, done: int, total: int | None, note: str | None) -> None: ...
 
 
 class InProcessHandlers:
-    """Calls handlers in this process; at most `threads` of those that are not async at once."""
+    """Calls handlers in this process, at most `threads` at once of those that are not async."""
 
     def __init__(self, threads: int, clock: Clock) -> None:
         self._clock = clock
@@ -30,9 +30,9 @@ class InProcessHandlers:
         self._slots = asyncio.Semaphore(threads)
 
     async def run(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: HandlerReporter | None
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: HandlerReporter | None
     ) -> list[CallResult]:
-        contexts = _Contexts(job, handler, teller)
+        contexts = _Contexts(job, handler, reporter)
         try:
             if handler.is_async:
                 return [await self._awaited(handler, ref, job.options.timeout, contexts) for ref in refs]
@@ -51,12 +51,12 @@ class InProcessHandlers:
             async with scope:
                 result = returned(await argued(handler, ref, contexts.make(ref)))
         except asyncio.CancelledError:
-            # The worker is stopping, or else the handler cancelled itself and that is its failure.
+            # Either the worker stops, or the handler cancelled itself and has failed.
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise
             result = raised(asyncio.CancelledError())
         except (KeyboardInterrupt, GeneratorExit):
-            # Of this process, and not of the handler.
+            # These are for this process, not for the handler.
             raise
         except BaseException as error:
             result = timed_out(timeout) if scope.expired() else raised(error)
@@ -73,7 +73,7 @@ class InProcessHandlers:
         return results
 
     async def _hop(self, timeout: float, batch: "InProcessBatch") -> list[CallResult]:
-        """What the thread got done; with a call that is stuck, up to that one, and the thread is written off."""
+        """Return the results of the thread. If a call is stuck, it times out and the thread is abandoned."""
         done = self._threads.run(batch.run)
         try:
             while not done.done():
@@ -87,7 +87,7 @@ class InProcessHandlers:
 
 
 class InProcessBatch:
-    """References that one thread runs one after the other, while the event loop watches."""
+    """Calls that one thread makes one after the other, while the event loop watches."""
 
     def __init__(
         self, handler: Handler, refs: Sequence[TaskRef], clock: Clock, context: Callable[[TaskRef], Context | None]
@@ -96,9 +96,9 @@ class InProcessBatch:
         self._refs = refs
         self._clock = clock
         self._context = context
-        # Held by the thread as it goes from one call to the next, by the loop as it decides that a call is stuck:
-        # no call is begun after that, so none is made here and by the next batch too.
-        self._turn = threading.Lock()
+        # The thread locks it between two calls, the loop when it decides that a call is stuck. No call begins after
+        # that, so none is made twice.
+        self._lock = threading.Lock()
         self._begun = 0
         self._since: float | None = None
         self.results: list[CallResult] = []
@@ -108,7 +108,7 @@ class InProcessBatch:
         monotonic = self._clock.monotonic
         now = monotonic()
         for ref in self._refs:
-            with self._turn:
+            with self._lock:
                 if self.stopped:
                     return
                 self._begun += 1
@@ -118,12 +118,12 @@ class InProcessBatch:
             self.results.append(CallResult(result.body, result.code, result.message, now - began))
 
     def left(self, timeout: float) -> float:
-        """Seconds that the call under way still has; all of them while the thread has not begun."""
+        """Return the seconds that the running call has left; all of them while the thread has not begun."""
         return timeout if self._since is None else self._since + timeout - self._clock.monotonic()
 
     def give_up(self, timeout: float) -> list[CallResult] | None:
-        """Stop before the next call, unless the thread went on to one just now. What came of those begun."""
-        with self._turn:
+        """Stop before the next call and return the results; None if the thread has just begun another call."""
+        with self._lock:
             if self.left(timeout) > 0:
                 return None
             self.stopped = True
@@ -134,10 +134,10 @@ class InProcessBatch:
 class _Contexts:
     """The contexts of the calls of one batch."""
 
-    def __init__(self, job: Job, handler: Handler, teller: HandlerReporter | None) -> None:
+    def __init__(self, job: Job, handler: Handler, reporter: HandlerReporter | None) -> None:
         self._job = job
         self._wanted = handler.wants_context
-        self._teller = teller
+        self._reporter = reporter
         self._loop = asyncio.get_running_loop()
         self._made: list[Context] = []
 
@@ -153,6 +153,6 @@ class _Contexts:
             context.cancelled = True
 
     def _say(self, done: int, total: int | None, note: str | None) -> None:
-        """From whatever thread the handler is in."""
-        if self._teller is not None:
-            self._loop.call_soon_threadsafe(self._teller.say, 0, done, total, note)
+        """Report progress, from the handler's thread."""
+        if self._reporter is not None:
+            self._loop.call_soon_threadsafe(self._reporter.say, 0, done, total, note)

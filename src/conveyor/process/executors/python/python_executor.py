@@ -1,22 +1,22 @@
-"""The python executor. Gets references whose input is any JSON value, has the job's handler called with each in a child
-process, and hands on what it returned, as JSON, or how it failed.
+"""The python executor. Gets references whose input is any JSON value, calls the job's handler with each in a child
+process, and returns its result as JSON, or its error.
 
 | Code | Meaning |
 |---|---|
 | handler_missing | no function is registered under the job's `handler` |
 | handler_raised | the function raised; the message has the type and the text, never the traceback |
-| result_not_json | the function returned what JSON can not hold |
+| result_not_json | the function returned a value that JSON cannot hold |
 | timeout | the function took longer than `timeout`; the process of one that is not async is replaced |
-| process_failed | no process could be started for it |
-| worker_lost | it took every process along that ran it; it is dead-lettered |
+| process_failed | no process could be started |
+| worker_lost | the task killed every process that ran it; it is dead-lettered |
 
-Handlers run in children (children.py), so that none of them can keep the worker's event loop from renewing its leases,
-whatever it does: crash, block, leak or hold the interpreter. When a child dies, the call that it ran is made again
-alone, in a process of its own, and the others of its batch as if nothing had been; a call that is lost
-CONVEYOR_MAX_LOST_STARTS times is given up. So a task that kills takes no other along for more than one start.
+Handlers run in child processes (children.py), so that a handler that crashes, blocks, leaks or holds the interpreter
+cannot keep the worker from renewing its leases. When a child dies, the call that it ran is repeated alone, in a process
+of its own, and the other calls of its batch go to another child. A call that loses CONVEYOR_MAX_LOST_STARTS processes
+is dead-lettered, so a poison task costs each other task at most one start.
 
 With CONVEYOR_HANDLER_PROCESSES=0, and for functions of the main script, which no other process can import, handlers run
-inside the worker (inside.py).
+inside the worker (in_process.py).
 """
 
 import asyncio
@@ -30,10 +30,11 @@ from conveyor.engines.records import Records
 from conveyor.errors import Unavailable
 from conveyor.handlers import Handler, Handlers
 from conveyor.model import Job, JobId, Outcome, TaskRef
-from conveyor.process.executors import WORKER_LOST
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.python.children import BatchOutcome, Child, NoCapacity, NotStarted
 from conveyor.process.executors.python.handler_calls import CallResult, Setup, failed, missing, outcome_of, timed_out
 from conveyor.process.executors.python.in_process import InProcessHandlers
+from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import ProgressBook, Superseded, Track
 from conveyor.settings import Settings
 
@@ -44,17 +45,17 @@ MAX_GRAIN = 256
 QUICK_BATCH = 0.005
 SLOW_BATCH = 0.05
 MAX_JOBS = 1024
-# Batches of async handlers that are under way at once.
+# Batches of async handlers at once.
 _ASYNC_BATCHES = 1024
-_MOST_FAILED_STARTS = 3
-# Children that may die under a batch of which nothing ran.
-_MOST_DEATHS = 10
+_MAX_FAILED_STARTS = 3
+# How many children may die with a batch before any of its calls runs.
+_MAX_DEATHS = 10
 _START_PAUSE = 0.2
 _LONGEST_START_PAUSE = 30.0
 
 
-class PythonExecutor:
-    """Runs tasks of kind python. `path` is where modules are looked for; `app` is as for handlers.load_app."""
+class PythonExecutor(LocalExecutor):
+    """Runs tasks of kind python. `path` is the module search path; `app` is as for handlers.load_app."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class PythonExecutor:
         if handler is None:
             return [outcome_of(missing(job.options.handler, self._handlers.names())) for _ in refs]
         if len(refs) == 1 and handler.wants_context:
-            return [await self._attempt_told(job, handler, refs[0])]
+            return [await self._attempt_reporting(job, handler, refs[0])]
         return [outcome_of(result) for result in await self._results(job, handler, refs, None)]
 
     async def close(self) -> None:
@@ -97,30 +98,30 @@ class PythonExecutor:
         if self._inside is not None:
             self._inside.close()
 
-    async def _attempt_told(self, job: Job, handler: Handler, ref: TaskRef) -> Outcome:
-        """One call that may say how far it is; what it says is kept. Raises Superseded."""
-        teller = TaskReporter(self._book, job, ref)
-        calling = asyncio.ensure_future(self._results(job, handler, [ref], teller))
-        teller.on_superseded = calling.cancel
+    async def _attempt_reporting(self, job: Job, handler: Handler, ref: TaskRef) -> Outcome:
+        """Make one call that may report progress, and store its reports. Raises Superseded."""
+        reporter = TaskReporter(self._book, job, ref)
+        calling = asyncio.ensure_future(self._results(job, handler, [ref], reporter))
+        reporter.on_superseded = calling.cancel
         try:
             (result,) = await calling
         except asyncio.CancelledError:
             calling.cancel()
             await asyncio.wait([calling])
-            await teller.finish(rest=not teller.superseded)
-            if teller.superseded:
+            await reporter.finish(rest=not reporter.superseded)
+            if reporter.superseded:
                 raise Superseded from None
             raise
-        await teller.finish(rest=result.code is not None)
+        await reporter.finish(rest=result.code is not None)
         return outcome_of(result)
 
     async def _results(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> list[CallResult]:
         if self._inside is not None:
-            results = await self._inside.run(job, handler, refs, teller)
+            results = await self._inside.run(job, handler, refs, reporter)
         else:
-            results = await self._in_children(job, handler, refs, teller)
+            results = await self._in_children(job, handler, refs, reporter)
         if handler.wants_context:
             self._grains.put(job.job_id, 1)
         else:
@@ -128,12 +129,12 @@ class PythonExecutor:
         return results
 
     async def _in_children(
-        self, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+        self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> list[CallResult]:
-        """Results of all, over as many children as it takes."""
+        """Return the results of all calls, made by as many children as needed."""
         assert self._children is not None
-        found: dict[int, CallResult] = {}
-        # Positions in `refs` that are to be called.
+        results: dict[int, CallResult] = {}
+        # Positions in `refs` without a result.
         left = list(range(len(refs)))
         failed_starts = deaths = 0
         capacity = CapacityWait(self._clock)
@@ -141,51 +142,53 @@ class PythonExecutor:
             async with self._async if handler.is_async else self._sync:
                 try:
                     child = await self._children.take()
-                    ran = await self._call(child, job, handler, [refs[at] for at in left], teller)
+                    ran = await self._call(child, job, handler, [refs[at] for at in left], reporter)
                 except NoCapacity as error:
                     await capacity.pause(error)
                     continue
                 except NotStarted as error:
                     failed_starts += 1
-                    if failed_starts >= _MOST_FAILED_STARTS:
-                        found |= {at: failed("process_failed", str(error)) for at in left}
+                    if failed_starts >= _MAX_FAILED_STARTS:
+                        results |= {at: failed("process_failed", str(error)) for at in left}
                         break
                     await self._clock.sleep(_START_PAUSE)
                     continue
-            found |= dict(zip(left, ran.results, strict=False))
+            results |= dict(zip(left, ran.results, strict=False))
             left = left[len(ran.results) :]
             if ran.stuck:
-                found[left.pop(0)] = timed_out(job.options.timeout)
+                results[left.pop(0)] = timed_out(job.options.timeout)
             elif ran.lost is not None:
                 deaths += 1
                 if ran.running >= 0:
                     at = left.pop(ran.running)
-                    found[at] = await self._after_death(job, handler, refs[at], teller, ran.lost)
-                elif deaths > _MOST_DEATHS:
-                    found |= {at: failed("process_failed", f"process after process ended {ran.lost}") for at in left}
+                    results[at] = await self._after_death(job, handler, refs[at], reporter, ran.lost)
+                elif deaths > _MAX_DEATHS:
+                    results |= {at: failed("process_failed", f"process after process ended {ran.lost}") for at in left}
                     break
-        return [found[at] for at in range(len(refs))]
+        return [results[at] for at in range(len(refs))]
 
     async def _after_death(
-        self, job: Job, handler: Handler, ref: TaskRef, teller: "TaskReporter | None", cause: str
+        self, job: Job, handler: Handler, ref: TaskRef, reporter: "TaskReporter | None", cause: str
     ) -> CallResult:
-        """The call that a child ran when it died: killed because it took too long, or else what it died of."""
+        """Return the result of the call that a child died with: it took too long and was killed, or it is repeated."""
         if not cause:
             return timed_out(job.options.timeout)
-        return await self._alone(job, handler, ref, teller, cause)
+        return await self._alone(job, handler, ref, reporter, cause)
 
     async def _alone(
-        self, job: Job, handler: Handler, ref: TaskRef, teller: "TaskReporter | None", cause: str
+        self, job: Job, handler: Handler, ref: TaskRef, reporter: "TaskReporter | None", cause: str
     ) -> CallResult:
-        """A call whose process died: is it what it died of? It is made again where it can harm nobody else."""
+        """Repeat a call whose process died, in a process of its own, where it can harm no other task."""
         assert self._children is not None
-        lost, most = 1, max(1, self._settings.max_lost_starts)
+        lost, limit = 1, max(1, self._settings.max_lost_starts)
         capacity = CapacityWait(self._clock)
-        while lost < most:
-            log.warning("a call is made again alone", run=job.run.run_id, index=ref.index, lost=lost, cause=cause)
+        while lost < limit:
+            log.warning(
+                "child died; repeating its call alone", run=job.run.run_id, index=ref.index, lost=lost, cause=cause
+            )
             try:
                 async with self._children.alone() as child:
-                    ran = await self._call(child, job, handler, [ref], teller)
+                    ran = await self._call(child, job, handler, [ref], reporter)
             except NoCapacity as error:
                 await capacity.pause(error)
                 continue
@@ -200,9 +203,9 @@ class PythonExecutor:
         return failed(WORKER_LOST, f"The process was lost {lost} times while it ran this task, at last {cause}.")
 
     async def _call(
-        self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], teller: "TaskReporter | None"
+        self, child: Child, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: "TaskReporter | None"
     ) -> BatchOutcome:
-        report = None if teller is None else teller.say
+        report = None if reporter is None else reporter.say
         return await child.run(job, handler.name, refs, is_async=handler.is_async, report=report)
 
     def _adapt(self, job: Job, count: int, seconds: float) -> None:
@@ -215,7 +218,7 @@ class PythonExecutor:
 
 
 class CapacityWait:
-    """Pauses that grow, while the machine has no capacity for another child. They spend no attempt of a task."""
+    """Growing pauses while the machine has no capacity for another child. They spend no attempt."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -228,7 +231,7 @@ class CapacityWait:
 
 
 class Children:
-    """The children of one executor. The first is started when there is something to call, more when all are busy."""
+    """The children of one executor. The first starts with the first call, more start while all are busy."""
 
     def __init__(self, setup: Setup, settings: Settings, clock: Clock) -> None:
         self._setup = setup
@@ -241,7 +244,7 @@ class Children:
         self._one_alone = asyncio.Semaphore(1)
 
     async def take(self) -> Child:
-        """The one with least to do. Raises NotStarted."""
+        """Return the child with the lowest load. Raises NotStarted."""
         while True:
             ready = [child for child in self._ready if not child.retired]
             idle = min(ready, key=lambda child: child.load, default=None)
@@ -255,7 +258,7 @@ class Children:
                 raise self._problem
 
     def alone(self) -> "Alone":
-        """A child for one call, beside the others."""
+        """Return a child for one call, in addition to the others."""
         return Alone(self)
 
     async def make(self) -> Child:
@@ -288,12 +291,12 @@ class Children:
             self._ready.append(await self.make())
             self._problem = None
         except NotStarted as error:
-            log.error("a process for handlers could not be started", error=str(error))
+            log.error("handler process not started", error=str(error))
             self._problem = error
         except Exception as error:
-            # Whoever waits for one must learn of it.
-            log.exception("a process for handlers could not be started")
-            self._problem = NotStarted(f"the process can not be started: {type(error).__name__}")
+            # Callers of `take` must see the error.
+            log.exception("handler process not started")
+            self._problem = NotStarted(f"the process cannot be started: {type(error).__name__}")
 
     def _settled(self, child: Child) -> None:
         if child.retired and child in self._ready:
@@ -303,7 +306,7 @@ class Children:
 
 
 class Alone:
-    """async with: a child that nobody else has; one at a time."""
+    """async with: a child for this caller only; one such child at a time."""
 
     def __init__(self, children: Children) -> None:
         self._children = children
@@ -327,7 +330,7 @@ class Alone:
 
 
 class TaskReporter:
-    """Keeps what one call says of its progress, and hears whether the task has gone to another attempt."""
+    """Stores the progress reports of one call, and learns whether a newer attempt has superseded it."""
 
     def __init__(self, book: ProgressBook, job: Job, ref: TaskRef) -> None:
         self._book = book
@@ -345,7 +348,7 @@ class TaskReporter:
             self._writing = asyncio.create_task(self._write())
 
     async def finish(self, *, rest: bool) -> None:
-        """The call has ended."""
+        """Write the last report; with `rest`, mark that no attempt runs."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         if self._track is not None and rest:
@@ -367,6 +370,6 @@ class TaskReporter:
             self.superseded = True
             self.on_superseded()
         except Unavailable as error:
-            log.warning("progress was not written", run=self._job.run.run_id, index=self._ref.index, error=repr(error))
+            log.warning("progress not written", run=self._job.run.run_id, index=self._ref.index, error=repr(error))
         finally:
             self._writing = None

@@ -1,5 +1,5 @@
-"""Threads for code that blocks. They are daemons: a function that never returns costs its thread, not the exit of
-the process, for which a ThreadPoolExecutor would wait for ever."""
+"""Threads for code that blocks. They are daemons: a function that never returns costs one thread. A ThreadPoolExecutor
+would wait for it for ever when the process exits."""
 
 import asyncio
 import threading
@@ -10,12 +10,12 @@ Work = tuple[Callable[[], None], asyncio.AbstractEventLoop, asyncio.Future[None]
 
 
 class Threads:
-    """Runs work in idle threads, and starts one more where none is idle. How many run at once is the caller's rule."""
+    """Runs work in idle threads and starts one more if none is idle. The caller limits how many run at once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._work: SimpleQueue[Work | None] = SimpleQueue()
-        # Touched by the event loop only: a thread counts as idle once the loop has heard that its work is done.
+        # Only the event loop changes these: a thread is idle once the loop knows that its work is done.
         self._idle = 0
         self._started = 0
 
@@ -32,7 +32,7 @@ class Threads:
         return done
 
     def close(self) -> None:
-        """Let every thread end when it has nothing more to do."""
+        """End every thread when it has no more work."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -42,13 +42,13 @@ class Threads:
             try:
                 work()
             finally:
-                self._tell(loop, done)
+                self._notify(loop, done)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+    def _notify(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
         try:
             loop.call_soon_threadsafe(self._finish, done)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed: nothing waits for the result.
             return
 
     def _finish(self, done: asyncio.Future[None]) -> None:

@@ -1,0 +1,169 @@
+"""LocalLane: a lane that awaits attempts in this process. Each of its runners takes a few references, has the executor
+attempt them, records the outcomes, and goes on, while the lane is wide enough for it."""
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from conveyor.model import LONG_KINDS, Job, LongTask, Outcome
+from conveyor.process.lane import Lane, LaneTools, LeasedRef
+from conveyor.process.recorder import LeasedChunk
+from conveyor.process.retry import WORKER_LOST
+from conveyor.process.task_progress import Superseded
+from conveyor.process.watchdog import Watchdog, WatchedAttempt
+
+if TYPE_CHECKING:
+    from conveyor.process.executors import LocalExecutor
+
+log = structlog.get_logger()
+
+# A long task that probes a breaker and runs for this long shows that its target is up.
+_ALIVE_SECONDS = 60.0
+
+Finished = tuple[list[LeasedRef], list[Outcome]]
+
+
+class LocalLane(Lane):
+    """Runs up to `width` runners."""
+
+    def __init__(self, job: Job, executor: "LocalExecutor", tools: LaneTools) -> None:
+        super().__init__(job, executor.target, tools)
+        self._executor = executor
+        self._watchdog = Watchdog(tools.clock, tools.stuck_after)
+        # Runners that have not taken a reference yet.
+        self._starting = 0
+
+    def set_width(self, width: int) -> None:
+        self.width = width
+        if self._backing_off is not None:
+            return
+        free = width - self.active
+        if self._targets.is_limited:
+            self._queue_by_target(free)
+            startable = self._targets.count_ready(max(0, free))
+        else:
+            startable = -(-len(self._waiting) // self._executor.grain(self.job))
+        for _ in range(min(free, startable)):
+            self.active += 1
+            self._starting += 1
+            self._spawn(self._run())
+        self._targets.request()
+
+    def shed_long_tasks(self) -> list[LeasedChunk]:
+        if self.job.kind not in LONG_KINDS or self.active < self.width:
+            return []
+        chunks: list[LeasedChunk] = []
+        while len(self._waiting) > self._starting:
+            chunk = self._waiting.pop().chunk
+            if not chunk.lost:
+                chunk.lost = True
+                chunks.append(chunk)
+        return chunks
+
+    def long_tasks(self) -> list[LongTask]:
+        job = self.job
+        if job.kind not in LONG_KINDS:
+            return []
+        refs = [ref for attempt in self._watchdog.attempts for ref in attempt.refs]
+        return [LongTask(job.tenant, job.job_id, job.run.run_id, ref.index) for ref in refs]
+
+    def watch(self) -> list[WatchedAttempt]:
+        if self.job.kind in LONG_KINDS and self._gate.is_watching:
+            alive_since = self._clock.monotonic() - _ALIVE_SECONDS
+            for attempt in self._watchdog.attempts:
+                if attempt.started_at <= alive_since:
+                    self._gate.mark_alive(attempt.entries)
+        return self._watchdog.check()
+
+    async def _drain(self, grace: float) -> None:
+        await self._finish_running(grace)
+
+    async def _run(self) -> None:
+        """One runner."""
+        self._starting -= 1
+        try:
+            while self.active <= self.width and self._backing_off is None:
+                one_by_one = self._targets.is_limited or self._gate.is_watching
+                taken = await self._take_one() if one_by_one else self._take_batch()
+                if not taken:
+                    return
+                await self._attempt(taken)
+        finally:
+            self.active -= 1
+            self._targets.request()
+
+    def _take_batch(self) -> list[LeasedRef]:
+        """Take as many references as the executor wants in one call."""
+        grain = self._executor.grain(self.job)
+        taken: list[LeasedRef] = []
+        while self._waiting and len(taken) < grain:
+            entry = self._waiting.popleft()
+            if not entry.chunk.lost:
+                taken.append(entry)
+        return taken
+
+    async def _take_one(self) -> list[LeasedRef]:
+        """Take the next reference whose target has capacity and whose breakers let it through."""
+        while self._backing_off is None:
+            if self._recorder.full:
+                await self._recorder.until_capacity()
+            entry = self._next()
+            if entry is None:
+                break
+            may_start = self._check_gate(entry)
+            if may_start or (may_start is None and await self._acquire_probe(entry)):
+                return [entry]
+        return []
+
+    async def _attempt(self, taken: list[LeasedRef]) -> None:
+        """Fail what is overdue, mark the start of the rest, run it, free the slots, record the outcomes."""
+        finished: Finished | None = None
+        try:
+            in_time = self._fail_late(taken)
+            if in_time and await self._mark_started(in_time):
+                finished = await self._execute(in_time)
+        finally:
+            if finished is None:
+                self._gate.release(taken)
+            for entry in taken:
+                self._targets.free_slot(entry)
+        if finished is not None:
+            self._record(*finished)
+            if self._recorder.full:
+                await self._recorder.until_capacity()
+
+    async def _execute(self, entries: list[LeasedRef]) -> Finished | None:
+        """Have the executor attempt the references. None: the outcomes do not count."""
+        refs = [entry.ref for entry in entries]
+        try:
+            attempting = self._executor.attempt(self.job, refs)
+            outcomes = await self._watchdog.guard(self.job, entries, refs, entries[0].chunk.generation, attempting)
+            assert len(outcomes) == len(refs)
+            if any(_is_poisoned(outcome) for outcome in outcomes):
+                return await self._remove_poisoned(entries, outcomes)
+            return entries, outcomes
+        except Superseded:
+            for entry in entries:
+                await self._owner.on_superseded(entry.chunk)
+        except Exception:
+            # An executor must not raise. Once their leases expire, the queue redelivers the chunks as lost starts.
+            log.exception("executor failed", run=self.job.run.run_id, indexes=[ref.index for ref in refs])
+            for entry in entries:
+                entry.chunk.lost = True
+        return None
+
+    async def _remove_poisoned(self, entries: list[LeasedRef], outcomes: list[Outcome]) -> Finished:
+        """Hand poison tasks to the worker; returns the others."""
+        others: list[LeasedRef] = []
+        counted: list[Outcome] = []
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            if _is_poisoned(outcome) and outcome.error is not None:
+                await self._owner.on_poisoned(self.job, entry.chunk, entry.ref, outcome.error.message)
+            else:
+                others.append(entry)
+                counted.append(outcome)
+        return others, counted
+
+
+def _is_poisoned(outcome: Outcome) -> bool:
+    return outcome.error is not None and outcome.error.code == WORKER_LOST
