@@ -84,7 +84,7 @@ class Feeder:
 
     async def generation_of(self, job: Job, ref: TaskRef) -> int:
         """Return how often the monitor has requeued the task."""
-        document = await self._records.row(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
+        document = await self._records.documents.document(PROGRESS, job.tenant, progress_id(job.run.run_id, ref.index))
         try:
             return 0 if document is None else _progress.decode(document.body).turn
         except msgspec.MsgspecError:

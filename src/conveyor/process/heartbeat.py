@@ -35,14 +35,7 @@ class Heartbeat:
         now = self._clock.now()
         document = Document(BEAT, BEAT_TENANT, self._name, _encode(Beat(now, tasks)), due_at=now + self._ttl)
         crashpoint("worker.beat.before")
-        if self._document is not None:
-            self._document = await self._records.replace_row(
-                msgspec.structs.replace(document, version=self._document.version)
-            )
-        if self._document is None:
-            # The first beat, or the monitor took this worker for dead.
-            await self._records.create_rows([document])
-            self._document = document
+        self._document = await self._replace(document, self._document) or await self._create(document)
         crashpoint("worker.beat.after")
 
     async def close(self) -> None:
@@ -50,19 +43,24 @@ class Heartbeat:
         await self._coordinator.hold(WORKERS, self._name, 0, _NO_LIMIT, self._ttl)
         await self._remove()
 
-    async def _replaced(self, row: Document, standing: Document | None) -> Document | None:
-        if standing is None:
+    async def _replace(self, document: Document, stored: Document | None) -> Document | None:
+        if stored is None:
             return None
-        return await self._records.documents.replace_row(msgspec.structs.replace(row, version=standing.version))
+        return await self._records.documents.replace_row(msgspec.structs.replace(document, version=stored.version))
 
-    async def _created(self, row: Document) -> Document | None:
-        """The first, or somebody took this worker for dead, or the answer to the last write was lost: then its row has
-        another version than the one that is known here."""
-        await self._records.documents.create_rows([row])
-        standing = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
-        return standing if standing is None or standing.body == row.body else await self._replaced(row, standing)
+    async def _create(self, document: Document) -> Document | None:
+        """Write the first beat, or the first after the monitor took this worker for dead. Where the answer to the last
+        write was lost, the stored document has another version than the one known here."""
+        await self._records.documents.create_rows([document])
+        stored = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
+        return stored if stored is None or stored.body == document.body else await self._replace(document, stored)
 
     async def _remove(self) -> None:
-        if self._document is not None:
-            document, self._document = self._document, None
-            await self._records.remove_row(document)
+        if self._document is None:
+            return
+        if not await self._records.documents.remove_row(self._document):
+            # The answer to the last write, or to the last removal, was lost.
+            stored = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
+            if stored is not None:
+                await self._records.documents.remove_row(stored)
+        self._document = None

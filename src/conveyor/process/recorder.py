@@ -92,6 +92,7 @@ class RecordedOutcome(msgspec.Struct, gc=False):
     # Seconds until the retry; None if the task is finished.
     delay: float | None
     # A failed write is retried as a whole: these steps must not happen twice.
+    noted: bool = False
     requeued: bool = False
     counted: bool = False
 
@@ -270,9 +271,11 @@ class Recorder:
 
     async def _note(self, job: Job, records: list[RecordedOutcome], event: str) -> None:
         now = self._clock.now()
-        events = [_event(record, event, now) for record in records if record.outcome.error is not None]
-        if events:
-            await self._tasks.note(job.key, events)
+        failed = [record for record in records if record.outcome.error is not None and not record.noted]
+        if failed:
+            await self._tasks.note(job.key, [_event(record, event, now) for record in failed])
+            for record in failed:
+                record.noted = True
 
     async def _requeue(self, job: Job, retried: list[RecordedOutcome]) -> None:
         """Send references to the recovery queue: failed ones each alone, postponed ones in batches."""

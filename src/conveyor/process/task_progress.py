@@ -165,7 +165,7 @@ class ProgressBook:
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = now + stuck_after
         name = progress_id(fresh.run_id, fresh.index)
-        document = await self._records.row(PROGRESS, job.tenant, name)
+        document = await self._records.documents.document(PROGRESS, job.tenant, name)
         if document is None:
             row = Document(
                 PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
@@ -174,7 +174,7 @@ class ProgressBook:
             await self._records.documents.create_rows([row])
             crashpoint("progress.begin.after")
             # Creating leaves an existing document as it is: check whose it is.
-            stored = await self._records.row(PROGRESS, job.tenant, name)
+            stored = await self._records.documents.document(PROGRESS, job.tenant, name)
             is_ours = stored is not None and stored.body == row.body
             return Track(self._records, self._clock, self._settings, row, fresh, stuck_after) if is_ours else None
         before = _decode(document.body)
@@ -192,7 +192,9 @@ class ProgressBook:
             since=min(before.since or fresh.since, fresh.since),
         )
         crashpoint("progress.begin.before")
-        replaced = await self._records.replace_row(msgspec.structs.replace(document, body=_encode(at), due_at=due_at))
+        replaced = await self._records.documents.replace_row(
+            msgspec.structs.replace(document, body=_encode(at), due_at=due_at)
+        )
         crashpoint("progress.begin.after")
         if replaced is None:
             return None

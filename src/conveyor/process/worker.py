@@ -176,7 +176,7 @@ class Worker:
 
     async def _look_for_runs(self) -> None:
         """Open lanes for runs with work and drop those of runs that are finished or paused."""
-        active = await self._records.active_jobs()
+        active = await self._records.jobs.active_jobs()
         jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
         for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
             await self._drop(self._lanes[run_id], 0.0)

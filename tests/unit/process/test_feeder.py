@@ -259,7 +259,7 @@ async def test_a_superseded_message_is_acknowledged(bench: Bench) -> None:
     progress = TaskProgress(job.run.run_id, 1, 1, "", clock.now(), turn=2)
     name = progress_id(job.run.run_id, 1)
     document = Document(PROGRESS, job.tenant, name, msgspec.json.encode(progress), job_id=job.job_id)
-    await bench.belt.system.records.create_rows([document])
+    await bench.belt.system.records.documents.create_rows([document])
     for turn in (1, 2):
         await bench.send(Chunk(job.key, [TaskRef(1, InputJson("1"))], turn=turn))
     await bench.admit(await bench.deliver(receives=2))
