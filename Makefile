@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Test processes, two more than there are cores: tests wait, too. JOBS=0 runs the tests in this process, for a debugger.
-JOBS ?= $(shell expr 2 + $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+JOBS ?= $(shell expr 2 + $(CORES))
 # Further arguments for pytest, the bench and the resolver: make test ARGS='-k cursor', make lock ARGS=--upgrade
 ARGS ?=
 
@@ -34,7 +35,7 @@ python-check: $(DEV)
 
 .PHONY: quick
 quick: python-check ## Run the inner loop: Python checks, unit tests, conformance on SQLite
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not server and not slow" tests/unit tests/conformance $(ARGS)
+	$(BIN)/python -m pytest -q -n $(CORES) --dist worksteal -m "not server and not slow" tests/unit tests/conformance $(ARGS)
 
 .PHONY: test
 test: check browser ## Run the checks, then every test

@@ -76,7 +76,6 @@ names = st.text("abcXYZ019._- äß漢/", min_size=1, max_size=20)
 bodies = st.one_of(st.binary(max_size=300), st.binary(max_size=20).map(lambda data: data * 500))
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     entries=st.dictionaries(names, st.tuples(bodies, st.booleans()), max_size=8),
@@ -287,7 +286,6 @@ def test_memory_does_not_grow_with_entries() -> None:
     assert peak < 1024 * 1024
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     entries=st.lists(st.tuples(bodies, st.booleans()), max_size=6),

@@ -35,7 +35,6 @@ def test_one_shard_is_the_plain_task_id(index: int, shards: int) -> None:
     assert cursor.decode(name, shards) == [name]
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(positions())
 def test_many_shards_round_trip(given_positions: list[TaskId | None]) -> None:
@@ -56,7 +55,6 @@ def test_a_listing_that_gave_nothing_has_no_cursor() -> None:
             cursor.encode(empty)
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     text=st.text(max_size=200) | st.binary(max_size=100).map(lambda raw: raw.decode("latin-1")),
@@ -68,7 +66,6 @@ def test_any_text_is_a_bad_cursor_and_never_a_crash(text: str, shards: int) -> N
             cursor.decode(candidate, shards)
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     base=st.one_of(st.just([task_id(RUN, 1)]), positions()),

@@ -198,7 +198,6 @@ class TestOwner:
         async with open_database(place) as database:
             assert await numbers(database) == [1]
 
-    @pytest.mark.slow
     async def test_a_second_process_is_refused_until_the_first_is_gone(self, place: Path) -> None:
         async with open_database(place):
             assert "DataDirectoryInUse" in _child(TRY_TO_OPEN, place).stderr
@@ -546,13 +545,11 @@ async def test_the_file_is_opened_by_sqlite_alone(place: Path) -> None:
 
 
 class TestWal:
-    @pytest.mark.slow
     async def test_it_is_bounded_without_a_pinned_reader(self, place: Path) -> None:
         async with open_database(place) as database:
             await _churn(database, 160)
             assert _wal(place) < 80 * MIB
 
-    @pytest.mark.slow
     async def test_it_stops_growing_when_a_pinned_reader_is_gone(self, place: Path) -> None:
         release, pinned = threading.Event(), threading.Event()
 
@@ -576,7 +573,6 @@ class TestWal:
             assert _wal(place) <= 65 * MIB, "journal_size_limit cuts it back"
         assert _wal(place) == 0
 
-    @pytest.mark.slow
     async def test_no_reader_of_ours_stays_pinned(self, place: Path) -> None:
         """Every read method leaves no statement open behind it."""
         clock = ManualClock()

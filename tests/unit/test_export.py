@@ -63,7 +63,6 @@ def test_a_large_index_has_its_own_name() -> None:
 urls = st.text(max_size=80) | st.text(max_size=80).map(lambda text: f"https://{text}")
 
 
-@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(urls | urls.map(lambda url: {"url": url}), st.none() | st.text(max_size=30), st.integers(0, 1 << 39))
 def test_a_name_is_safe_whatever_the_input(given_input: object, content_type: str | None, index: int) -> None:

@@ -206,7 +206,6 @@ def test_what_passes_can_be_sent(fields: dict[str, Any]) -> None:
         assert not any(mark in f"{name}{value}" for name, value in given.headers.items() for mark in "\r\n\0")
 
 
-@pytest.mark.slow
 @given(st.from_regex(_USUAL, fullmatch=True))
 def test_the_short_way_takes_nothing_that_the_long_way_refuses(raw: bytes) -> None:
     assert input_problem(raw) is None

@@ -490,7 +490,6 @@ ROWS = st.lists(
 class TestAnywhere:
     """Where a reader starts, stops and how its pieces fall changes nothing."""
 
-    @pytest.mark.slow
     @settings(max_examples=150, deadline=None)
     @given(st.data(), st.sampled_from(ListFormat), st.integers(1, 60), st.integers(1, 7), st.booleans())
     def test_the_rest_from_any_batch_is_the_same(

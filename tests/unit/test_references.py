@@ -62,7 +62,6 @@ def test_no_tasks_no_messages() -> None:
     assert messages(RUN, [], 100) == []
 
 
-@pytest.mark.slow
 @given(sizes=st.lists(st.sampled_from([1, 1000, 60_000, 150_000, 262_144]), max_size=12), wide=st.booleans())
 def test_a_message_is_small_or_carries_one_task(sizes: list[int], wide: bool) -> None:
     char = "ü" if wide else "u"

@@ -312,7 +312,6 @@ def check_only_bad_input(body: bytes) -> None:
         assert error.message
 
 
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(anything)
 @example({"tasks": ["\ud800"]})

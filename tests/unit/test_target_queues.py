@@ -294,7 +294,6 @@ class TestRates:
         assert 30 <= len(lane.started) <= 31
         assert world.coordinator.calls["reserve"] <= 2.5 * 31
 
-    @pytest.mark.slow
     async def test_workers_share_a_rate(self, world: World) -> None:
         for rate, seconds in ((4.0, 30), (0.5, 120), (50.0, 10)):
             job = world.job(rate_per_host=rate)
@@ -379,7 +378,6 @@ ACTS = st.lists(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(acts=ACTS, slots=st.sampled_from([None, 1, 3]), rate=st.sampled_from([None, 0.7, 5.0, 200.0]))
 async def test_whatever_happens_all_start_within_the_limits(acts: Any, slots: int | None, rate: float | None) -> None:
