@@ -262,7 +262,7 @@ class TestInvalidLines:
             job_id = await submit_list(server, text(lines), on_invalid="reject")
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"]) == ("failed", 0)
-        assert "7 lines" in done["reason"]
+        assert "7 invalid lines" in done["reason"]
         assert "line 4:" in done["reason"]
         assert "2 more" in done["reason"]
         assert echo.ran == {}

@@ -72,7 +72,7 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
 
 
 class _WalkPage(NamedTuple):
-    """Tasks in order of index; the index after which the walk goes on, and how many rows it has read so far."""
+    """Tasks in order of index; the index after which the walk resumes, and how many rows it has read so far."""
 
     tasks: list[Task]
     last: int

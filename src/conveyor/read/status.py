@@ -131,25 +131,25 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
     """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
     tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
     runs: list[dict[str, Any]] = []
-    for run in await records.jobs.runs(job.job_id):
-        kept = await tasks.counts(_key(job, run))
+    for run in await records.runs(job.job_id):
+        stored = await tasks.counts(_key(job, run))
         counted = await tasks.recount(_key(job, run))
         exact = run.state in ENDED and counted.ended == run.total
         runs.append(
             {
                 "run": run.run_id,
                 "number": run.number,
-                "kept": kept,
+                "kept": stored,
                 "counted": counted,
-                "drift": _drift(kept, counted, exact),
+                "drift": _drift(stored, counted, exact),
                 "exact": exact,
             }
         )
     return {"drift": sum(run["drift"] for run in runs), "runs": runs}
 
 
-def _drift(kept: Counts, counted: Counts, exact: bool) -> int:
-    pairs = zip(msgspec.structs.astuple(kept), msgspec.structs.astuple(counted), strict=True)
+def _drift(stored: Counts, counted: Counts, exact: bool) -> int:
+    pairs = zip(msgspec.structs.astuple(stored), msgspec.structs.astuple(counted), strict=True)
     return sum(abs(ours - truth) if exact else max(0, ours - truth) for ours, truth in pairs)
 
 
