@@ -15,7 +15,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, FailureThreshold, Job, OutboxEvent, Run
-from conveyor.states import ENDED, RunState, sources_of
+from conveyor.states import ENDED, ReasonCode, RunState, sources_of
 from conveyor.telemetry import traces
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ class Lifecycle:
         """Complete the run, or stop it at its failure threshold, if these counts say so. Returns the new state."""
         breach = _breach(job.options.failure_threshold, counts)
         if breach is not None:
-            return await self.move(job, RunState.FAILED, breach, counts)
+            return await self.move(job, RunState.FAILED, breach, counts, code=ReasonCode.FAILURE_THRESHOLD)
         # The job in hand may be from before the latch or the total; they are final once latched.
         run = job.run if job.run.last_batch else await self._records.run(job.job_id, job.run.run_id)
         if run is None or not _complete(run, counts):
@@ -71,6 +71,7 @@ class Lifecycle:
         counts: Counts,
         keep: bool = False,
         sources: Collection[RunState] | None = None,
+        code: ReasonCode | None = None,
     ) -> RunState | None:
         """Move the run to `target` if its state allows it, or is one of `sources`; None if somebody else was first.
         With `keep`, what it leaves is not swept."""
@@ -81,11 +82,11 @@ class Lifecycle:
             run_id=job.run.run_id,
             event=_EVENTS[target],
             at=self._clock.now(),
-            data={"counts": msgspec.structs.asdict(counts), "reason": reason},
+            data={"counts": msgspec.structs.asdict(counts), "reason": reason, "reason_code": code},
         )
         crashpoint("lifecycle.move.before")
         moved = await self._records.move_run(
-            job.job_id, job.run.run_id, sources or sources_of(target), target, reason, notice, keep
+            job.job_id, job.run.run_id, sources or sources_of(target), target, reason, notice, keep, code
         )
         crashpoint("lifecycle.move.after")
         if not moved:

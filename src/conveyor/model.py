@@ -7,7 +7,7 @@ from typing import Any, Generic, NewType, TypeVar
 
 import msgspec
 
-from conveyor.states import RunState, TaskStatus
+from conveyor.states import INGEST_CODES, RunState, TaskStatus
 
 TenantId = NewType("TenantId", str)
 JobId = NewType("JobId", str)
@@ -326,7 +326,7 @@ class Range(msgspec.Struct, frozen=True):
 
 MAX_RETENTION_DAYS = 365
 
-# What the reason of a run says first if its list was at fault, or could not be ingested in several tries.
+# The reason of a run whose ingest failed begins with this.
 INGEST_FAILED = "ingest failed: "
 
 
@@ -557,6 +557,8 @@ class Run(msgspec.Struct, frozen=True):
     touched_at: float = 0.0
     # None for the first run of a job.
     lineage: Lineage | None = None
+    # A ReasonCode: why the run is in its state. A string, because a later version may have more of them.
+    reason_code: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -591,13 +593,8 @@ def invalid_prefix(job: Job) -> str:
 
 
 def resumable(job: Job) -> bool:
-    """Whether the job failed because its list could not be ingested; it then keeps what it has."""
-    return (
-        job.state is RunState.FAILED
-        and not job.run.last_batch
-        and job.reason is not None
-        and job.reason.startswith(INGEST_FAILED)
-    )
+    """Whether the job failed because its ingest failed. Its tasks are kept, and the ingest can be resumed."""
+    return job.state is RunState.FAILED and not job.run.last_batch and job.run.reason_code in INGEST_CODES
 
 
 class OutboxEvent(msgspec.Struct, frozen=True):

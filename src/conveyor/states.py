@@ -44,6 +44,37 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.CANCELLED: frozenset(),
 }
 
+
+class ReasonCode(StrEnum):
+    """Why a run is in its state, for programs. `reason` says the same for people, and its text may change."""
+
+    # The run's list, or the list of tasks to rerun, could not be ingested in several attempts.
+    INGEST_FAILED = "ingest_failed"
+    # The list itself is at fault.
+    LIST_UNREADABLE = "list_unreadable"
+    LIST_MISSING = "list_missing"
+    LIST_CHANGED = "list_changed"
+    LIST_REJECTED = "list_rejected"
+    NO_TASKS = "no_tasks"
+    FAILURE_THRESHOLD = "failure_threshold"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    # An open job was closed because nobody added to it. It then completes, or fails with NO_TASKS.
+    IDLE_TIMEOUT = "idle_timeout"
+
+
+LIST_CODES = frozenset(
+    {
+        ReasonCode.LIST_UNREADABLE,
+        ReasonCode.LIST_MISSING,
+        ReasonCode.LIST_CHANGED,
+        ReasonCode.LIST_REJECTED,
+    }
+)
+# The ingest failed. It can be resumed from its checkpoint.
+INGEST_CODES = LIST_CODES | {ReasonCode.INGEST_FAILED}
+
 ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
 # Runs that workers take references from: tasks start while ingest goes on.
 WORKABLE = frozenset({RunState.INGESTING, RunState.RUNNING})

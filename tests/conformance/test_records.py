@@ -28,7 +28,7 @@ from conveyor.model import (
     TenantId,
     UploadRecord,
 )
-from conveyor.states import ENDED, MOVES, RunState, sources_of
+from conveyor.states import ENDED, MOVES, ReasonCode, RunState, sources_of
 from tests.clocks import ManualClock
 from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
 
@@ -455,6 +455,21 @@ class TestMoves:
         await records.move_run(*where, {RunState.PAUSED}, RunState.RUNNING, None, None)
         assert (await stored(records, job)).reason is None
 
+    async def test_the_code_comes_and_goes_with_the_reason(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock)
+        where = (job.job_id, job.run.run_id)
+        assert job.run.reason_code is None
+        await records.move_run(*where, {RunState.RUNNING}, RunState.PAUSED, "why", None, code=ReasonCode.PAUSED)
+        assert (await stored(records, job)).run.reason_code == ReasonCode.PAUSED
+        assert [found.run.reason_code for found in await records.active_jobs()] == [ReasonCode.PAUSED]
+        await records.move_run(*where, {RunState.PAUSED}, RunState.RUNNING, None, None)
+        assert (await stored(records, job)).run.reason_code is None
+        await records.move_run(*where, {RunState.RUNNING}, RunState.FAILED, "why", None, code="later_code")
+        assert [run.reason_code for run in await records.runs(job.job_id)] == ["later_code"]
+        run = await records.run(*where)
+        assert run is not None
+        assert run.reason_code == "later_code"
+
     async def test_an_unknown_run_does_not_move(self, records: Records, clock: ManualClock) -> None:
         one, two = await created(records, clock), await created(records, clock)
         notice = make_notice(clock, one, "run.never")
@@ -764,10 +779,11 @@ class TestOpenJobs:
     async def test_the_reason_outlives_completion(self, records: Records, clock: ManualClock) -> None:
         job = await ingesting(records, clock, mode=Mode.OPEN)
         where = (job.job_id, job.run.run_id)
-        await records.seal(*where, "nobody added")
+        await records.seal(*where, "nobody added", code=ReasonCode.IDLE_TIMEOUT)
         await records.latch(*where)
         assert await records.move_run(*where, {RunState.RUNNING}, RunState.COMPLETED, None, None)
-        assert (await stored(records, job)).reason == "nobody added"
+        found = await stored(records, job)
+        assert (found.reason, found.run.reason_code) == ("nobody added", ReasonCode.IDLE_TIMEOUT)
 
 
 def upload(clock: ManualClock, upload_id: str = "upload_1", tenant: TenantId = ACME, ttl: float = 60.0) -> UploadRecord:

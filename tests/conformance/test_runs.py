@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.model import Backoff, Job, JobId, Lineage, Options, OutboxEvent, Run, RunId
-from conveyor.states import RunState, TaskStatus, sources_of
+from conveyor.states import ReasonCode, RunState, TaskStatus, sources_of
 from tests.clocks import ManualClock
 from tests.jobs import ACME, OTHER, make_job, make_notice
 
@@ -51,6 +51,16 @@ def with_next_run(clock: ManualClock, job: Job, **fields: object) -> Job:
 
 async def add(records: Records, clock: ManualClock, job: Job, answer: IdempotencyClaim | None = None) -> object:
     return await records.add_run(job, make_notice(clock, job, "run.added", number=job.run.number), answer)
+
+
+async def test_each_run_keeps_its_code(records: Records, clock: ManualClock) -> None:
+    job = await created(records, clock)
+    failed, code = RunState.FAILED, ReasonCode.DEADLINE
+    await records.move_run(job.job_id, job.run.run_id, sources_of(failed), failed, "why", None, code=code)
+    again = with_next_run(clock, job)
+    assert await add(records, clock, again) is True
+    assert (await stored(records, job)).run.reason_code is None
+    assert [run.reason_code for run in await records.runs(job.job_id)] == [code, None]
 
 
 async def stored(records: Records, job: Job) -> Job:

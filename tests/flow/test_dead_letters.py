@@ -74,6 +74,7 @@ class TestListing:
         [letter] = page.json["items"]
         assert (letter["job_id"], letter["run_id"], letter["queue"]) == (job_id, done["run"]["id"], "control")
         assert letter["reason"] == done["reason"]
+        assert (done["reason_code"], done["run"]["reason_code"]) == ("list_missing", "list_missing")
         assert letter["at"].endswith("Z")
         assert page.json["next_cursor"] is None
 

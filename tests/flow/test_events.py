@@ -210,6 +210,7 @@ class TestStream:
             "run_id": events[-1]["run_id"],
             "state": "completed",
             "reason": None,
+            "reason_code": None,
             "total": 1200,
             "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0},
         }
@@ -437,7 +438,10 @@ class TestMilestones:
         )
         assert await self.told(system, job) == [
             ("job.ingested", {"total": 3, "invalid": 1}),
-            ("run.completed", {"counts": {"succeeded": 3, "failed": 0, "cancelled": 0}, "reason": None}),
+            (
+                "run.completed",
+                {"counts": {"succeeded": 3, "failed": 0, "cancelled": 0}, "reason": None, "reason_code": None},
+            ),
         ]
 
 

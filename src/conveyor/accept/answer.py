@@ -38,6 +38,8 @@ class AcceptedView(msgspec.Struct, frozen=True):
     mode: Mode
     state: RunState
     reason: str | None
+    # Stable, where the text of the reason may change.
+    reason_code: str | None
     task_shard_count: int
     result_layout: ResultLayout
     created_at: str
@@ -61,6 +63,7 @@ def answer(job: Job, counts: Counts = NONE_ENDED) -> bytes:
         mode=job.mode,
         state=job.state,
         reason=job.reason,
+        reason_code=job.run.reason_code,
         task_shard_count=job.task_shard_count,
         result_layout=job.result_layout,
         created_at=iso_text(job.created_at),

@@ -2,6 +2,8 @@
 the active runs, and what a cancelled run leaves pending is swept behind it. Asking for what is so already changes
 nothing."""
 
+from collections.abc import Collection
+
 import structlog
 
 from conveyor.accept.resume import request_ingest
@@ -9,7 +11,7 @@ from conveyor.errors import Conflict, JobEnded, NotFound
 from conveyor.faults import crashpoint
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job
-from conveyor.states import ENDED, WORKABLE, RunState
+from conveyor.states import ENDED, WORKABLE, ReasonCode, RunState
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -34,7 +36,7 @@ class Control:
             if job.state is RunState.CANCELLED:
                 return job
             _check_active(job)
-            await self._move(job, RunState.CANCELLED, CANCELLED)
+            await self._move(job, RunState.CANCELLED, CANCELLED, ReasonCode.CANCELLED)
             job = await self._again(job)
         raise _restless()
 
@@ -44,7 +46,7 @@ class Control:
             if job.state is RunState.PAUSED:
                 return job
             _check_active(job)
-            await self._move(job, RunState.PAUSED, PAUSED)
+            await self._move(job, RunState.PAUSED, PAUSED, ReasonCode.PAUSED)
             job = await self._again(job)
         raise _restless()
 
@@ -62,7 +64,7 @@ class Control:
 
     async def _resume(self, job: Job) -> bool:
         target = RunState.RUNNING if job.run.last_batch else RunState.INGESTING
-        if not await self._move(job, target, None, {RunState.PAUSED}):
+        if not await self._move(job, target, None, None, {RunState.PAUSED}):
             return False
         crashpoint("control.resume.between")
         if target is RunState.INGESTING:
@@ -74,10 +76,15 @@ class Control:
         return True
 
     async def _move(
-        self, job: Job, target: RunState, reason: str | None, sources: frozenset[RunState] | set[RunState] | None = None
+        self,
+        job: Job,
+        target: RunState,
+        reason: str | None,
+        code: ReasonCode | None,
+        sources: Collection[RunState] | None = None,
     ) -> bool:
         counts = await self._system.tasks.counts(job.key)
-        return await self._lifecycle.move(job, target, reason, counts, sources=sources) is not None
+        return await self._lifecycle.move(job, target, reason, counts, sources=sources, code=code) is not None
 
     async def _again(self, job: Job) -> Job:
         found = await self._system.records.job(job.tenant, job.job_id)

@@ -35,6 +35,8 @@ class RunShape(Shape, frozen=True):
     id: RunId
     number: int
     state: RunState
+    # Why it is in this state; None where nothing but its tasks brought it there.
+    reason_code: str | None
     total: int
     counts: CountsView
     created_at: str
@@ -96,6 +98,8 @@ class ListedJob(Shape, frozen=True):
     name: str | None
     state: RunState
     reason: str | None
+    # Stable, where the text of the reason may change.
+    reason_code: str | None
     # None unless it waits.
     waiting: WaitShape | None
     kind: JobKind

@@ -8,7 +8,6 @@ with its mark: what was fetched is in there, and --resume goes on with it.
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
-from conveyor.model import INGEST_FAILED, Job, JobId, OnInvalid, TenantId, resumable
+from conveyor.model import Job, JobId, TenantId, resumable
 from conveyor.settings import Settings
-from conveyor.states import ENDED, RunState
+from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
@@ -42,8 +41,6 @@ _LOOK_SECONDS = 0.1
 _LINES_SHOWN = 10
 # Expired jobs that are looked through for this run's.
 _HIDDEN = 1000
-# At the end of a reason that is not the list's fault.
-_TRIED = re.compile(r"\(tried \d+ times\)$")
 
 
 @dataclass(frozen=True)
@@ -328,23 +325,21 @@ def _too_late(plan: RunPlan, job: Job) -> NotFound | None:
 
 def _is_list_at_fault(job: Job) -> bool:
     """Whether another list may take its place: it could not be read to its end, or had nothing in it."""
-    if job.state is not RunState.FAILED or _TRIED.search(job.reason or "") is not None:
-        return False
-    return resumable(job) or job.run.total == 0
+    return job.state is RunState.FAILED and job.run.reason_code in {*LIST_CODES, ReasonCode.NO_TASKS}
 
 
 async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorError | None:
     """What is wrong with the list, if that is what the job failed for."""
     from conveyor.read.invalid_lines import invalid_page
 
-    if now.bad_list is None or now.reason is None:
+    if now.bad_list is None:
         return None
-    if _TRIED.search(now.bad_list):
+    if now.reason_code == ReasonCode.INGEST_FAILED:
         return ConveyorError(f"The list could not be ingested: {now.bad_list}.")
     lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
-    if not now.reason.startswith(INGEST_FAILED):
+    if now.reason_code == ReasonCode.NO_TASKS:
         return NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
-    if lines and job.options.on_invalid is OnInvalid.REJECT:
+    if now.reason_code == ReasonCode.LIST_REJECTED:
         # The rest of the reason names some of the lines.
         head = now.bad_list.partition(":")[0]
         return ListRejected(f"{head}. Add --on-invalid skip to run the others.", lines=lines)

@@ -125,11 +125,12 @@ class JobRecords(Protocol):
         reason: str | None,
         notice: OutboxEvent | None,
         keep: bool = False,
+        code: str | None = None,
     ) -> bool:
         """Move the run, and the job with it, if it is in one of `sources`; write the notice in the same step.
         True for the one caller that moved it. A run moves to `completed` only once it is latched, and keeps the
-        reason that it has unless it gets another. With `keep`, what an ended run leaves is not swept: its ingest
-        may be resumed."""
+        reason and the reason code that it has unless it gets others. With `keep`, what an ended run leaves is not
+        swept: its ingest may be resumed."""
 
     async def ended_unswept(self, limit: int) -> list[Job]:
         """Jobs whose latest run has ended and whose remains (pending tasks, its queue) were not yet swept."""
@@ -190,9 +191,17 @@ class IngestRecords(Protocol):
         """Keep how far a range is. False, and nothing written, if a later holder of its lease has written already,
         or the run has ended."""
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
-        """No more ranges; the reason is shown. True for the one caller that sealed it. With `touched_at`, only if
-        nothing was added since: the run was last touched at that very time."""
+    async def seal(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
+    ) -> bool:
+        """No more ranges; the reason and its code are shown. True for the one caller that sealed it. With `touched_at`,
+        only if nothing was added since: the run was last touched at that very time."""
 
 
 class AccessRecords(Protocol):

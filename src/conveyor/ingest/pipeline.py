@@ -28,7 +28,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.lists.reader import BATCH, ListBatch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
 from conveyor.settings import Settings
-from conveyor.states import RunState
+from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 T = TypeVar("T")
@@ -130,7 +130,8 @@ class IngestPipeline:
         # A list without tasks is a mistake; a rerun without any has nothing to do.
         if ingested.tasks == 0 and run.lineage is None:
             reason = _without_tasks(job, ingested.invalid)
-            await self.lifecycle.move(job, RunState.FAILED, reason, await self.tasks.counts(job.key))
+            counts = await self.tasks.counts(job.key)
+            await self.lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.NO_TASKS)
             return
         await self.lifecycle.latch(job, ingested.tasks, ingested.invalid)
 

@@ -118,6 +118,7 @@ class StepAnswers:
             "event_id": notice.notice_id,
             "at": iso_text(notice.at),
             "reason": notice.data.get("reason"),
+            "reason_code": notice.data.get("reason_code"),
             "total": None if run is None else run.total,
             "invalid": None if run is None else run.invalid,
             "counts": notice.data.get("counts"),

@@ -173,12 +173,13 @@ async def _look(records: Records, tasks: Tasks, coordinator: Coordinator, clock:
 
 
 def _job_json(job: Job, live: Live) -> dict[str, Any]:
-    run = live.run
+    run, held_back = live.run, _held_back(live.wait)
     return {
         "id": job.job_id,
         "name": job.name,
         "state": job.state,
-        "reason": job.reason or _held_back(live.wait),
+        "reason": job.reason or (None if held_back is None else held_back.detail),
+        "reason_code": run.reason_code or (None if held_back is None else held_back.code),
         "waiting": None if live.wait is None else _wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
@@ -203,6 +204,7 @@ def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
         "id": run.run_id,
         "number": run.number,
         "state": run.state,
+        "reason_code": run.reason_code,
         "total": run.total,
         "counts": {
             "pending": max(run.total - counts.ended - running, 0),
@@ -266,9 +268,9 @@ async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | No
     return Wait("ingesting", "Its list is being ingested.")
 
 
-def _held_back(wait: Wait | None) -> str | None:
-    """That its list is not there yet is in the nature of an ingest, and no reason to show."""
-    return None if wait is None or wait.code in ("open", "ingesting") else wait.detail
+def _held_back(wait: Wait | None) -> Wait | None:
+    """What a job shows as its reason while it waits. Waiting for a list is part of every ingest, and no reason."""
+    return None if wait is None or wait.code in ("open", "ingesting") else wait
 
 
 def _wait_json(wait: Wait) -> dict[str, Any]:

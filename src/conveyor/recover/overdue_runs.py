@@ -26,7 +26,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, IngestJob, InputJson, Job, OutboxEvent, TaskId, TaskSeed
 from conveyor.recover.monitored import Monitored
 from conveyor.settings import Settings
-from conveyor.states import ENDED, RunState, TaskStatus
+from conveyor.states import ENDED, ReasonCode, RunState, TaskStatus
 
 log = structlog.get_logger()
 
@@ -151,7 +151,7 @@ class Deadlines:
         # The letter first: a run that shows as failed for this always has one.
         await self._write_letter(job, reason)
         crashpoint("monitor.letter.after")
-        await self._lifecycle.move(job, RunState.FAILED, reason, counts)
+        await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.DEADLINE)
         await self._records.remove_row(held)
         seen.expired += 1
         log.error("run given up", job=job.job_id, run=job.run.run_id, reason=reason)

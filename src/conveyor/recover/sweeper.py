@@ -19,7 +19,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import messages, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
-from conveyor.states import RunState, TaskStatus
+from conveyor.states import ReasonCode, RunState, TaskStatus
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -110,7 +110,9 @@ class Sweeper:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             crashpoint("sweeper.seal.before")
             # A batch may have been accepted since the job was read: then it is not idle.
-            sealed = await self._records.seal(job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at)
+            sealed = await self._records.seal(
+                job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at, code=ReasonCode.IDLE_TIMEOUT
+            )
             crashpoint("sweeper.seal.after")
             if sealed:
                 swept.closed += 1

@@ -66,6 +66,7 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0002_ingest_sums.sql"),
     sql_file("migrations/0003_run_numbers.sql"),
     sql_file("migrations/0004_upload_references.sql"),
+    sql_file("migrations/0005_run_codes.sql"),
 )
 
 
