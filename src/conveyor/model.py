@@ -534,6 +534,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
+    # Only these tasks; empty: all.
+    indexes: Sequence[int] = ()
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 
@@ -584,7 +586,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> RunKey:
-        return RunKey(self.tenant, self.job_id, self.run.run_id, self.task_shard_count)
+        """Where the rows of its latest run are."""
+        return self.key_of(self.run)
+
+    def key_of(self, run: Run) -> RunKey:
+        """Where the rows of one of its runs are."""
+        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count)
 
 
 def invalid_prefix(job: Job) -> str:

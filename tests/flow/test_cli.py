@@ -522,7 +522,7 @@ def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
         one_line(cli("dead-letters", "redrive", "999999"), "not_found")
         assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0}
         wait_for(lambda: len(cli.json("dead-letters")) == 1 and cli.json("show", job_id)["state"] == "failed")
-        assert "1 sent back" in cli("dead-letters", "redrive", "--all").stdout
+        assert "1 redriven" in cli("dead-letters", "redrive", "--all").stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")
         assert job_id in cli("rerun", job_id).stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")

@@ -5,6 +5,7 @@ Chosen is by the newest outcome of each task: one that failed in the first run a
 task any more. A job whose ingest was given up has nothing to choose from yet: its ingest goes on instead.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,7 +22,7 @@ from conveyor.jobs.admission import Admission
 from conveyor.jobs.deadlines import follow_deadline
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
 from conveyor.lists.inputs import MAX_LABEL
-from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, RunKey, resumable
+from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, resumable
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -72,6 +73,14 @@ class Rerun:
             await Admission(self._system).admit(job.tenant, jobs=1)
             return await self._carry_out(job, spec, lineage, ticket)
 
+    async def rerun_tasks(self, job: Job, indexes: Sequence[int]) -> None:
+        """Start a run of these failed tasks, with the options that the job has. Raises RunNotEnded."""
+        if job.state not in ENDED:
+            raise RunNotEnded(state=job.state)
+        await Admission(self._system).admit(job.tenant, jobs=1, tasks=len(indexes))
+        lineage = Lineage(job.run.run_id, [TaskStatus.FAILED], indexes=indexes)
+        await self._carry_out(job, RerunSpec(), lineage, Claim(self._system.clock.new_id("run"), None))
+
     async def _carry_out(self, job: Job, spec: RerunSpec, lineage: Lineage, ticket: Claim) -> Accepted:
         again = self._with_run(job, spec, lineage, RunId(ticket.subject))
         body = answer(again)
@@ -114,7 +123,7 @@ class Rerun:
         if list(lineage.statuses) != [TaskStatus.FAILED]:
             return
         for run in await self._system.records.runs(job.job_id):
-            key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
+            key = job.key_of(run)
             if (await self._system.tasks.counts(key)).failed == 0:
                 continue
             codes = dict(await self._system.tasks.error_codes(key, _CODES)) if lineage.error_code is not None else {}
@@ -174,7 +183,7 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     statuses = sorted({TaskStatus[label.upper()] for label in chosen.status})
     if not statuses and chosen.error_code is not None:
         statuses = [TaskStatus.FAILED]
-    return Lineage(parent, statuses, chosen.error_code, chosen.http_status, chosen.tag, overrides)
+    return Lineage(parent, statuses, chosen.error_code, chosen.http_status, chosen.tag, overrides=overrides)
 
 
 def _check_label(name: str, text: str | None, most: int) -> None:

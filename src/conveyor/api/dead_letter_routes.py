@@ -1,4 +1,4 @@
-"""Dead letters: what was given up, and the way back for it."""
+"""Dead letters: list them, and redrive them."""
 
 from typing import Annotated
 
@@ -10,11 +10,12 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_spec
 from conveyor.api.dependencies import MAX_LIMIT, ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer
+from conveyor.jobs.dead_letters import plan_redrives
 from conveyor.read.dead_letter_pages import letter_json, letters_page
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which letters are to go back to their queues."""
+    """Which dead letters to redrive."""
 
     ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LIMIT)]
 
@@ -25,7 +26,8 @@ async def list_letters(
 ) -> Response[bytes]:
     """Oldest first. A page may have fewer items than asked for and still have a next one."""
     page = await letters_page(system.queue, tenant, limit, cursor)
-    return answer({"items": [letter_json(letter) for letter in page.items], "next_cursor": page.next_cursor})
+    plans = await plan_redrives(system.records, system.tasks, page.items)
+    return answer({"items": [letter_json(letter, plan) for letter, plan in plans], "next_cursor": page.next_cursor})
 
 
 @post(
@@ -33,10 +35,11 @@ async def list_letters(
     summary="Redrive dead letters",
     status_code=200,
     operation_class=operations.takes(RedriveSpec),
-    responses={**shapes.shaped(Redriven), **shapes.problems(400, 413, 415)},
+    responses={**shapes.shaped(Redriven), **shapes.problems(400, 409, 413, 415)},
 )
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """Letters go back where they came from; a failed ingest goes on with them. Those that are unknown, or whose work
-    has ended meanwhile, are skipped."""
+    """Messages go back to their queues, failed ingests are resumed, dead-lettered tasks are rerun: `redrive` of each
+    dead letter says which. Unknown ones, and those with nothing left to do, are skipped. 409 if none could be redriven
+    because a run of the job is in progress."""
     spec = await read_spec(request, system.settings.max_request_bytes, RedriveSpec)
     return answer(await redrive(system, tenant, spec.ids))

@@ -8,6 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.coordination.durations import TaskTime
+from conveyor.jobs.dead_letters import RedriveAction
 from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
 
@@ -25,6 +26,8 @@ class LineageShape(Shape, frozen=True):
     error_code: str | None
     http_status: int | None
     tag: str | None
+    # Only these tasks; all, if it is empty.
+    indexes: list[int]
     # Those that were given for this run.
     options: dict[str, Any]
 
@@ -201,7 +204,7 @@ class InvalidShape(Shape, frozen=True):
 
 
 class LetterShape(Shape, frozen=True):
-    """A message that was given up: `control` for an ingest, `run` for tasks."""
+    """A dead letter. Its queue is `control` for a part of an ingest, `run` for tasks."""
 
     id: str
     queue: str
@@ -209,6 +212,9 @@ class LetterShape(Shape, frozen=True):
     run_id: RunId
     reason: str
     at: str
+    # What redriving it does now, and a sentence that says so.
+    redrive: RedriveAction
+    redrive_effect: str
 
 
 class WebhookShape(Shape, frozen=True):

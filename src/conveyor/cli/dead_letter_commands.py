@@ -1,4 +1,4 @@
-"""`conveyor dead-letters [list] | redrive`: what a server gave up, and the way back for it."""
+"""`conveyor dead-letters [list] | redrive`: list dead letters, and put them back to work."""
 
 import itertools
 from pathlib import Path
@@ -11,9 +11,9 @@ from conveyor.cli.shared_options import AsJson, Data, Limit, Server
 from conveyor.errors import BadInput, NotFound
 from conveyor.settings import Settings
 
-app = typer.Typer(help="List what was given up (ingests and chunks of tasks), or send it back to its queue.")
+app = typer.Typer(help="List dead letters (parts of ingests, and tasks), or redrive them.")
 
-_COLUMNS = [("id", 10), ("at", 20), ("queue", 7), ("job", 30), ("reason", 0)]
+_COLUMNS = [("id", 10), ("at", 20), ("queue", 7), ("job", 30), ("redrive", 10), ("reason", 0)]
 
 
 @app.callback(invoke_without_command=True)
@@ -35,14 +35,14 @@ def redrive(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID", help="As `dead-letters list` shows them.", show_default=False)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that there are now.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Redrive all dead letters.")] = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Send dead letters back to their queues. A failed ingest goes on with its letter.
+    """Redrive dead letters: resume ingests, requeue messages, and rerun failed tasks.
 
-    Those whose work has ended meanwhile are skipped.
+    Dead letters with nothing left to do are skipped. A task is rerun once no run of its job is in progress.
     """
     from conveyor.cli.connection import connect
 
@@ -51,11 +51,11 @@ def redrive(
     with connect(Settings.load(url=url, data=data)) as client:
         counts = client.redrive(ids or [letter["id"] for letter in client.dead_letters()])
     if ids and not counts["redriven"]:
-        raise NotFound("None of them is a dead letter whose work can go on.")
+        raise NotFound("None of these ids is a dead letter that can be redriven.")
     if as_json:
         print_json(counts)
     else:
-        print(f"{counts['redriven']:,} sent back, {counts['skipped']:,} skipped.")
+        print(f"{counts['redriven']:,} redriven, {counts['skipped']:,} skipped.")
 
 
 def _list(as_json: bool, limit: int | None, url: str | None, data: Path | None) -> None:
@@ -72,4 +72,11 @@ def _list(as_json: bool, limit: int | None, url: str | None, data: Path | None) 
 def _row(letter: dict[str, Any]) -> list[object]:
     from conveyor.cli import formatting as text
 
-    return [letter["id"], text.moment(letter["at"]), letter["queue"], letter["job_id"], letter["reason"]]
+    return [
+        letter["id"],
+        text.moment(letter["at"]),
+        letter["queue"],
+        letter["job_id"],
+        letter["redrive"],
+        letter["reason"],
+    ]

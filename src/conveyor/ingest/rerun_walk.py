@@ -57,6 +57,9 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, kee
     if TaskStatus.CANCELLED in lineage.statuses:
         for run in runs:
             await _cancel_rest(tasks, clock, job, run, keep_hold)
+    if lineage.indexes:
+        # They are read by index, whichever run and shard they are in.
+        return [_range(0, Walk(lineage.parent, _WHOLE, None))]
     if not _chooses(lineage):
         # The first run has every task.
         runs = runs[:1]
@@ -72,6 +75,10 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, kee
 async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncGenerator[ListBatch, None]:
     """The tasks of one range from where it is, a page at a time."""
     lineage = _lineage(job)
+    if lineage.indexes:
+        if one.offset == 0:
+            yield await _by_index(records, tasks, job, lineage)
+        return
     walk = _walks.decode(one.source.key)
     where = TaskFilter(walk.status, lineage.error_code, lineage.http_status, lineage.tag)
     later = await _later(records, job, lineage, walk)
@@ -80,6 +87,22 @@ async def copied(records: Records, tasks: Tasks, job: Job, one: Range) -> AsyncG
         async for step in found:
             seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in step.tasks]
             yield ListBatch(await _without(tasks, later, seeds), [], step.last, step.walked)
+
+
+async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) -> ListBatch:
+    """Tasks that were chosen one by one, each as the latest run that has it says."""
+    seeds: list[TaskSeed] = []
+    missing = set(lineage.indexes)
+    for run in reversed(_sources(lineage, await records.runs(job.job_id))):
+        tasks_of_run = await tasks.at(job.key_of(run), sorted(missing)) if missing else []
+        missing -= {task.index for task in tasks_of_run}
+        seeds += [
+            TaskSeed(task.index, InputJson(bytes(task.input).decode()))
+            for task in tasks_of_run
+            if task.status in lineage.statuses
+        ]
+    seeds.sort(key=lambda seed: seed.index)
+    return ListBatch(seeds, [], max(lineage.indexes), len(lineage.indexes))
 
 
 class _Step(NamedTuple):

@@ -1,20 +1,20 @@
-"""Dead letters of one tenant. Gets a cursor, reads what was given up, and hands on what is the tenant's own."""
+"""Dead letters of one tenant: gets a cursor, lists the tenant's dead letters, and says what redrive does with each."""
 
 from typing import Any
 
 from conveyor.engines.queue import Queue
-from conveyor.jobs.dead_letters import DeadLetterOwner, read_letter
+from conveyor.jobs.dead_letters import DeadLetterOwner, RedrivePlan, read_letter
 from conveyor.model import Page, TenantId
 from conveyor.read.results import iso_time
 
-# A listing reads over the letters of others; after so many reads a page ends early rather than late.
-_MOST_READS = 20
+# A listing reads past the dead letters of other tenants. After this number of reads it returns a short page.
+_MAX_READS = 20
 
 
 async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[DeadLetterOwner]:
-    """Up to `limit` letters of the tenant, oldest first. A page may have fewer and still not be the last."""
+    """Up to `limit` dead letters of the tenant, oldest first. A page may have fewer and still not be the last."""
     items: list[DeadLetterOwner] = []
-    for _ in range(_MOST_READS):
+    for _ in range(_MAX_READS):
         page = await queue.dead_letters(cursor, limit - len(items))
         read = [letter for letter in map(read_letter, page.items) if letter is not None]
         items += [letter for letter in read if letter.tenant == tenant]
@@ -24,8 +24,8 @@ async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str |
     return Page(items, cursor)
 
 
-def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
-    """A letter as the API shows it; what it carried stays inside."""
+def letter_json(letter: DeadLetterOwner, plan: RedrivePlan) -> dict[str, Any]:
+    """A dead letter as the API shows it, without the inputs in it."""
     return {
         "id": letter.message_id,
         "queue": "control" if letter.chunk is None else "run",
@@ -33,4 +33,6 @@ def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
         "run_id": letter.run_id,
         "reason": letter.reason,
         "at": iso_time(letter.at),
+        "redrive": plan.action,
+        "redrive_effect": plan.effect,
     }

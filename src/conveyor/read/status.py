@@ -226,6 +226,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "error_code": lineage.error_code,
         "http_status": lineage.http_status,
         "tag": lineage.tag,
+        "indexes": list(lineage.indexes),
         "options": without_secrets(lineage.overrides),
     }
 
