@@ -1,5 +1,6 @@
 """The nouns: what a job, a run, a task and a result are. Values are frozen and do no I/O."""
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 MAX_INDEX = (1 << 40) - 1
 
+_TASK_ID = re.compile(r"[0-9a-f]{64}")
+
 # Where lists are that clients uploaded.
 UPLOADS = "uploads/"
 
@@ -27,6 +30,11 @@ UPLOADS = "uploads/"
 def task_id(run_id: RunId, index: int) -> TaskId:
     """Deterministic, so that writing a task again overwrites it and never makes a second one."""
     return TaskId(sha256(f"{run_id}:{index}".encode()).hexdigest())
+
+
+def is_task_id(text: str) -> bool:
+    """Whether a text may be the id of a task."""
+    return _TASK_ID.fullmatch(text) is not None
 
 
 def shard_of(task: TaskId, shard_count: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import structlog
 
-from conveyor.accept.resume import request_ingest
 from conveyor.errors import Conflict, JobEnded, NotFound
 from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import request_ingest
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job
 from conveyor.states import ENDED, WORKABLE, ReasonCode, RunState
@@ -69,7 +69,7 @@ class Control:
         crashpoint("control.resume.between")
         if target is RunState.INGESTING:
             # Its messages were let go of while it was paused.
-            await request_ingest(self._system, job)
+            await request_ingest(self._system.queue, job, self._system.clock)
         else:
             # The last of its tasks may have ended in the moment it was paused.
             await self._lifecycle.settle(job, await self._system.tasks.counts(job.key))

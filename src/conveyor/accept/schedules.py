@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -20,7 +21,7 @@ from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import check_target
-from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.lists.inputs import headers_problem
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
@@ -174,41 +175,37 @@ class Schedules:
         self._records = system.records
         self._clock = system.clock
         self._settings = system.settings
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, tenant: TenantId, spec: ScheduleSpec, request: IdempotentRequest | None = None) -> Accepted:
-        """Check all of it, and have it fire from now on."""
-        ticket = await self._requests.claim(tenant, request, self._clock.new_id("schedule"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            _check_name(spec.name)
-            check_cron(spec.cron, spec.timezone)
-            template = await self._checked(tenant, bytes(spec.job))
-            await self._check_number(tenant)
-            now = self._clock.now()
-            schedule = Schedule(
-                cron=spec.cron,
-                timezone=spec.timezone,
-                job=spec.job,
-                created_at=now,
-                name=spec.name,
-                missed=spec.missed,
-                paused=spec.paused,
-                next_fire=_first(spec.cron, spec.timezone, now),
-                keep_at=await self.keep_upload(template),
-            )
-            made = with_schedule(
-                Document(SCHEDULE, tenant, ticket.subject, b"", upload_id=upload_of(template)), schedule
-            )
-            body = msgspec.json.encode(schedule_json(made, now))
-            row = ticket.answer(CREATED, body, self._requests.keep_until)
-            crashpoint("schedule.create.before")
-            standing = await self._records.create_rows([made], None, row)
-            crashpoint("schedule.create.after")
-            if standing is not None and row is not None:
-                return standing_answer(standing, row.fingerprint)
-            return Accepted(CREATED, body, ticket.subject)
+        """Check the schedule and store it. It fires from now on."""
+        schedule_id = self._clock.new_id("schedule")
+        return await self._idempotency.once(tenant, request, schedule_id, partial(self._create, tenant, spec))
+
+    async def _create(self, tenant: TenantId, spec: ScheduleSpec, claim: Claim) -> Accepted:
+        _check_name(spec.name)
+        check_cron(spec.cron, spec.timezone)
+        template = await self._checked(tenant, bytes(spec.job))
+        await self._check_number(tenant)
+        now = self._clock.now()
+        schedule = Schedule(
+            cron=spec.cron,
+            timezone=spec.timezone,
+            job=spec.job,
+            created_at=now,
+            name=spec.name,
+            missed=spec.missed,
+            paused=spec.paused,
+            next_fire=_first(spec.cron, spec.timezone, now),
+            keep_at=await self.keep_upload(template),
+        )
+        empty = Document(SCHEDULE, tenant, claim.subject, b"", upload_id=upload_of(template))
+        document = with_schedule(empty, schedule)
+        answer = claim.answer(CREATED, msgspec.json.encode(schedule_json(document, now)))
+        crashpoint("schedule.create.before")
+        existing = await self._records.create_rows([document], None, answer.row)
+        crashpoint("schedule.create.after")
+        return answer.unless_lost(existing)
 
     async def find(self, tenant: TenantId, schedule_id: str) -> Document:
         """The tenant's schedule. One that never was, one that was removed and another's are the same NotFound."""

@@ -8,6 +8,7 @@ needs to know. Every write names the version that it replaces, so that one proce
 import re
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ from conveyor.export.request import (
 )
 from conveyor.export.sorting import Sorting
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.model import EXPORT, Job, Page, Run, RunId, RunKey, TaskError, TenantId
 from conveyor.read.results import iso_time
 from conveyor.read.runs import chosen_runs
@@ -125,7 +126,7 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return sum(part.size for part in self.parts) + self.making.size
 
     def run_keys(self, job: Job) -> list[RunKey]:
-        return [RunKey(job.tenant, job.job_id, run_id, job.task_shard_count) for run_id in self.runs]
+        return [msgspec.structs.replace(job.key, run_id=run_id) for run_id in self.runs]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -156,15 +157,12 @@ class Exports:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, job: Job, spec: ExportSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Have an export made. A request that was answered before gets that answer again."""
-        ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("export"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            return await self._created(job, spec, ticket)
+        export_id = self._system.clock.new_id("export")
+        return await self._idempotency.once(job.tenant, request, export_id, partial(self._created, job, spec))
 
     async def find(self, tenant: TenantId, export_id: str) -> StoredExport:
         """The tenant's export. One that never was, one that is gone and another's are the same NotFound; so is one of
@@ -194,7 +192,7 @@ class Exports:
                 crashpoint("exports.delete.after")
                 return
 
-    async def _created(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
+    async def _created(self, job: Job, spec: ExportSpec, claim: Claim) -> Accepted:
         export = await self._checked(job, spec)
         standing = await self._system.records.rows(EXPORT, job.tenant, None, _MOST_OF_A_JOB, job.job_id)
         if len(standing.items) >= _MOST_OF_A_JOB:
@@ -202,20 +200,18 @@ class Exports:
         row = Document(
             EXPORT,
             job.tenant,
-            ticket.subject,
+            claim.subject,
             msgspec.json.encode(export),
             due_at=export.created_at,
             expires_at=min(export.created_at + self._system.settings.export_seconds, job.expires_at),
             job_id=job.job_id,
         )
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
-        answer = ticket.answer(ACCEPTED, body, self._requests.keep_until)
+        answer = claim.answer(ACCEPTED, body)
         crashpoint("exports.create.before")
-        lost = await self._system.records.create_rows([row], answer=answer)
+        existing = await self._system.records.create_rows([row], answer=answer.row)
         crashpoint("exports.create.after")
-        if lost is not None and answer is not None:
-            return standing_answer(lost, answer.fingerprint)
-        return Accepted(ACCEPTED, body, row.id)
+        return answer.unless_lost(existing)
 
     async def _checked(self, job: Job, spec: ExportSpec) -> ExportRecord:
         runs = await self._runs(job, spec.select)

@@ -17,16 +17,16 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
+from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import KeepHold, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
 from conveyor.ingest.rerun_walk import copied, plan_rerun
-from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.chunks import messages, range_message, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.reader import BATCH, ListBatch, read
-from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
+from conveyor.model import Job, OnInvalid, Range, invalid_prefix
 from conveyor.settings import Settings
 from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
@@ -75,10 +75,7 @@ class IngestPipeline:
 
     async def request(self, ranges: list[tuple[Job, Range]]) -> None:
         """Have ranges ingested by whoever is free."""
-        outgoing = [
-            Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, one.number)))
-            for job, one in ranges
-        ]
+        outgoing = [range_message(job, one.number) for job, one in ranges]
         await send_all(self.queue, CONTROL, outgoing, self.clock)
 
     async def ingest_range(self, job: Job, one: Range, lease: Lease, keep_hold: KeepHold) -> bool:

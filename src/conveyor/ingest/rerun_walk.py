@@ -180,7 +180,7 @@ def _lineage(job: Job) -> Lineage:
 
 
 def _key(job: Job, run_id: RunId) -> RunKey:
-    return RunKey(job.tenant, job.job_id, run_id, job.task_shard_count)
+    return msgspec.structs.replace(job.key, run_id=run_id)
 
 
 def _range(number: int, walk: Walk) -> Range:

@@ -17,7 +17,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import ENDS, MAX_NOTIFY, NOTIFY, WEBHOOK, notify_of, wanted
 from conveyor.jobs.progress_events import ProgressEvents
-from conveyor.model import Counts, OutboxEvent, RunKey, TenantId
+from conveyor.model import Counts, OutboxEvent, TenantId
 from conveyor.notify.deliveries import delivery_row
 from conveyor.notify.progress_notifier import TOP_ERRORS
 from conveyor.notify.step_functions import StepAnswers
@@ -151,7 +151,7 @@ class OutboxDispatcher:
         counts = msgspec.convert(notice.data.get("counts", {}), Counts)
         job = await self._records.job(notice.tenant, notice.job_id) if counts.failed else None
         if job is not None:
-            run = RunKey(job.tenant, job.job_id, notice.run_id, job.task_shard_count)
+            run = msgspec.structs.replace(job.key, run_id=notice.run_id)
             await self._milestones.told_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))
 
 

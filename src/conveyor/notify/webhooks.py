@@ -6,6 +6,7 @@ rotation the old one signs beside the new one for a while.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK, check_events, check_target
-from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.model import Page, TenantId
 from conveyor.notify.signatures import endpoint_secret
 from conveyor.system import System
@@ -92,26 +93,24 @@ class Webhooks:
         self._clock = system.clock
         self._settings = system.settings
         self._key = system.signing_key
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, tenant: TenantId, spec: WebhookSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Make an endpoint. The answer has its secret, which is kept nowhere: not in the answer for replay either."""
-        ticket = await self._requests.claim(tenant, request, self._clock.new_id("webhook"))
-        if isinstance(ticket, Accepted):
-            return self._with_secret(tenant, ticket)
-        async with self._requests.carrying_out(ticket):
-            self._check(spec.url, spec.events, spec.description)
-            await self._check_number(tenant)
-            endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
-            made = Document(WEBHOOK, tenant, ticket.subject, msgspec.json.encode(endpoint))
-            body = msgspec.json.encode(webhook_json(made))
-            row = ticket.answer(CREATED, body, self._requests.keep_until)
-            crashpoint("webhook.create.before")
-            standing = await self._records.create_rows([made], None, row)
-            crashpoint("webhook.create.after")
-            if standing is not None and row is not None:
-                return self._with_secret(tenant, standing_answer(standing, row.fingerprint))
-            return self._with_secret(tenant, Accepted(CREATED, body, ticket.subject))
+        webhook_id = self._clock.new_id("webhook")
+        accepted = await self._idempotency.once(tenant, request, webhook_id, partial(self._create, tenant, spec))
+        return self._with_secret(tenant, accepted)
+
+    async def _create(self, tenant: TenantId, spec: WebhookSpec, claim: Claim) -> Accepted:
+        self._check(spec.url, spec.events, spec.description)
+        await self._check_number(tenant)
+        endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
+        document = Document(WEBHOOK, tenant, claim.subject, msgspec.json.encode(endpoint))
+        answer = claim.answer(CREATED, msgspec.json.encode(webhook_json(document)))
+        crashpoint("webhook.create.before")
+        existing = await self._records.create_rows([document], None, answer.row)
+        crashpoint("webhook.create.after")
+        return answer.unless_lost(existing)
 
     async def find(self, tenant: TenantId, webhook_id: str) -> Document:
         """The tenant's endpoint. One that never was, one that was removed and another's are the same NotFound."""

@@ -8,17 +8,15 @@ makes is taken.
 
 import base64
 import binascii
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from conveyor.errors import BadCursor
-from conveyor.model import TaskId, shard_of
+from conveyor.model import TaskId, is_task_id, shard_of
 
 PREFIX = "sh:"
 
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 # An id in quotes and a comma are 67 bytes of JSON; base64 makes 4 of 3.
 _CHARS_PER_SHARD = 90
 
@@ -70,6 +68,6 @@ def _in_shard(text: str, shard: int, shards: int) -> TaskId:
 
 
 def _task_id(text: str) -> TaskId:
-    if not _TASK_ID.fullmatch(text):
+    if not is_task_id(text):
         raise BadCursor
     return TaskId(text)

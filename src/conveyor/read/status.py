@@ -16,7 +16,7 @@ from conveyor.coordination.waits import Wait, waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run, RunKey
+from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.states import ENDED, WORKABLE, RunState
 
@@ -123,7 +123,7 @@ async def _older(records: Records, tasks: Tasks, job: Job) -> list[tuple[Run, Co
         return []
     before = [run for run in await records.runs(job.job_id) if run.number < job.run.number]
     runs = [_without_secrets(run) for run in reversed(before[-MOST_RUNS:])]
-    counts = await asyncio.gather(*(tasks.counts(_key(job, run)) for run in runs))
+    counts = await asyncio.gather(*(tasks.counts(job.key_of(run)) for run in runs))
     return list(zip(runs, counts, strict=True))
 
 
@@ -132,8 +132,8 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
     end between the two looks: then only counts that are ahead of the rows are known to be wrong."""
     found: list[dict[str, Any]] = []
     for run in await records.runs(job.job_id):
-        kept = await tasks.counts(_key(job, run))
-        counted = await tasks.recount(_key(job, run))
+        kept = await tasks.counts(job.key_of(run))
+        counted = await tasks.recount(job.key_of(run))
         exact = run.state in ENDED and counted.ended == run.total
         found.append(
             {
@@ -276,10 +276,6 @@ def _held_back(wait: Wait | None) -> Wait | None:
 
 def _wait_json(wait: Wait) -> dict[str, Any]:
     return {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)}
-
-
-def _key(job: Job, run: Run) -> RunKey:
-    return RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
 
 
 async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:

@@ -5,7 +5,6 @@ Each step is first written to the run's row, on the version that was seen, and t
 another monitor takes no part in it, and one that dies has it done by the next.
 """
 
-from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
@@ -15,18 +14,18 @@ from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation
 from conveyor.coordination.waits import Wait, say_waiting
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, recovery_queue
+from conveyor.engines.queue import Queue, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import decode, encode, messages, send_all
+from conveyor.jobs.chunks import decode, encode, messages, pending_seeds, request_ingest, requeue_pending, send_all
 from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, IngestJob, InputJson, Job, OutboxEvent, TaskId, TaskSeed
+from conveyor.model import Chunk, Job, OutboxEvent, TaskSeed
 from conveyor.recover.monitored import Monitored
 from conveyor.settings import Settings
-from conveyor.states import ENDED, ReasonCode, RunState, TaskStatus
+from conveyor.states import ENDED, ReasonCode, RunState
 
 log = structlog.get_logger()
 
@@ -117,23 +116,10 @@ class Deadlines:
 
     async def _requeue(self, job: Job) -> int:
         """Queue all pending tasks again, in bounded memory. What was in a queue already falls to the status guard."""
-        sent = 0
         if not job.run.last_batch:
-            ingest = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))
-            await send_all(self._queue, CONTROL, [Outgoing(ingest)], self._clock)
-        async for page in self._pending(job, _ROWS):
-            outgoing = messages(job.key, page, job.options.chunk_size)
-            await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
-            sent += len(page)
-        return sent
-
-    async def _pending(self, job: Job, limit: int) -> AsyncGenerator[list[TaskSeed], None]:
-        """The tasks that have not ended, so many at a time."""
-        for shard in range(max(1, job.task_shard_count)):
-            after: TaskId | None = None
-            while page := await self._tasks.page(job.key, shard, after, limit, TaskFilter(status=TaskStatus.PENDING)):
-                yield [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
-                after = page[-1].task_id
+            await request_ingest(self._queue, job, self._clock)
+        queue = recovery_queue(job.run.run_id)
+        return await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
 
     async def _give_up(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         counts = await self._tasks.counts(job.key)
@@ -159,7 +145,7 @@ class Deadlines:
     async def _write_letter(self, job: Job, reason: str) -> None:
         """A dead letter with the first of the tasks that are left. A message is buried by who holds it: so it is sent,
         received and buried, and with it any that another monitor left there."""
-        pages = self._pending(job, job.options.chunk_size)
+        pages = pending_seeds(self._tasks, job, job.options.chunk_size)
         left: list[TaskSeed] = await anext(pages, [])
         await pages.aclose()
         (first, *_) = messages(job.key, left, job.options.chunk_size) or [encode(Chunk(job.key, []))]

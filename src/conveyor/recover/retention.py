@@ -123,7 +123,7 @@ class Retention:
     async def _runs(self, job: Job) -> list[RunKey]:
         """Where the tasks of all runs of a job are."""
         runs = await self._records.runs(job.job_id)
-        return [RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count) for run in runs] or [job.key]
+        return [job.key_of(run) for run in runs] or [job.key]
 
     async def _remove_exports(self, removed: Removed) -> None:
         """Exports that expired or were deleted: their files, some at a time, and then the row."""

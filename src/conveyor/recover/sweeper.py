@@ -12,14 +12,14 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation, in_turn
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
+from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.chunks import request_ingest, requeue_pending
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
-from conveyor.states import ReasonCode, RunState, TaskStatus
+from conveyor.model import Counts, Job, Mode, RunId
+from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -116,7 +116,7 @@ class Sweeper:
             crashpoint("sweeper.seal.after")
             if sealed:
                 swept.closed += 1
-                await self._request_ingest(job)
+                await request_ingest(self._queue, job, self._clock)
             return
         if quiet < _STALLED or (open_still and (await self._records.ingested(job.run.run_id)).done):
             return
@@ -125,13 +125,9 @@ class Sweeper:
         # no harm.
         again = self._asked_at.get(job.run.run_id, job.run.touched_at) + _ASK_AGAIN <= self._clock.now()
         if again or depth.ready + depth.held + depth.delayed == 0:
-            await self._request_ingest(job)
+            await request_ingest(self._queue, job, self._clock)
             self._asked_at[job.run.run_id] = self._clock.now()
             swept.resumed += 1
-
-    async def _request_ingest(self, job: Job) -> None:
-        message = IngestJob(job.tenant, job.job_id, job.run.run_id)
-        await send_all(self._queue, CONTROL, [Outgoing(msgspec.json.encode(message))], self._clock)
 
     async def _check(self, job: Job, swept: Swept) -> None:
         swept.checked += 1
@@ -169,21 +165,8 @@ class Sweeper:
             if await self._lifecycle.settle(job, truth):
                 swept.completed += 1
                 return
-        for shard in range(max(1, job.task_shard_count)):
-            swept.requeued += await self._requeue(job, shard)
-
-    async def _requeue(self, job: Job, shard: int) -> int:
-        sent = 0
-        after: TaskId | None = None
-        while True:
-            page = await self._tasks.page(job.key, shard, after, _ROWS, TaskFilter(status=TaskStatus.PENDING))
-            if not page:
-                return sent
-            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
-            outgoing = messages(job.key, seeds, job.options.chunk_size)
-            await send_all(self._queue, run_queue(job.run.run_id), outgoing, self._clock)
-            sent += len(page)
-            after = page[-1].task_id
+        queue = run_queue(job.run.run_id)
+        swept.requeued += await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
 
     async def _clear(self, job: Job, swept: Swept) -> None:
         """Cancel what an ended run left pending, a bounded step at a time, then drop its queue. A completed one left
