@@ -17,7 +17,7 @@ from conveyor.jobs.event_names import EVENTS
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, Outcome, TaskError, TaskRef, task_id
-from conveyor.notify import progress_notifier as herald
+from conveyor.notify import progress_notifier
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.read import job_stream as stream
@@ -113,7 +113,7 @@ def is_event(name: str) -> Callable[[Frame], bool]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "LOOK_SECONDS", 0.05)
     # Where it is wanted it is told to look: a slow machine would have it tell of quarters anywhere.
-    monkeypatch.setattr(herald, "_EVERY", 3600.0)
+    monkeypatch.setattr(progress_notifier, "_EVERY", 3600.0)
 
 
 class Fickle(Echo):
@@ -353,17 +353,17 @@ class TestMilestones:
         page = await system.records.notices(job.tenant, job.job_id, None, 1000)
         return [(event.event, event.data) for event in page.items][1:]
 
-    def herald(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
+    def notifier(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
         return ProgressNotifier(system.records, system.tasks, system.coordinator, system.clock, seconds)
 
     async def test_quarters_are_told_once_whoever_looks(self, system: System) -> None:
         job = await self.started(system)
-        heralds = [self.herald(system) for _ in range(3)]
+        notifiers = [self.notifier(system) for _ in range(3)]
         for done in range(0, 100, 5):
             await system.tasks.finish(job.key, [end(index) for index in range(done, done + 5)])
-            await asyncio.gather(*(each.run_once() for each in heralds))
+            await asyncio.gather(*(each.run_once() for each in notifiers))
             # One that starts anew knows nothing of what was told.
-            await self.herald(system).run_once()
+            await self.notifier(system).run_once()
         found = await self.told(system, job)
         assert [(event, data["percent"]) for event, data in found] == [
             ("run.progress", 25),
@@ -375,7 +375,7 @@ class TestMilestones:
     async def test_quarters_that_were_passed_at_once_are_one(self, system: System) -> None:
         job = await self.started(system)
         await system.tasks.finish(job.key, [end(index) for index in range(80)])
-        await self.herald(system).run_once()
+        await self.notifier(system).run_once()
         assert [data["percent"] for _, data in await self.told(system, job)] == [75]
 
     async def test_there_are_none_before_the_total_is_final(self, system: System) -> None:
@@ -383,7 +383,7 @@ class TestMilestones:
         await system.tasks.put(job.key, seeds(10))
         await system.records.create_job(job, make_notice(system.clock, job), None)
         await system.tasks.finish(job.key, [end(index) for index in range(10)])
-        await self.herald(system).run_once()
+        await self.notifier(system).run_once()
         assert await self.told(system, job) == []
 
     async def test_failures_are_told_in_batches(self, system: System, clock: JumpingClock) -> None:
@@ -391,7 +391,7 @@ class TestMilestones:
 
         async def fail(*indexes: int, code: str = "timeout") -> None:
             await system.tasks.finish(job.key, [end(index, TaskStatus.FAILED, code=code) for index in indexes])
-            await asyncio.gather(*(self.herald(system).run_once() for _ in range(2)))
+            await asyncio.gather(*(self.notifier(system).run_once() for _ in range(2)))
 
         await fail(0)
         await fail(1, 2)
@@ -434,7 +434,7 @@ class TestMilestones:
         # Beside them somebody tells of failures in the same row.
         counts = await system.tasks.counts(job.key)
         await asyncio.gather(
-            *(each.latch(job, 3, 1) for each in lifecycles), milestones.told_failures(job.key, counts, [])
+            *(each.latch(job, 3, 1) for each in lifecycles), milestones.report_failures(job.key, counts, [])
         )
         assert await self.told(system, job) == [
             ("job.ingested", {"total": 3, "invalid": 1}),

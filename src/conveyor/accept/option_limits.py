@@ -1,4 +1,4 @@
-"""The limits of every option. Gets a JobSpec of the right shape, raises InvalidField at the first value out of range.
+"""The limits of every option. Gets a decoded JobSpec, raises InvalidField for the first value out of range.
 
 A comparison is always written as "within", so that a NaN from a Python caller is out of range too.
 """
@@ -17,7 +17,7 @@ MAX_NAME = 200
 MAX_HANDLER = 200
 MAX_URL = 8192
 
-# Least and most, both allowed but for those in _ABOVE.
+# Minimum and maximum, both allowed but for the minimum of those in _ABOVE.
 RANGES: dict[str, tuple[float, float]] = {
     "concurrency": (1, 10_000),
     "rate_per_host": (0, 1_000_000),
@@ -53,7 +53,7 @@ _POLL: dict[str, tuple[float, float]] = {
 }
 _RETRY: dict[str, tuple[float, float]] = {"retries": (0, 100), "base": (0, 3600), "rate": (1, 100), "cap": (0, 3600)}
 _THRESHOLD: dict[str, tuple[float, float]] = {"failed": (1, 1 << 40), "ratio": (0, 1), "after": (0, 1 << 40)}
-# Zero itself would mean never, or nothing.
+# Zero would mean never, or nothing.
 _ABOVE = frozenset({"rate_per_host", "retention_days", "failure_threshold.ratio"})
 _STATUS = (100, 599)
 
@@ -85,12 +85,12 @@ def check_limits(spec: JobSpec) -> None:
 def _within(field: str, value: float | None, limits: tuple[float, float]) -> None:
     if value is None:
         return
-    least, most = limits
+    lowest, highest = limits
     if field in _ABOVE:
-        if not least < value <= most:
-            raise InvalidField(f"`{field}` must be above {least:g} and at most {most:.12g}.", field=field)
-    elif not least <= value <= most:
-        raise InvalidField(f"`{field}` must be between {least:g} and {most:.12g}.", field=field)
+        if not lowest < value <= highest:
+            raise InvalidField(f"`{field}` must be above {lowest:g} and at most {highest:.12g}.", field=field)
+    elif not lowest <= value <= highest:
+        raise InvalidField(f"`{field}` must be between {lowest:g} and {highest:.12g}.", field=field)
 
 
 def _check_name(name: str | None) -> None:
@@ -108,9 +108,9 @@ def _check_each(name: str, value: object, ranges: Mapping[str, tuple[float, floa
 
 
 def _check_statuses(field: str, statuses: Sequence[int]) -> None:
-    least, most = _STATUS
-    if len(statuses) > most - least + 1 or not all(least <= status <= most for status in statuses):
-        raise InvalidField(f"`{field}` must be HTTP statuses between {least} and {most}.", field=field)
+    lowest, highest = _STATUS
+    if len(statuses) > highest - lowest + 1 or not all(lowest <= status <= highest for status in statuses):
+        raise InvalidField(f"`{field}` must be HTTP statuses between {lowest} and {highest}.", field=field)
 
 
 def _check_upstream(name: str | None) -> None:
@@ -128,9 +128,9 @@ def _check_codes(codes: Sequence[str] | None) -> None:
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
-    wrong = headers_problem(headers)
-    if wrong is not None:
-        raise InvalidField(f"`headers`: {wrong}.", field="headers")
+    problem = headers_problem(headers)
+    if problem is not None:
+        raise InvalidField(f"`headers`: {problem}.", field="headers")
 
 
 def _check_gateway(gateway: Gateway | None) -> None:
@@ -138,9 +138,9 @@ def _check_gateway(gateway: Gateway | None) -> None:
         return
     if len(gateway.proxy or gateway.url or "") > MAX_URL:
         raise InvalidField(f"`gateway`: its URL can have at most {MAX_URL} characters.", field="gateway")
-    wrong = gateway_problem(gateway)
-    if wrong is not None:
-        raise InvalidField(f"`gateway`: {wrong}.", field="gateway")
+    problem = gateway_problem(gateway)
+    if problem is not None:
+        raise InvalidField(f"`gateway`: {problem}.", field="gateway")
 
 
 def _check_threshold(threshold: FailureThreshold | None) -> None:
@@ -173,6 +173,6 @@ def _check_export(kind: JobKind, export: ExportApi | None) -> None:
     _check_each("export.poll", export.poll, _POLL)
     if export.retry is not None:
         _check_each("export.retry", export.retry, _RETRY)
-    wrong = export_problem(export)
-    if wrong is not None:
-        raise InvalidField(f"`export.{wrong.field}`: {wrong.message}.", field=f"export.{wrong.field}")
+    problem = export_problem(export)
+    if problem is not None:
+        raise InvalidField(f"`export.{problem.field}`: {problem.message}.", field=f"export.{problem.field}")

@@ -23,7 +23,7 @@ import structlog
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
 from conveyor.accept.spec import JobSpec
-from conveyor.accept.subscriptions import check_notify, told_rows
+from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.records import Document, IdempotencyClaim
@@ -295,7 +295,7 @@ def staged_source(key: str, data: bytes) -> Source:
 
 def _documents(system: System, job: Job, spec: JobSpec) -> list[Document]:
     """The documents that are written with the job."""
-    return [*told_rows(system, job, spec.notify), *deadline_rows(job)]
+    return [*subscription_documents(system, job, spec.notify), *deadline_rows(job)]
 
 
 def list_of(seeds: Sequence[TaskSeed]) -> bytes:
