@@ -52,7 +52,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 @asynccontextmanager
 async def telling(system: System, **settings: Any) -> AsyncIterator[None]:
     """The roles that tell, and no others."""
-    services = [Service(role, system.clock) for role in Embedded(system).tellers()]
+    services = [Service(role, system.clock) for role in Embedded(system).notifiers()]
     running = [asyncio.create_task(service.run()) for service in services]
     try:
         yield

@@ -1,5 +1,6 @@
 """Deliverer: takes deliveries that are due, each with a lease on its document, makes one attempt, and records its
-outcome. 2xx is success; 410 disables the endpoint; anything else is retried with backoff, and fails after the last retry.
+outcome. 2xx is success; 410 disables the endpoint; anything else is retried with backoff, and fails after the last
+retry.
 
 No redirect is followed, and every attempt passes the target guard. Each lane (an endpoint, or the origin that a job
 named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other.
