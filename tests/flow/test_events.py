@@ -421,7 +421,7 @@ class TestMilestones:
         last = next(event for event in page.items if event.event == "run.completed")
         job = await stored(system, job_id)
         notice = make_notice(system.clock, job, "run.completed", **last.data)
-        await notifier._tell_last_failures(notice)
+        await notifier._report_last_failures(notice)
         assert await self.told(system, job) == found
 
     async def test_that_a_list_is_ingested_is_told_once_and_before_anything_follows(self, system: System) -> None:

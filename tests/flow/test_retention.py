@@ -76,7 +76,7 @@ async def test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it() -> Non
         assert await belt.system.records.upload(upload_id) is None
 
 
-class Died(Exception):
+class Died(BaseException):
     """In the place of a process that dies at a crash point."""
 
 
