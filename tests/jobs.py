@@ -28,6 +28,23 @@ ACME = TenantId("acme")
 OTHER = TenantId("other")
 DAY = 86_400.0
 
+# Reasons as the versions wrote them that had no codes, and the codes that they stand for.
+REASONS_WITHOUT_CODE = {
+    "ingest failed: OSError: the store is down (tried 5 times)": "ingest_failed",
+    "ingest failed: The list has 2 lines that are not valid: line 1: empty; line 3: no URL": "list_rejected",
+    "ingest failed: The list has 1 line that is not valid: line 1: (tried 5 times) ": "list_rejected",
+    "ingest failed: The list can not be read\nto its end": "list_unreadable",
+    "failure threshold: 3 tasks failed, the limit is 3": "failure_threshold",
+    "deadline: not done within 60 s; its list is not ingested": "deadline",
+    "cancelled on request": "cancelled",
+    "paused on request": "paused",
+    "there were no tasks": "no_tasks",
+    "the list has no tasks (7 lines were not valid)": "no_tasks",
+    "closed: nothing was added for 60 s; there were no tasks": "no_tasks",
+    "closed: nothing was added for 60 s": "idle_timeout",
+    "by hand": None,
+}
+
 
 def make_job(
     clock: Clock,

@@ -1,4 +1,4 @@
-"""Time and randomness, passed in. Nothing else in Conveyor asks the operating system for either."""
+"""Time and randomness, passed in. No other module asks the operating system for either."""
 
 import asyncio
 import random
@@ -13,22 +13,22 @@ _RANDOM_CHARS = 16
 
 
 class Clock(Protocol):
-    """What the system may know of time and chance."""
+    """The source of time, randomness and ids."""
 
     def now(self) -> float:
-        """Seconds since 1970, for what is stored and shown."""
+        """Seconds since 1970, for times that are stored or shown."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back, for waits and deadlines inside one process."""
+        """Seconds that never decrease, for waits and deadlines inside one process."""
 
     def jitter(self) -> float:
         """A number in [0, 1)."""
 
     def new_id(self, prefix: str) -> str:
-        """An id that nobody else makes, whose text sorts by time of making."""
+        """A unique id whose text sorts by the time at which it was made."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
 
 
 def sortable_id(prefix: str, now: float, entropy: int) -> str:

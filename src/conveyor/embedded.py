@@ -46,8 +46,8 @@ from conveyor.system import System
 
 
 class Embedded:
-    """All background roles of a system, and what a command in the same process asks of it. The executors may be given,
-    in place of those that fetch and call functions."""
+    """All background roles of a system, and its use by a command in the same process. `executors` replace the default
+    ones."""
 
     def __init__(self, system: System, executors: Mapping[JobKind, Executor] | None = None) -> None:
         self.system = system
@@ -59,8 +59,8 @@ class Embedded:
 
     @asynccontextmanager
     async def running(self, only: Collection[str] | None = None, purges: bool = True) -> AsyncIterator[None]:
-        """Every role works while the block runs, or those of some commands; at its end each gives back what it has.
-        Without `purges` nothing that expired is removed."""
+        """Run every role, or those of some commands, during the block; at its end each releases what it has in flight.
+        Without `purges` the role that purges expired data does not run."""
         works = only is None or "work" in only
         executors = self._executors() if self._given is None and works else self._given or {}
         for executor in executors.values():
@@ -87,7 +87,7 @@ class Embedded:
 
     @asynccontextmanager
     async def _listening(self, roles: Sequence[Role]) -> AsyncIterator[None]:
-        """Have who waits for messages look at once when some are sent, where the queue can tell."""
+        """Wake workers and ingesters when messages are sent, if the queue reports that."""
         if self.system.wakes is None:
             yield
             return
@@ -119,15 +119,15 @@ class Embedded:
         like: Job | None = None,
         job_id: JobId | None = None,
     ) -> Job:
-        """Stage the lists as one and make a job of them; `progress` gets the bytes staged so far. A job `like` another
-        has the options of that one."""
-        given = decode_spec(msgspec.json.encode(spec)) if like is None else spec_of(like)
+        """Stage the lists as one and create a job; `progress` gets the number of bytes staged so far. With `like`, the
+        job has the options of that job."""
+        job_spec = decode_spec(msgspec.json.encode(spec)) if like is None else spec_of(like)
         key = f"lists/{tenant}/{self.system.clock.new_id('list')}"
         digest = sha256()
         pieces = _hashed(pieces_of(paths, self.system.settings.max_list_bytes), digest.update, progress)
         size = await self.system.blobs.put_stream(key, pieces)
         source = Source(key, size, digest.hexdigest(), list_format(paths))
-        return await self.submit.submit_source(tenant, given, source, job_id)
+        return await self.submit.submit_source(tenant, job_spec, source, job_id)
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
         """The newest job of this tenant that has not ended."""
@@ -154,7 +154,7 @@ class Embedded:
         }
 
     def ingesters(self) -> list[Role]:
-        """The roles that make tasks of staged lists."""
+        """The roles that ingest lists."""
         system = self.system
         ingest = IngestPipeline(
             system.settings,
@@ -186,8 +186,8 @@ class Embedded:
             for _ in range(system.settings.exporters)
         ]
 
-    def tellers(self) -> list[Role]:
-        """The roles that tell of jobs: of what is no move of a run, to whom it may concern, and by webhook."""
+    def notifiers(self) -> list[Role]:
+        """The roles that report progress, dispatch the outbox, and deliver webhooks."""
         system = self.system
         settings, records, clock = system.settings, system.records, system.clock
         return [
@@ -197,7 +197,7 @@ class Embedded:
         ]
 
     def callbacks(self) -> list[Role]:
-        """The role that keeps state machines waiting and answers them, without waiting for the monitor's next pass."""
+        """The role that sends heartbeats and answers to state machines, more often than the monitor does."""
         waiters = self.system.step_functions
         return [] if waiters is None else [Callbacks(self.system, waiters)]
 
@@ -210,7 +210,7 @@ class Embedded:
         return Outbound(TargetGuard(allow_private=settings.allow_private_targets, clock=clock))
 
     def _roles(self, executors: Mapping[JobKind, Executor]) -> dict[str, list[Role]]:
-        """By the command that runs them alone."""
+        """The roles by the command that runs them."""
         system = self.system
         bodies = Bodies(system.blobs, system.clock)
         workers: list[Role] = [
@@ -234,7 +234,7 @@ class Embedded:
         return {
             "work": workers,
             "ingest": self.ingesters(),
-            "sweep": [sweeper, retention, Sampler(system), *self.exporters(), *self.tellers()],
+            "sweep": [sweeper, retention, Sampler(system), *self.exporters(), *self.notifiers()],
             "schedule": [self.scheduler()],
             "monitor": [monitor_of(system), *self.callbacks()],
             "intake": [Intake(system)] if system.inboxes else [],

@@ -1,7 +1,7 @@
-"""The only code that moves a run. Stages tell it what happened; it decides what that makes of the run.
+"""Lifecycle: the only code that moves a run from one state to another.
 
-A run is complete when it is latched and as many tasks have ended as its total says. That is asked by everyone who
-ends tasks, by whoever sets the latch after setting it, and by the sweeper; one conditional write wins.
+A run is complete when it is latched and as many tasks have finished as its total says. The worker checks that after it
+has finished tasks, the ingester after it has set the latch, and the sweeper; one conditional write wins.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, FailureThreshold, Job, OutboxEvent, Run
-from conveyor.states import ENDED, RunState, sources_of
+from conveyor.states import ENDED, ReasonCode, RunState, sources_of
 from conveyor.telemetry import traces
 
 log = structlog.get_logger()
@@ -31,31 +31,31 @@ _EVENTS = {
 
 
 class Lifecycle:
-    """Moves runs; every move that a client may wait for writes its notice in the same step."""
+    """Moves runs. Each move writes its outbox event in the same step."""
 
     def __init__(self, records: Records, tasks: Tasks, clock: Clock) -> None:
         self._records = records
         self._tasks = tasks
         self._clock = clock
-        self._milestones = ProgressEvents(records, clock)
+        self._progress = ProgressEvents(records, clock)
 
     async def settle(self, job: Job, counts: Counts) -> RunState | None:
-        """Complete the run, or stop it at its failure threshold, if these counts say so. Returns the new state."""
+        """Complete the run, or fail it at its failure threshold, if these counts say so. Returns the new state."""
         breach = _breach(job.options.failure_threshold, counts)
         if breach is not None:
-            return await self.move(job, RunState.FAILED, breach, counts)
-        # The job in hand may be from before the latch or the total; they are final once latched.
+            return await self.move(job, RunState.FAILED, breach, counts, code=ReasonCode.FAILURE_THRESHOLD)
+        # The job may have been read before the latch was set. Once it is, total and latch are final.
         run = job.run if job.run.last_batch else await self._records.jobs.run(job.job_id, job.run.run_id)
         if run is None or not _complete(run, counts):
             return None
         return await self.move(job, RunState.COMPLETED, None, counts)
 
     async def latch(self, job: Job, total: int, invalid: int) -> None:
-        """All tasks are written: fix the total, then the latch, then see whether they have all ended already."""
+        """All tasks are written: set the total, then the latch, then complete the run if all tasks have finished."""
         crashpoint("lifecycle.total.before")
         await self._records.jobs.set_total(job.job_id, job.run.run_id, total, invalid)
-        # Before the latch: everything is written already, and what only the latch makes possible is told after this.
-        await self._milestones.told_ingested(job.key, total, invalid)
+        # Before the latch, so that `job.ingested` precedes the events that only a latched run can have.
+        await self._progress.report_ingested(job.key, total, invalid)
         crashpoint("lifecycle.latch.before")
         run = await self._records.jobs.latch(job.job_id, job.run.run_id)
         crashpoint("lifecycle.latch.after")
@@ -71,27 +71,28 @@ class Lifecycle:
         counts: Counts,
         keep: bool = False,
         sources: Collection[RunState] | None = None,
+        code: ReasonCode | None = None,
     ) -> RunState | None:
-        """Move the run to `target` if its state allows it, or is one of `sources`; None if somebody else was first.
-        With `keep`, what it leaves is not swept."""
-        notice = OutboxEvent(
+        """Move the run to `target` if its state allows that, or is one of `sources`; None if another process was first.
+        With `keep`, the sweeper does not clear the run."""
+        event = OutboxEvent(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
             job_id=job.job_id,
             run_id=job.run.run_id,
             event=_EVENTS[target],
             at=self._clock.now(),
-            data={"counts": msgspec.structs.asdict(counts), "reason": reason},
+            data={"counts": msgspec.structs.asdict(counts), "reason": reason, "reason_code": code},
         )
         crashpoint("lifecycle.move.before")
         moved = await self._records.jobs.move_run(
-            job.job_id, job.run.run_id, sources or sources_of(target), target, reason, notice, keep
+            job.job_id, job.run.run_id, sources or sources_of(target), target, reason, event, keep, code
         )
         crashpoint("lifecycle.move.after")
         if not moved:
             return None
         if target in ENDED:
-            traces.run_ended(job, target, notice.at, reason)
+            traces.run_ended(job, target, event.at, reason)
         log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
         return target
 
@@ -105,7 +106,7 @@ def _breach(threshold: FailureThreshold | None, counts: Counts) -> str | None:
         return None
     if threshold.failed is not None and counts.failed >= threshold.failed:
         return f"failure threshold: {counts.failed} tasks failed, the limit is {threshold.failed}"
-    # Of no task that has ended nothing can be said, whatever `after` is.
+    # Without a finished task there is no ratio, whatever `after` is.
     if threshold.ratio is not None and counts.ended >= max(1, threshold.after):
         ratio = counts.failed / counts.ended
         if ratio > threshold.ratio:

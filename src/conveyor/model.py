@@ -1,5 +1,6 @@
-"""The nouns: what a job, a run, a task and a result are. Values are frozen and do no I/O."""
+"""The nouns: job, run, task, result. Values are frozen and do no I/O."""
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -8,7 +9,7 @@ from typing import Any, Generic, Literal, NamedTuple, NewType, TypeVar
 
 import msgspec
 
-from conveyor.states import RunState, TaskStatus
+from conveyor.states import INGEST_CODES, RunState, TaskStatus
 
 TenantId = NewType("TenantId", str)
 JobId = NewType("JobId", str)
@@ -21,13 +22,20 @@ T = TypeVar("T")
 
 MAX_INDEX = (1 << 40) - 1
 
-# Where lists are that clients uploaded.
+_TASK_ID = re.compile(r"[0-9a-f]{64}")
+
+# The prefix of uploaded lists in blob storage.
 UPLOADS = "uploads/"
 
 
 def task_id(run_id: RunId, index: int) -> TaskId:
-    """Deterministic, so that writing a task again overwrites it and never makes a second one."""
+    """Deterministic: writing a task twice overwrites it and never makes a second one."""
     return TaskId(sha256(f"{run_id}:{index}".encode()).hexdigest())
+
+
+def is_task_id(text: str) -> bool:
+    """Whether a text may be the id of a task."""
+    return _TASK_ID.fullmatch(text) is not None
 
 
 def shard_of(task: TaskId, shard_count: int) -> int:
@@ -54,7 +62,7 @@ LONG_KINDS = frozenset({JobKind.DOWNLOAD, JobKind.EXPORT_DOWNLOAD})
 
 
 class ResultLayout(StrEnum):
-    """How bodies are kept: an object each, or many to a segment. Pinned on the job."""
+    """How bodies are stored: one object each, or many in a segment. Fixed when the job is accepted."""
 
     OBJECT = "object"
     PACKED = "packed"
@@ -95,14 +103,14 @@ class Compression(StrEnum):
 
 
 class Mode(StrEnum):
-    """Whether the list is given whole, or tasks are added until the job is closed."""
+    """Whether the list is complete when the job is accepted, or tasks are added until the job is closed."""
 
     CLOSED = "closed"
     OPEN = "open"
 
 
 class OnInvalid(StrEnum):
-    """What becomes of lines that are no task: they are left out and shown, or the whole list is refused."""
+    """What to do with invalid lines: skip and show them, or reject the whole list."""
 
     SKIP = "skip"
     REJECT = "reject"
@@ -126,7 +134,7 @@ class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop the job at `failed` failed tasks, or when more than `ratio` of at least `after` ended tasks failed."""
+    """Fail the job at `failed` failed tasks, or when more than `ratio` of at least `after` finished tasks failed."""
 
     failed: int | None = None
     ratio: float | None = None
@@ -134,24 +142,24 @@ class FailureThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What to do while a target is away: after each `quick_tries` attempts in a row, wait `delay` seconds in the queue
-    before the next, holding no worker."""
+    """What to do while a target is down: after each `quick_tries` attempts in a row, the task waits `delay` seconds in
+    the queue, without a worker."""
 
     quick_tries: int = 2
     delay: float = 900.0
 
 
 class Breaking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Whether tasks of a target that fails are held back until it answers again, without spending an attempt; and for
-    how many seconds, before they fail."""
+    """Whether a breaker keeps tasks from a target that is down, without spending attempts; and for how many seconds,
+    before the tasks fail."""
 
     enabled: bool = True
     patience: float = 3600.0
 
 
 class Download(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a large file is taken: at most `max_bytes`, and given up for now when fewer than `min_rate` bytes a second
-    come in over `min_rate_seconds`."""
+    """How to download a large file: at most `max_bytes`. An attempt fails, and is retried, when it receives fewer than
+    `min_rate` bytes a second over `min_rate_seconds`."""
 
     max_bytes: int = 50 * 1024**3
     min_rate: float = 1024.0
@@ -159,18 +167,18 @@ class Download(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class ExportCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A request to an export API. {input}, {input.name}, {id} and {task_id} stand for values; a body that is not text
+    """A request to an export API, with placeholders {input}, {input.name}, {id} and {task_id}. A body that is not text
     is sent as JSON."""
 
     url: str
-    # Without it: POST to create, GET for the rest.
+    # Default: POST to create the export, GET for the other calls.
     method: str | None = None
     headers: Mapping[str, str] = {}
     body: Any = None
 
 
 class ExportPoll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How often the state of an export is asked for, in seconds, and for how long in all."""
+    """How often to poll the state of an export, and for how long in all, in seconds."""
 
     first: float = 5.0
     rate: float = 1.5
@@ -179,7 +187,7 @@ class ExportPoll(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class ExportRetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How often a failed call of the export API is made again, and after how many seconds."""
+    """How often to retry a failed call of the export API, and the backoff in seconds."""
 
     retries: int = 5
     base: float = 60.0
@@ -188,8 +196,8 @@ class ExportRetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class ExportApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An API that makes a file on request. `id`, `state` and `download` say where these stand in its answers, as a JSON
-    Pointer (/data/id) or a dotted path ($.data.id); `download` may be a call of its own."""
+    """An API that makes a file on request. `id`, `state` and `download` are paths into its responses, as a JSON Pointer
+    (/data/id) or a dotted path ($.data.id); `download` may be a call of its own."""
 
     create: ExportCall
     id: str
@@ -199,12 +207,12 @@ class ExportApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     download: str | ExportCall
     failed: Sequence[str] = ()
     poll: ExportPoll = ExportPoll()
-    # None: as the operator has set it.
+    # None: the default of the server.
     retry: ExportRetry | None = None
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a job's tasks are run. Every field has a default that is polite and safe."""
+    """How to run a job's tasks. Every field has a default that is polite and safe."""
 
     concurrency: int = 64
     rate_per_host: float | None = None
@@ -212,18 +220,18 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     attempts: int = 4
     backoff: Backoff = Backoff()
     retry_statuses: Sequence[int] = (408, 425, 429, 500, 502, 503, 504)
-    # Error codes that are tried again; None: those that may pass.
+    # Error codes to retry; None: those of transient failures.
     retry_errors: Sequence[str] | None = None
-    # None: every retry comes after the backoff.
+    # None: every retry waits for the backoff.
     outage: Outage | None = None
-    # What the tasks depend on, by a name of the user's own; without it, the host of each, and the gateway.
+    # The name of the target that the tasks depend on; None: the host of each task, and the gateway.
     upstream: str | None = None
     breaker: Breaking = Breaking()
-    # Seconds after its first attempt began in which a task may begin another; None: any time.
+    # Seconds after the start of its first attempt in which a task may start another; None: no limit.
     task_deadline: float | None = None
-    # Seconds that a run may take before its unfinished tasks are queued again, and after some times of that it fails.
+    # Seconds after which a run is overdue: its unfinished tasks are requeued a few times, then the run fails.
     deadline: float | None = None
-    # Seconds without progress after which a long task counts as stuck; None: as the operator has set it.
+    # Seconds without progress after which a long task is stuck; None: the default of the server.
     stuck_after: float | None = None
     timeout: float = 30.0
     connect_timeout: float = 10.0
@@ -239,13 +247,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     download: Download = Download()
     # For kind "export_download".
     export: ExportApi | None = None
-    # Among one tenant's runs, a higher number is served first.
+    # Workers take tasks of a tenant's run with a higher number first.
     priority: int = 0
     retention_days: float = 14.0
     failure_threshold: FailureThreshold | None = None
     chunk_size: int = 100
     on_invalid: OnInvalid = OnInvalid.SKIP
-    # An open job to which nothing is added for so long is closed.
+    # Seconds without a new batch after which an open job is closed.
     idle_timeout: float = 3600.0
 
 
@@ -257,17 +265,17 @@ class TaskSeed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker needs to run one task. Travels in a Chunk, which carries what all its references share."""
+    """A reference: what a worker needs to run one task. It travels in a Chunk, with what its references share."""
 
     index: int
     input: InputJson
     attempt: int = 1
-    # When its first attempt began, in seconds since 1970; 0: none has.
+    # When its first attempt started, in seconds since 1970; 0: none has.
     since: int = 0
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):
-    """Where a run's rows are, in every engine."""
+    """The key of a run's rows, in every engine."""
 
     tenant: TenantId
     job_id: JobId
@@ -276,28 +284,28 @@ class RunKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A message on a run's queue: references of one run. `version` is for messages in flight at a deploy."""
+    """A message on a run's queue: references of one run. `version` is for messages in flight during a deploy."""
 
     run: RunKey
     refs: list[TaskRef]
     version: int = 1
-    # Its task was one of a chunk that was lost with its workers again and again.
+    # Its task was in a chunk that lost its workers too often, and now runs alone.
     alone: bool = False
-    # Why its task is given up: it took the process that ran it along, again and again.
+    # Why its task fails without another attempt: a poison task that killed its workers.
     lost: str = ""
-    # The error code of a task that is given up for another reason than that.
+    # The error code of a task that fails for another reason than that.
     code: str = ""
-    # How often the monitor had sent its task again by then: a message with fewer than the task's row says is too late.
+    # Its generation: how often the monitor had requeued its task. A message of an older generation is dropped.
     turn: int = 0
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A staged list as it was when the job was accepted; ingest refuses one whose hash has changed."""
+    """A staged list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
 
     key: str
     size: int
     sha256: str
-    # None: found from the first bytes.
+    # None: detected from the first bytes.
     format: ListFormat | None = None
     compression: Compression | None = None
 
@@ -320,7 +328,7 @@ class Walk(NamedTuple):
 
 
 class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):
-    """A message on the control queue: the run's list is to be looked over and split into ranges."""
+    """A message on the control queue: split the run's list into ranges."""
 
     tenant: TenantId
     job_id: JobId
@@ -329,7 +337,7 @@ class IngestJob(msgspec.Struct, frozen=True, tag="ingest_job", tag_field="op"):
 
 
 class IngestRange(msgspec.Struct, frozen=True, tag="ingest_range", tag_field="op"):
-    """A message on the control queue: one range of the run's list is to become tasks."""
+    """A message on the control queue: ingest one range of the run's list."""
 
     tenant: TenantId
     job_id: JobId
@@ -343,20 +351,20 @@ _stored_walk = msgspec.json.Decoder(tuple[RunId, int, TaskStatus | None])
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A part of a list, or a walk over tasks of an earlier run, that one ingester turns into tasks, and its checkpoint.
-    Everything before `offset` is durable and enqueued as the tasks below `index`."""
+    """A part of a list that one ingester reads, with its checkpoint. Everything before `offset` is durable and enqueued
+    as the tasks below `index`."""
 
     number: int
     # Its origin.
     source: Source | Walk
     format: ListFormat
     compression: Compression
-    # Where it begins and ends, in bytes of the list once decompressed; no end: read to the end.
+    # Where it starts and ends, in bytes of the decompressed list; None: the end of the list.
     start: int
     end: int | None
     first_index: int
     header: str | None = None
-    # Of the bytes between start and end; None where it reads all of the source, whose hash is known.
+    # Of the bytes between start and end; None for a range that reads the whole source, whose hash is known.
     sha256: str | None = None
     index: int = 0
     offset: int = 0
@@ -373,18 +381,18 @@ class Range(msgspec.Struct, frozen=True):
 
 MAX_RETENTION_DAYS = 365
 
-# What the reason of a run says first if its list was at fault, or could not be ingested in several tries.
+# The reason of a run whose ingest failed begins with this.
 INGEST_FAILED = "ingest failed: "
 
 
 class Ingested(msgspec.Struct, frozen=True):
-    """How far the ingest of a run is, over all its ranges."""
+    """The progress of a run's ingest, summed over its ranges."""
 
     ranges: int
     ranges_done: int
     tasks: int
     invalid: int
-    # Bytes of the list once decompressed; how many there are is not known before a compressed one is read.
+    # Bytes of the decompressed list; the total of a compressed one is unknown until it is read.
     bytes_read: int
     bytes_total: int | None
 
@@ -394,7 +402,7 @@ class Ingested(msgspec.Struct, frozen=True):
 
 
 class UploadRecord(msgspec.Struct, frozen=True):
-    """A place for one list, promised to a client before it is filled."""
+    """An upload: a place for one list, reserved before the client sends the list."""
 
     tenant: TenantId
     upload_id: str
@@ -407,31 +415,32 @@ class UploadRecord(msgspec.Struct, frozen=True):
 
 
 class TaskError(msgspec.Struct, frozen=True):
-    """Why a task failed, or why an attempt is tried again."""
+    """Why a task failed, or why an attempt is retried."""
 
     code: str
     message: str
 
 
 class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a result body is: a whole object, `length` bytes at `offset` of a segment, or pieces, an object each."""
+    """Where a body is: an object of its own, `length` bytes at `offset` of a segment, or several pieces."""
 
     key: str
     length: int
     sha256: str
-    # -1: the object holds this body alone.
+    # -1: the object holds only this body.
     offset: int = -1
-    # Above 0: it is in the objects `piece_key(key, 0)` and on, each of so many bytes but for the last.
+    # Above 0: it is in the objects `piece_key(key, 0)` and on, each of this size but the last.
     piece: int = 0
 
 
 def piece_key(key: str, number: int) -> str:
-    """The object that holds one piece of a body."""
+    """The key of the object that holds one piece of a body."""
     return f"{key}/{number:06d}"
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """What one attempt came to. `retry_after` set means: not terminal, try again after so many seconds."""
+    """The outcome of one attempt. Status, error and attempts decide whether the task is retried (`retry_delay`);
+    `retry_after` is the delay in seconds that the target asked for, on top of the backoff."""
 
     status: TaskStatus
     http_status: int | None = None
@@ -442,19 +451,19 @@ class Outcome(msgspec.Struct, gc=False):
     headers: list[tuple[str, str]] | None = None
     elapsed: float = 0.0
     retry_after: float | None = None
-    # The JSON of its detail and the digest of its body, where another process has made them already.
+    # The JSON of its detail and the digest of its body, if another process has computed them already.
     detail: str | None = None
     sha256: str | None = None
-    # A body that the executor has kept already.
+    # A body that the executor has stored already.
     kept: BodyRef | None = None
-    # False: it only waits. It comes again after `retry_after`, as the same attempt.
+    # False: the task only waits. It is requeued after `retry_after`, as the same attempt.
     spend: bool = True
-    # When the task's first attempt began, where the executor knows and the reference may not; 0: it does not know.
+    # When the task's first attempt started, if the executor knows it and the reference may not; else 0.
     since: int = 0
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a finished task that no query filters by; kept as one JSON value in its row."""
+    """The part of a finished task that no query filters by; stored as one JSON value in its row."""
 
     error: TaskError | None = None
     content_type: str | None = None
@@ -464,32 +473,32 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     elapsed: float = 0.0
 
 
-# The kind of the rows of exports.
+# The kind of the documents of exports.
 EXPORT = "export"
 
 
 def export_prefix(tenant: TenantId, job_id: JobId, export_id: str) -> str:
-    """Where all of an export is: its files, and what they are made of."""
+    """The prefix of all objects of an export: its files, and the pieces that they are made of."""
     return f"exports/{tenant}/{job_id}/{export_id}"
 
 
-# The kind of the rows that say how far long tasks are.
+# The kind of the documents with the progress of long tasks.
 PROGRESS = "progress"
 
 
 def progress_id(run_id: RunId, index: int) -> str:
-    """The id of the row of one task."""
+    """The id of the progress document of one task."""
     return f"{run_id}:{index}"
 
 
 class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a long task is: the body of its row, as JSON. The row's `due_at` is when it counts as stuck; None while
-    no attempt is under way. Who begins an attempt writes the row, and so takes it from whoever had it."""
+    """The progress of a long task: the body of its document, as JSON. The document is due when the task is stuck, and
+    never while no attempt runs. An attempt writes the document when it starts, and so takes the task over."""
 
     run_id: RunId
     index: int
     attempt: int
-    # The attempt that has it.
+    # The attempt that owns the task; empty after the monitor took it over.
     holder: str
     at: float
     done: int = 0
@@ -497,22 +506,21 @@ class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     # A second, over the last interval.
     rate: float = 0.0
     note: str | None = None
-    # Attempts in a row that were lost, and left no more than there was at `begun` when they began.
+    # Attempts in a row that were lost without progress beyond `begun`, where they started.
     lost: int = 0
     begun: int = 0
-    # How often the monitor took it from an attempt that did not move, or was lost, and sent it again. The row then has
-    # no holder until the next attempt begins.
+    # Its generation: how often the monitor took it from a stuck or lost attempt and requeued it.
     turn: int = 0
-    # What the executor needs to go on.
+    # What the executor needs to resume.
     state: msgspec.Raw = msgspec.Raw(b"null")
-    # When the task's first attempt began, in seconds since 1970; 0 in rows of earlier versions.
+    # When the task's first attempt started, in seconds since 1970; 0 in documents of earlier versions.
     since: int = 0
 
 
-# The kind of the rows that say which long tasks a worker runs, and whose they are.
+# The kind and the tenant of the documents that list the long tasks of a worker.
 BEAT = "worker"
 BEAT_TENANT = TenantId("~workers")
-# The semaphore that each worker holds one of while it is alive.
+# The semaphore of which each live worker has one permit.
 WORKERS = "workers"
 
 
@@ -526,15 +534,15 @@ class LongTask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A worker's sign of life while it runs long tasks: the body of its row, as JSON. The row is due when the worker
-    counts as dead."""
+    """The heartbeat of a worker that runs long tasks: the body of its document, as JSON. The document is due when the
+    worker counts as dead."""
 
     at: float
     tasks: list[LongTask]
 
 
 class TaskEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One terminal transition, as it is written."""
+    """The terminal transition of a task, as it is written."""
 
     index: int
     status: TaskStatus
@@ -560,7 +568,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Stored tasks of a run by terminal status. Pending is what is left of the total."""
+    """The finished tasks of a run by status. The rest of the total is pending."""
 
     succeeded: int = 0
     failed: int = 0
@@ -572,15 +580,17 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the tasks of a run come from: those of an earlier run, and of the runs before it, that match as they came
-    out last. They keep their indexes."""
+    """Where the tasks of a rerun come from: tasks of the parent run and of the runs before it whose latest outcome
+    matches. They keep their indexes."""
 
     parent: RunId
-    # Only tasks that ended so; empty: all.
+    # Only tasks of these statuses; empty: all.
     statuses: Sequence[TaskStatus] = ()
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
+    # Only these tasks; empty: all.
+    indexes: Sequence[int] = ()
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 
@@ -592,18 +602,20 @@ class Run(msgspec.Struct, frozen=True):
     number: int
     state: RunState
     total: int
-    # Set once all tasks are written and `total` is final; completion is impossible before.
+    # The latch: all tasks are written and `total` is final. A run completes only once it is latched.
     last_batch: bool
     created_at: float
     ended_at: float | None = None
-    # No further ranges will come: a closed list was split whole, or an open job was closed.
+    # No range will be added: the list was split, or the open job was closed.
     sealed: bool = True
-    # Lines that were no task.
+    # Invalid lines.
     invalid: int = 0
-    # When something was last added to an open job.
+    # When a batch was last added to an open job.
     touched_at: float = 0.0
     # None for the first run of a job.
     lineage: Lineage | None = None
+    # A ReasonCode: why the run is in its state. A string, because a later version may have more of them.
+    reason_code: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -622,33 +634,33 @@ class Job(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float
     run: Run
-    # The staged list, for a closed job that is ingested.
+    # The staged list of a closed job that is ingested.
     source: Source | None = None
-    # Goes up with every change of the options.
+    # Incremented with every change of the options.
     version: int = 1
 
     @property
     def key(self) -> RunKey:
-        return RunKey(self.tenant, self.job_id, self.run.run_id, self.task_shard_count)
+        """Where the rows of its latest run are."""
+        return self.key_of(self.run)
+
+    def key_of(self, run: Run) -> RunKey:
+        """Where the rows of one of its runs are."""
+        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count)
 
 
 def invalid_prefix(job: Job) -> str:
-    """Where the lines of a run's list that were no task are kept."""
+    """The prefix of the objects with the invalid lines of a run's list."""
     return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
 
 
 def resumable(job: Job) -> bool:
-    """Whether the job failed because its list could not be ingested; it then keeps what it has."""
-    return (
-        job.state is RunState.FAILED
-        and not job.run.last_batch
-        and job.reason is not None
-        and job.reason.startswith(INGEST_FAILED)
-    )
+    """Whether the job failed because its ingest failed. Its tasks are kept, and the ingest can be resumed."""
+    return job.state is RunState.FAILED and not job.run.last_batch and job.run.reason_code in INGEST_CODES
 
 
 class OutboxEvent(msgspec.Struct, frozen=True):
-    """An outbox entry: something a client is to be told, written in the same step as the change it tells of."""
+    """An outbox event, written in one step with the change that it reports."""
 
     notice_id: str
     tenant: TenantId
@@ -668,7 +680,7 @@ class EventRecord(msgspec.Struct, frozen=True):
     run_id: RunId
     index: int | None
     data: dict[str, Any]
-    # That of its notice; an event of a task has none.
+    # The id of its outbox event; an event of a task has none.
     id: str | None = None
 
 
@@ -682,12 +694,12 @@ class ApiKey(msgspec.Struct, frozen=True):
     created_at: float
     revoked_at: float | None = None
     expires_at: float | None = None
-    # Whether it may make, list and revoke the keys of all tenants.
+    # Whether it may create, list and revoke the keys of all tenants.
     admin: bool = False
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Part of a listing. `next_cursor` is None at its end."""
+    """A page of a listing. `next_cursor` is None on the last page."""
 
     items: list[T]
     next_cursor: str | None = None

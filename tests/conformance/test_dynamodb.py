@@ -19,7 +19,7 @@ from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, ListFormat, Mode, Options, Range, Source, shard_of, task_id
 from conveyor.states import RunState, TaskStatus
 from tests.clocks import ManualClock
-from tests.jobs import ACME, DAY, end, make_job, make_notice, make_run, seeds
+from tests.jobs import ACME, DAY, REASONS_WITHOUT_CODE, end, make_job, make_notice, make_run, seeds
 from tests.servers.aws import REGION
 from tests.servers.dynamodb import open_engine, url_for
 
@@ -161,6 +161,18 @@ class TestEarlierForms:
         found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
         assert (found.state, found.version, found.options.attempts) == (RunState.COMPLETED, 2, 2)
+
+    @pytest.mark.parametrize(("reason", "code"), REASONS_WITHOUT_CODE.items())
+    async def test_a_run_without_a_code(
+        self, engine: DynamoEngine, clock: ManualClock, reason: str, code: str | None
+    ) -> None:
+        job = make_job(clock)
+        await engine.records.jobs.create_job(job, make_notice(clock, job), None)
+        where = (job.job_id, job.run.run_id)
+        await engine.records.jobs.move_run(*where, {RunState.RUNNING}, RunState.FAILED, reason, None)
+        found = await engine.records.jobs.job(ACME, job.job_id)
+        assert found is not None
+        assert found.run.reason_code == code
 
     async def test_tasks_without_a_version(self, engine: DynamoEngine, clock: ManualClock) -> None:
         run = make_run(clock)

@@ -15,7 +15,7 @@ from conveyor.model import (
     Range,
     RunId,
 )
-from conveyor.states import RunState, sources_of
+from conveyor.states import ReasonCode, RunState, sources_of
 from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
@@ -259,7 +259,8 @@ class TestOpenJobs:
     async def test_the_reason_outlives_completion(self, records: Records, clock: ManualClock) -> None:
         job = await ingesting(records, clock, mode=Mode.OPEN)
         where = (job.job_id, job.run.run_id)
-        await records.ingests.seal(*where, "nobody added")
+        await records.ingests.seal(*where, "nobody added", code=ReasonCode.IDLE_TIMEOUT)
         await records.jobs.latch(*where)
         assert await records.jobs.move_run(*where, {RunState.RUNNING}, RunState.COMPLETED, None, None)
-        assert (await stored(records, job)).reason == "nobody added"
+        job = await stored(records, job)
+        assert (job.reason, job.run.reason_code) == ("nobody added", ReasonCode.IDLE_TIMEOUT)

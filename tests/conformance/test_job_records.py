@@ -24,7 +24,7 @@ from conveyor.model import (
     Source,
     TenantId,
 )
-from conveyor.states import ENDED, MOVES, RunState, TaskStatus, sources_of
+from conveyor.states import ENDED, MOVES, ReasonCode, RunState, TaskStatus, sources_of
 from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
@@ -282,6 +282,21 @@ class TestMoves:
         await records.jobs.move_run(*where, {RunState.PAUSED}, RunState.RUNNING, None, None)
         assert (await stored(records, job)).reason is None
 
+    async def test_the_code_comes_and_goes_with_the_reason(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock)
+        where = (job.job_id, job.run.run_id)
+        assert job.run.reason_code is None
+        await records.jobs.move_run(*where, {RunState.RUNNING}, RunState.PAUSED, "why", None, code=ReasonCode.PAUSED)
+        assert (await stored(records, job)).run.reason_code == ReasonCode.PAUSED
+        assert [active.run.reason_code for active in await records.jobs.active_jobs()] == [ReasonCode.PAUSED]
+        await records.jobs.move_run(*where, {RunState.PAUSED}, RunState.RUNNING, None, None)
+        assert (await stored(records, job)).run.reason_code is None
+        await records.jobs.move_run(*where, {RunState.RUNNING}, RunState.FAILED, "why", None, code="later_code")
+        assert [run.reason_code for run in await records.jobs.runs(job.job_id)] == ["later_code"]
+        run = await records.jobs.run(*where)
+        assert run is not None
+        assert run.reason_code == "later_code"
+
     async def test_an_unknown_run_does_not_move(self, records: Records, clock: ManualClock) -> None:
         one, two = await created(records, clock), await created(records, clock)
         notice = make_notice(clock, one, "run.never")
@@ -494,6 +509,16 @@ class TestAddRun:
             assert await add(records, clock, with_next_run(clock, job)) is False
         assert await records.jobs.active_jobs() == []
         assert {notice.event for notice in await records.outbox.untold(100)} == {"job.accepted"}
+
+
+async def test_each_run_keeps_its_code(records: Records, clock: ManualClock) -> None:
+    job = await created(records, clock)
+    failed, code = RunState.FAILED, ReasonCode.DEADLINE
+    await records.jobs.move_run(job.job_id, job.run.run_id, sources_of(failed), failed, "why", None, code=code)
+    again = with_next_run(clock, job)
+    assert await add(records, clock, again) is True
+    assert (await stored(records, job)).run.reason_code is None
+    assert [run.reason_code for run in await records.jobs.runs(job.job_id)] == [code, None]
 
 
 class TestRuns:

@@ -53,11 +53,11 @@ async def end(system: System, job: Job, indexes: range, code: str | None = None)
 async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) -> None:
     system = server.system
     job = await started(system, 100)
-    herald = ProgressNotifier(system.records, system.tasks, system.coordinator, clock, 60.0)
+    notifier = ProgressNotifier(system.records, system.tasks, system.coordinator, clock, 60.0)
     for start in range(0, 80, 20):
         await end(system, job, range(start, start + 20), "http_500" if start == 20 else None)
         clock.advance(10)
-        await herald.run_once()
+        await notifier.run_once()
     await count_durations(system.coordinator, job.run.run_id, [0.1] * 30 + [1.0] * 10)
     found = await ask(server, f"/v1/jobs/{job.job_id}/statistics", shapes.StatisticsShape)
     done = [each.succeeded + each.failed for each in found.samples]

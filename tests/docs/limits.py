@@ -15,8 +15,8 @@ from conveyor.jobs import event_names as notices
 from conveyor.lists import inputs
 from conveyor.model import Options
 from conveyor.process import retry
-from conveyor.process.executors.download.download_executor import export_api_executor as export_download
-from conveyor.process.executors.download.download_executor import transfer
+from conveyor.process.executors.download import export_api_executor as export_download
+from conveyor.process.executors.download import transfer
 from conveyor.read import status as progress
 from conveyor.settings import PREFIX, Settings
 

@@ -284,7 +284,7 @@ def answer_outside_create(_: Path) -> None:
 @plant
 def notice_outside_move(_: Path) -> None:
     async def move(
-        self: Lifecycle, job: Any, target: RunState, reason: str | None, counts: Counts, keep: bool = False
+        self: Lifecycle, job: Any, target: RunState, reason: str | None, counts: Counts, keep: bool = False, **_: Any
     ) -> RunState | None:
         sources = sources_of(target)
         moved = await self._records.jobs.move_run(job.job_id, job.run.run_id, sources, target, reason, None, keep)

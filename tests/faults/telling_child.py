@@ -26,9 +26,8 @@ from conveyor.errors import IdempotencyInFlight, NotFound, UploadConflict
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import Backoff, Job, JobId, JobKind
-from conveyor.notify import deliverer
+from conveyor.notify import deliverer, progress_notifier
 from conveyor.notify import dispatcher as notify
-from conveyor.notify import progress_notifier as herald
 from conveyor.notify.deliveries import DELIVERY, Deliveries
 from conveyor.notify.webhooks import WebhookChange, Webhooks, WebhookSpec
 from conveyor.settings import Settings
@@ -209,7 +208,7 @@ def prepare() -> None:
     child.prepare()
     deliverer._IDLE = notify._IDLE = 0.01
     deliverer._LEASE_MARGIN = 0.05
-    herald._EVERY = 0.01
+    progress_notifier._EVERY = 0.01
     scheduling._EVERY = 0.01
     scheduling.LEASE_SECONDS = 0.3
     scheduling._LONGEST_PAUSE = 0.05

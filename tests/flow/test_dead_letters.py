@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: what was given up is listed, and goes back where that can still do something."""
+"""Dead letters over HTTP: they are listed, each says what redrive does with it, and redrive does that."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.jobs.chunks import encode
+from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, JobId, RunId, TaskEnd, TaskRef, TenantId
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -74,6 +75,7 @@ class TestListing:
         [letter] = page.json["items"]
         assert (letter["job_id"], letter["run_id"], letter["queue"]) == (job_id, done["run"]["id"], "control")
         assert letter["reason"] == done["reason"]
+        assert (done["reason_code"], done["run"]["reason_code"]) == ("list_missing", "list_missing")
         assert letter["at"].endswith("Z")
         assert page.json["next_cursor"] is None
 
@@ -194,6 +196,66 @@ class TestRedrive:
         assert (done["run"]["counts"]["succeeded"], done["run"]["counts"]["failed"]) == (1, 1)
         assert [index for _, index in echo.ran] == [0]
 
+    async def test_a_dead_lettered_task_is_rerun(self, server: Api) -> None:
+        """It has failed and its run is complete: redrive starts a run of this task alone."""
+        job = await with_dead_lettered(server, 1)
+        [letter] = await letters(server)
+        assert (letter["redrive"], letter["redrive_effect"]) == ("rerun_task", "Starts a rerun of the task.")
+        assert await redrive(server, letter["id"]) == (1, 0)
+        assert await letters(server) == []
+        async with working(server.system) as echo:
+            done = await ended(server, job.job_id)
+        assert (done["state"], done["run"]["number"], done["run"]["total"]) == ("completed", 2, 1)
+        assert done["run"]["lineage"]["indexes"] == [1]
+        assert [index for _, index in echo.ran] == [1]
+        shown = await all_items(server, f"/v1/jobs/{job.job_id}/results?run=latest-per-task")
+        assert {task["index"]: task["status"] for task in shown} == dict.fromkeys(range(4), "succeeded")
+
+    async def test_several_tasks_of_a_job_are_one_rerun(self, server: Api) -> None:
+        job = await with_dead_lettered(server, 0, 2, 3)
+        ids = [letter["id"] for letter in await letters(server)]
+        assert await redrive(server, ids[0], ids[2], "999") == (2, 1)
+        async with working(server.system) as echo:
+            done = await ended(server, job.job_id)
+        assert (done["run"]["number"], done["run"]["counts"]["succeeded"]) == (2, 2)
+        assert sorted(index for _, index in echo.ran) == [0, 3]
+        # The third letter is of an earlier run now, and its task has still failed.
+        [letter] = await letters(server)
+        assert (letter["id"], letter["redrive"]) == (ids[1], "rerun_task")
+        assert await redrive(server, letter["id"]) == (1, 0)
+        async with working(server.system) as echo:
+            done = await ended(server, job.job_id)
+        assert (done["run"]["number"], [index for _, index in echo.ran]) == (3, [2])
+
+    async def test_while_a_run_is_in_progress_it_is_a_conflict(self, server: Api) -> None:
+        job = await with_dead_lettered(server, 1, latest_ended=False)
+        [letter] = await letters(server)
+        assert letter["redrive_effect"] == "Starts a rerun of the task once the run in progress has finished."
+        answer = await server.post("/v1/dead-letters/redrive", {"ids": [letter["id"]]})
+        assert (answer.status, answer.json["code"], answer.json["job_id"]) == (409, "run_not_ended", job.job_id)
+        assert [found["id"] for found in await letters(server)] == [letter["id"]]
+
+    async def test_a_redrive_that_stopped_after_the_rerun_is_not_repeated(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = await with_dead_lettered(server, 1)
+        [letter] = await letters(server)
+
+        async def crash(_: Any) -> int:
+            raise RuntimeError("the queue is down")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.system.queue, "discard", crash)
+            assert (await server.post("/v1/dead-letters/redrive", {"ids": [letter["id"]]})).status == 500
+        assert (await server.post("/v1/dead-letters/redrive", {"ids": [letter["id"]]})).status == 409
+        assert (await job_of(server, job.job_id)).run.number == 2
+        async with working(server.system):
+            done = await ended(server, job.job_id)
+        assert (done["run"]["number"], done["run"]["counts"]["succeeded"]) == (2, 1)
+        [letter] = await letters(server)
+        assert (letter["redrive"], letter["redrive_effect"]) == ("none", "Nothing: none of its tasks is failed now.")
+        assert await redrive(server, letter["id"]) == (0, 1)
+
     async def test_each_letter_goes_once(self, server: Api) -> None:
         job = await job_of(server, await upload_job(server, text(3)))
         await bury_ingest(server, job)
@@ -217,6 +279,24 @@ class TestRedrive:
     async def test_what_is_not_taken(self, server: Api, body: Any, code: str) -> None:
         answer = await server.post("/v1/dead-letters/redrive", body)
         assert (answer.status, answer.json["code"]) == (400, code)
+
+
+async def with_dead_lettered(api: Api, *indexes: int, latest_ended: bool = True) -> Job:
+    """A job of four tasks, of which these are dead-lettered: failed, each with its letter."""
+    answer = await api.submit({"tasks": [f"http://example.com/{number}" for number in range(4)], "chunk_size": 1})
+    job = await job_of(api, answer.json["id"])
+    queue = run_queue(job.run.run_id)
+    await api.system.queue.drop(queue)
+    ends = []
+    for index in range(4):
+        if index in indexes:
+            await bury(api, encode(Chunk(job.key, [TaskRef(index, InputJson("1"))], alone=True)).body, queue)
+            ends.append(TaskEnd(index, TaskStatus.FAILED, 4, None, "worker_lost", "{}", 1.0))
+        elif latest_ended:
+            ends.append(TaskEnd(index, TaskStatus.SUCCEEDED, 1, 200, None, "{}", 1.0))
+    finished = await api.system.tasks.finish(job.key, ends)
+    await Lifecycle(api.system.records, api.system.tasks, api.system.clock).settle(job, finished.counts)
+    return await job_of(api, job.job_id)
 
 
 async def bury_ingest(api: Api, job: Job) -> None:

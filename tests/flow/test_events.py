@@ -17,7 +17,7 @@ from conveyor.jobs.event_names import EVENTS
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, Outcome, TaskError, TaskRef, task_id
-from conveyor.notify import progress_notifier as herald
+from conveyor.notify import progress_notifier
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.read import job_stream as stream
@@ -113,7 +113,7 @@ def is_event(name: str) -> Callable[[Frame], bool]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "LOOK_SECONDS", 0.05)
     # Where it is wanted it is told to look: a slow machine would have it tell of quarters anywhere.
-    monkeypatch.setattr(herald, "_EVERY", 3600.0)
+    monkeypatch.setattr(progress_notifier, "_EVERY", 3600.0)
 
 
 class Fickle(Echo):
@@ -210,6 +210,7 @@ class TestStream:
             "run_id": events[-1]["run_id"],
             "state": "completed",
             "reason": None,
+            "reason_code": None,
             "total": 1200,
             "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0},
         }
@@ -354,17 +355,17 @@ class TestMilestones:
         page = await system.records.outbox.events(job.tenant, job.job_id, None, 1000)
         return [(event.event, event.data) for event in page.items][1:]
 
-    def herald(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
+    def notifier(self, system: System, seconds: float = 60.0) -> ProgressNotifier:
         return ProgressNotifier(system.records, system.tasks, system.coordinator, system.clock, seconds)
 
     async def test_quarters_are_told_once_whoever_looks(self, system: System) -> None:
         job = await self.started(system)
-        heralds = [self.herald(system) for _ in range(3)]
+        notifiers = [self.notifier(system) for _ in range(3)]
         for done in range(0, 100, 5):
             await system.tasks.finish(job.key, [end(index) for index in range(done, done + 5)])
-            await asyncio.gather(*(each.run_once() for each in heralds))
+            await asyncio.gather(*(each.run_once() for each in notifiers))
             # One that starts anew knows nothing of what was told.
-            await self.herald(system).run_once()
+            await self.notifier(system).run_once()
         found = await self.told(system, job)
         assert [(event, data["percent"]) for event, data in found] == [
             ("run.progress", 25),
@@ -376,7 +377,7 @@ class TestMilestones:
     async def test_quarters_that_were_passed_at_once_are_one(self, system: System) -> None:
         job = await self.started(system)
         await system.tasks.finish(job.key, [end(index) for index in range(80)])
-        await self.herald(system).run_once()
+        await self.notifier(system).run_once()
         assert [data["percent"] for _, data in await self.told(system, job)] == [75]
 
     async def test_there_are_none_before_the_total_is_final(self, system: System) -> None:
@@ -384,7 +385,7 @@ class TestMilestones:
         await system.tasks.put(job.key, seeds(10))
         await system.records.jobs.create_job(job, make_notice(system.clock, job), None)
         await system.tasks.finish(job.key, [end(index) for index in range(10)])
-        await self.herald(system).run_once()
+        await self.notifier(system).run_once()
         assert await self.told(system, job) == []
 
     async def test_failures_are_told_in_batches(self, system: System, clock: JumpingClock) -> None:
@@ -392,7 +393,7 @@ class TestMilestones:
 
         async def fail(*indexes: int, code: str = "timeout") -> None:
             await system.tasks.finish(job.key, [end(index, TaskStatus.FAILED, code=code) for index in indexes])
-            await asyncio.gather(*(self.herald(system).run_once() for _ in range(2)))
+            await asyncio.gather(*(self.notifier(system).run_once() for _ in range(2)))
 
         await fail(0)
         await fail(1, 2)
@@ -422,7 +423,7 @@ class TestMilestones:
         last = next(event for event in page.items if event.event == "run.completed")
         job = await stored(system, job_id)
         notice = make_notice(system.clock, job, "run.completed", **last.data)
-        await notifier._tell_last_failures(notice)
+        await notifier._report_last_failures(notice)
         assert await self.told(system, job) == found
 
     async def test_that_a_list_is_ingested_is_told_once_and_before_anything_follows(self, system: System) -> None:
@@ -435,11 +436,14 @@ class TestMilestones:
         # Beside them somebody tells of failures in the same row.
         counts = await system.tasks.counts(job.key)
         await asyncio.gather(
-            *(each.latch(job, 3, 1) for each in lifecycles), milestones.told_failures(job.key, counts, [])
+            *(each.latch(job, 3, 1) for each in lifecycles), milestones.report_failures(job.key, counts, [])
         )
         assert await self.told(system, job) == [
             ("job.ingested", {"total": 3, "invalid": 1}),
-            ("run.completed", {"counts": {"succeeded": 3, "failed": 0, "cancelled": 0}, "reason": None}),
+            (
+                "run.completed",
+                {"counts": {"succeeded": 3, "failed": 0, "cancelled": 0}, "reason": None, "reason_code": None},
+            ),
         ]
 
 

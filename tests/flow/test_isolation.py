@@ -152,15 +152,15 @@ async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
         assert await belt.system.records.outbox.untold(100) == []
 
 
-async def test_the_herald_goes_on_after_a_run_that_makes_it_fail() -> None:
+async def test_the_progress_notifier_goes_on_after_a_run_that_makes_it_fail() -> None:
     async with open_belt() as belt:
         bad = await belt.submit(4)
         good = await belt.submit(4, tenant=OTHER)
         tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
         system = belt.system
-        herald = ProgressNotifier(system.records, tasks, system.coordinator, belt.clock, 60.0)
+        notifier = ProgressNotifier(system.records, tasks, system.coordinator, belt.clock, 60.0)
         await system.tasks.finish(good.key, [end(0), end(1)])
-        told = await herald.run_once()
+        told = await notifier.run_once()
         assert told.quarters == 1
         assert "run.progress" in await belt.notices(good)
 

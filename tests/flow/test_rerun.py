@@ -278,6 +278,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
         "error_code": "http_503",
         "http_status": None,
         "tag": None,
+        "indexes": [],
         "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
     }
     assert [run["number"] for run in third["runs"]] == [3, 2, 1]

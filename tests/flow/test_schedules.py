@@ -386,7 +386,7 @@ class TestFiring:
             await run(scheduler)
         found = await shown(server, schedule["id"])
         assert [fire["job_id"] for fire in found["fires"]] == [None, None]
-        assert all("no such endpoint" in fire["error"] for fire in found["fires"])
+        assert all("endpoint was not found" in fire["error"] for fire in found["fires"])
         assert await jobs_of(system) == []
 
     async def test_one_that_never_ends_is_given_up(
@@ -410,7 +410,7 @@ class TestFiring:
                 begun += 1
         assert begun == scheduling._TRIES + 1
         (fire,) = (await shown(server, schedule["id"]))["fires"]
-        assert "begun 20 times" in fire["error"]
+        assert "started 20 times" in fire["error"]
 
     async def test_one_tenants_many_do_not_hide_anothers(
         self, server: Api, system: System, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -714,10 +714,10 @@ class TestExactlyOnce:
         deaths: Counter[str] = Counter()
 
         # The fire in the same task as the rest, so that one death is the death of all of it.
-        async def fire_held(self: Scheduler, row: Document, plan: Any) -> Any:
+        async def fire_with_lease(self: Scheduler, row: Document, plan: Any) -> Any:
             return await self._fire(row, plan)
 
-        monkeypatch.setattr(Scheduler, "_fire_held", fire_held)
+        monkeypatch.setattr(Scheduler, "_fire_with_lease", fire_with_lease)
 
         def die(point: str) -> None:
             if not point.startswith(("schedule.", "accept.", "request.")):

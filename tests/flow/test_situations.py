@@ -147,7 +147,7 @@ class TestJobDeadline:
         (ended,) = await belt.ended(job)
         assert ended.state is RunState.FAILED
         assert ended.reason is not None
-        assert ended.reason.startswith("deadline: not done within 100 s")
+        assert ended.reason.startswith("deadline: not finished within 100 s")
         assert "1 tasks are unfinished" in ended.reason
         (letter,) = (await belt.system.queue.dead_letters(None, 10)).items
         assert letter.reason == ended.reason

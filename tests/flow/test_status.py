@@ -73,7 +73,8 @@ class TestWaiting:
         await server.post(f"/v1/jobs/{job_id}/pause")
         shown = await status(server, job_id)
         assert (shown["waiting"]["code"], shown["waiting"]["until"]) == ("paused", None)
-        assert shown["reason"] == "paused on request"
+        assert (shown["reason"], shown["reason_code"]) == ("paused on request", "paused")
+        assert shown["run"]["reason_code"] == "paused"
 
     async def test_for_what_somebody_else_holds_back(self, server: Api, clock: JumpingClock) -> None:
         """A breaker or a cap says so; it is shown until that lapses."""
@@ -86,7 +87,7 @@ class TestWaiting:
             "detail": "example.com does not answer.",
             "until": "2026-09-21T14:13:20.000Z",
         }
-        assert shown["reason"] == "example.com does not answer."
+        assert (shown["reason"], shown["reason_code"]) == ("example.com does not answer.", "breaker_open")
         listed = (await server.get("/v1/jobs")).json["items"][0]
         assert listed["waiting"] == shown["waiting"]
         clock.advance(11)

@@ -119,6 +119,7 @@ class TestFlow:
         assert (said["error"]["Error"], said["retry_count"], said["execution"]) == ("JOB_FAILED", 0, execution)
         cause = json.loads(said["error"]["Cause"])
         assert "failure threshold" in cause["reason"]
+        assert cause["reason_code"] == "failure_threshold"
         assert cause["event"] == "run.failed"
 
     async def test_a_stuck_run_is_reprocessed_with_a_counter(

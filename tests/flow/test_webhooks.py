@@ -23,9 +23,8 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Document
 from conveyor.model import OutboxEvent, TenantId
-from conveyor.notify import deliverer
+from conveyor.notify import deliverer, progress_notifier
 from conveyor.notify import dispatcher as notify
-from conveyor.notify import progress_notifier as herald
 from conveyor.notify.deliveries import DELIVERY, delivery_of
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.webhooks import Webhooks, WebhookSpec
@@ -53,7 +52,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 @asynccontextmanager
 async def telling(system: System, **settings: Any) -> AsyncIterator[None]:
     """The roles that tell, and no others."""
-    services = [Service(role, system.clock) for role in Embedded(system).tellers()]
+    services = [Service(role, system.clock) for role in Embedded(system).notifiers()]
     running = [asyncio.create_task(service.run()) for service in services]
     try:
         yield
@@ -109,7 +108,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliverer, "_CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(notify, "_IDLE", 0.05)
     # A slow machine would have it tell of quarters anywhere.
-    monkeypatch.setattr(herald, "_EVERY", 3600.0)
+    monkeypatch.setattr(progress_notifier, "_EVERY", 3600.0)
 
 
 class TestEndpoints:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import typer
 
 from conveyor.cli.command_list import app
-from conveyor.cli.guard import guarded
+from conveyor.cli.guard import run_guarded
 from tests.matrix.entries import Refusal
 from tests.matrix.world import World
 
@@ -55,7 +55,7 @@ async def command(*arguments: str) -> Said:
 
     def run() -> int:
         with redirect_stdout(out), redirect_stderr(error):
-            return guarded(arguments)
+            return run_guarded(arguments)
 
     return Said(await asyncio.to_thread(run), out.getvalue(), error.getvalue())
 

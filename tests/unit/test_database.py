@@ -29,7 +29,7 @@ from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.clocks import ManualClock
 from tests.conformance.test_tasks import a_scan_is_bounded, late_writer_of_a_deleted_run
-from tests.jobs import ACME, end, make_run, seeds, some_ranges
+from tests.jobs import ACME, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
 from tests.places import quick_place
 
 MIB = 1024 * 1024
@@ -473,6 +473,28 @@ class TestSchema:
             assert len(ranges) == len(some_ranges())
             assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
             assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+
+    async def test_runs_from_before_the_codes_get_them_from_their_reasons(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MIGRATIONS", MIGRATIONS[:4])
+            async with open_database(place) as database:
+                for number, reason in enumerate(REASONS_WITHOUT_CODE):
+                    await database.change(
+                        "INSERT INTO jobs (job_id, tenant, kind, mode, options, result_layout, state, reason, "
+                        "created_at, expires_at, run_id) "
+                        "VALUES (:job, 'acme', 'fetch', 'closed', '{}', 'object', 'failed', :reason, 0, 9e9, :run)",
+                        {"job": f"job_{number}", "run": f"run_{number}", "reason": reason},
+                    )
+                    await database.change(
+                        "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, "
+                        "touched_at) VALUES (:run, :job, 1, 'failed', 0, 1, 0, 1, 0)",
+                        {"job": f"job_{number}", "run": f"run_{number}"},
+                    )
+        async with SqliteEngine.open(place, ManualClock()) as engine:
+            found = (await engine.records.jobs.jobs(ACME, None, 100)).items
+        assert {job.reason: job.run.reason_code for job in found} == REASONS_WITHOUT_CODE
 
     @pytest.mark.parametrize(
         "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]

@@ -23,7 +23,7 @@ from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, JobId, OutboxEvent, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
 from tests.clocks import JumpingClock, ManualClock
-from tests.jobs import ACME, end, make_run, seeds, some_ranges
+from tests.jobs import ACME, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
 from tests.places import quick_place
 from tests.servers.postgres import open_engine, server, url_of
 
@@ -158,6 +158,34 @@ class TestMigrations:
             assert ranges == some_ranges()
             assert await engine.records.ingests.ingested(RunId("run_old")) == sums_of(*ranges).ingested
             assert await engine.records.ingests.ingested(RunId("run_other")) == Ingested(0, 0, 0, 0, 0, 0)
+
+    async def test_runs_from_before_the_codes_get_them_from_their_reasons(
+        self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+            await migrate(url_of(place))
+        connection = await connect(parse_url(url_of(place)))
+        for number, reason in enumerate(REASONS_WITHOUT_CODE):
+            await connection.execute(
+                "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
+                "reason, created_at, expires_at, run_id, version) "
+                "VALUES ($1, 'acme', 'fetch', 'closed', '{}', 1, 'object', 'failed', $2, 0, 9e9, $3, 1)",
+                f"job_{number}",
+                reason,
+                f"run_{number}",
+            )
+            await connection.execute(
+                "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+                "touched_at) VALUES ($1, $2, 1, 'failed', 0, true, 0, true, 0, 0)",
+                f"run_{number}",
+                f"job_{number}",
+            )
+        await connection.close()
+        await migrate(url_of(place))
+        async with PostgresEngine.open(url_of(place), clock) as engine:
+            found = (await engine.records.jobs.jobs(ACME, None, 100)).items
+        assert {job.reason: job.run.reason_code for job in found} == REASONS_WITHOUT_CODE
 
     async def test_one_that_fails_changes_nothing(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch

@@ -1,1 +1,1 @@
-"""Accept: gets a request for a job, checks all of it, writes job, tasks and references, hands on the run's queue."""
+"""Accept: checks a request for a job, writes the job, its tasks and references; reruns, schedules, control, redrive."""

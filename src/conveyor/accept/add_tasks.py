@@ -1,31 +1,32 @@
 """Add tasks to an open job, and close it. A batch is staged as a list of its own and ingested as one more range of the
-run, so that everything that holds for a list of a million holds for it: nothing is counted before it is durable."""
+run. It has the guarantees of a large list: no task is counted before it is durable."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 
 from conveyor.accept.spec import TasksSpec
 from conveyor.accept.submit import ACCEPTED, list_of, staged_source
 from conveyor.accept.task_seeds import seeds_of
-from conveyor.engines.queue import CONTROL, Outgoing
+from conveyor.engines.queue import CONTROL
 from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import JobClosed
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
-from conveyor.jobs.chunks import send_all
-from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
-from conveyor.model import IngestJob, IngestRange, Job, Mode, TaskSeed
+from conveyor.jobs.chunks import range_message, request_ingest, send_all
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
+from conveyor.model import Job, Mode, TaskSeed
 from conveyor.states import RunState
 from conveyor.system import System
 
 
 class BatchView(msgspec.Struct, frozen=True):
-    """What a client is told of the tasks it added."""
+    """The answer to a client that added tasks."""
 
     batch_id: str
     count: int
-    # Whether the job is closed by this batch.
+    # Whether this batch closes the job.
     last_batch: bool
 
 
@@ -34,69 +35,58 @@ class AddTasks:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
 
     async def add(self, job: Job, spec: TasksSpec, request: IdempotentRequest | None = None) -> Accepted:
-        """Stage the batch and have it ingested. Raises JobClosed for a job that takes no more."""
-        ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("batch"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            return await self._carry_out(job, spec, ticket)
+        """Stage the batch and request its ingest. Raises JobClosed for a job that takes no more tasks."""
+        batch_id = self._system.clock.new_id("batch")
+        return await self._idempotency.once(job.tenant, request, batch_id, partial(self._add, job, spec))
 
     async def close(self, job: Job, reason: str | None = None) -> None:
-        """No more tasks. Closing a closed job changes nothing."""
+        """Close the job: it takes no more tasks. Closing a closed job changes nothing."""
         _check_open(job)
         crashpoint("add.seal.before")
         await self._system.records.ingests.seal(job.job_id, job.run.run_id, reason)
         crashpoint("add.seal.after")
-        # Whoever gets this finds that no range is left, and latches.
-        await self._request([msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))])
+        # An ingester then finds that no range is left, and latches the run.
+        await request_ingest(self._system.queue, job, self._system.clock)
 
-    async def _carry_out(self, job: Job, spec: TasksSpec, ticket: Claim) -> Accepted:
+    async def _add(self, job: Job, spec: TasksSpec, claim: Claim) -> Accepted:
         _check_open(job)
         if job.run.sealed:
             raise JobClosed
         seeds = await self._seeds(job, spec)
         await self._admission.admit(job.tenant, tasks=len(seeds))
         data = await asyncio.to_thread(list_of, seeds)
-        key = f"lists/{job.tenant}/{job.job_id}/{ticket.subject}.jsonl"
+        key = f"lists/{job.tenant}/{job.job_id}/{claim.subject}.jsonl"
         crashpoint("add.stage.before")
         await self._system.blobs.put(key, data)
         crashpoint("add.stage.after")
-        body = _view(ticket, len(seeds), spec)
-        row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
+        view = BatchView(claim.subject, len(seeds), spec.last_batch)
+        answer = claim.answer(ACCEPTED, msgspec.json.encode(view))
         added = await self._system.records.ingests.append_range(
-            job.job_id, job.run.run_id, staged_source(key, data), len(seeds), row, spec.last_batch
+            job.job_id, job.run.run_id, staged_source(key, data), len(seeds), answer.row, spec.last_batch
         )
         crashpoint("add.append.after")
         if added is None:
             raise JobClosed
         if isinstance(added, IdempotencyClaim):
-            assert row is not None
-            return standing_answer(added, row.fingerprint)
-        await self._request([msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, added.number))])
-        return Accepted(ACCEPTED, body, ticket.subject)
+            return answer.unless_lost(added)
+        await send_all(self._system.queue, CONTROL, [range_message(job, added.number)], self._system.clock)
+        return answer.accepted
 
     async def _seeds(self, job: Job, spec: TasksSpec) -> list[TaskSeed]:
-        """A last batch may be empty: it closes the job and is answered, and replayed, as any other."""
+        """A last batch may be empty: it closes the job, and is answered and replayed like any other."""
         if not spec.tasks and spec.last_batch:
             return []
         return await asyncio.to_thread(seeds_of, job.kind, spec.tasks, self._system.settings.max_inline_tasks)
-
-    async def _request(self, bodies: list[bytes]) -> None:
-        await send_all(self._system.queue, CONTROL, [Outgoing(body) for body in bodies], self._system.clock)
-
-
-def _view(ticket: Claim, count: int, spec: TasksSpec) -> bytes:
-    return msgspec.json.encode(BatchView(ticket.subject, count, spec.last_batch))
 
 
 def _check_open(job: Job) -> None:
     if job.mode is not Mode.OPEN:
         raise JobClosed('The job is closed: only a job made with `mode: "open"` takes more tasks.')
     if job.run.lineage is not None:
-        raise JobClosed("The job is closed: its tasks are run again, and none can be added to them.")
+        raise JobClosed("The job is closed: no task can be added to a rerun.")
     if job.state not in (RunState.INGESTING, RunState.PAUSED) and not job.run.sealed:
         raise JobClosed(f"The job is {job.state}: it takes no more tasks.")

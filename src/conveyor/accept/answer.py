@@ -1,4 +1,4 @@
-"""The answer to an accepted job, as it is sent and as it is kept for replay: the first part of what GET shows of it."""
+"""The answer to an accepted job, as it is sent and as it is stored for replay: a part of what GET shows of the job."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ NONE_ENDED = Counts()
 
 
 class CountsView(msgspec.Struct, frozen=True):
-    """Tasks of a run by status; together they are the total."""
+    """Tasks of a run by status; their sum is the total."""
 
     pending: int
     running: int = 0
@@ -30,7 +30,7 @@ class RunView(msgspec.Struct, frozen=True):
 
 
 class AcceptedView(msgspec.Struct, frozen=True):
-    """A job in the moment it was accepted. Options are not repeated: headers and gateways carry secrets."""
+    """A job when it was accepted, without its options: headers and gateways carry secrets."""
 
     id: JobId
     name: str | None
@@ -38,6 +38,8 @@ class AcceptedView(msgspec.Struct, frozen=True):
     mode: Mode
     state: RunState
     reason: str | None
+    # Stable, where the text of the reason may change.
+    reason_code: str | None
     task_shard_count: int
     result_layout: ResultLayout
     created_at: str
@@ -61,6 +63,7 @@ def answer(job: Job, counts: Counts = NONE_ENDED) -> bytes:
         mode=job.mode,
         state=job.state,
         reason=job.reason,
+        reason_code=job.run.reason_code,
         task_shard_count=job.task_shard_count,
         result_layout=job.result_layout,
         created_at=iso_text(job.created_at),

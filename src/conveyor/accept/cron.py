@@ -23,7 +23,7 @@ _FIRST_SPAN = 3 * 3600.0
 
 
 def check_cron(cron: str, zone: str) -> None:
-    """Raise InvalidField for an expression that is none, that never fires, or for a time zone that there is not."""
+    """Raise InvalidField for an invalid expression, one that never fires, or an unknown time zone."""
     try:
         if not _ZONE.fullmatch(zone):
             raise ValueError
@@ -48,19 +48,19 @@ def next_fires(cron: str, zone: str, after: float, count: int) -> list[float]:
     return list(islice(_fires(cron, zone, after), count))
 
 
-def missed_fires(cron: str, zone: str, first: float, until: float, most: int) -> list[float]:
-    """The last fires from `first` to `until`, at most so many, oldest first. What lies further back is not gone
-    through: a schedule of every minute may have slept for a year."""
+def missed_fires(cron: str, zone: str, first: float, until: float, limit: int) -> list[float]:
+    """The last fires from `first` to `until`, at most `limit`, oldest first. Earlier ones are not computed: a schedule
+    of every minute may have been late for a year."""
     span = _FIRST_SPAN
     while True:
         start = max(first, until - span)
-        found = []
+        fires = []
         for at in _fires(cron, zone, start - 1):
             if at > until:
                 break
-            found.append(at)
-        if len(found) >= most or start <= first:
-            return found[-most:]
+            fires.append(at)
+        if len(fires) >= limit or start <= first:
+            return fires[-limit:]
         span *= 2
 
 
@@ -68,7 +68,7 @@ def _fires(cron: str, zone: str, after: float) -> Iterator[float]:
     last = after
     for moment in CronSim(cron, datetime.fromtimestamp(after, ZoneInfo(zone))):
         at = moment.timestamp()
-        # From inside an hour that is repeated, it counts on from the first pass.
+        # Inside a repeated hour, the library continues from its first pass.
         if at > last:
             last = at
             yield at

@@ -1,5 +1,5 @@
-"""Options of a job that is there: those that a rerun overrides, and those that are changed while it runs. Whatever is
-given is checked as at submit, together with what stays."""
+"""Changed options of an existing job: by a rerun, and while the job runs. The changed options are checked as at submit,
+together with the others."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, get_type_hints
@@ -17,12 +17,12 @@ from conveyor.states import ENDED
 from conveyor.system import System
 
 _ALL = frozenset(Options.__struct_fields__)
-# What was decided when the job was accepted, or had its effect by the end of its first run.
+# All but those that have their effect when the job is accepted or during its first run.
 RERUN = _ALL - {"retention_days", "on_invalid", "idle_timeout"}
-# What a worker that is under way can follow.
+# Those that workers can apply while they run the job.
 LIVE = RERUN - {"handler", "export", "chunk_size"} | {"idle_timeout"}
 
-# What may be sent, for the page that describes it.
+# The fields of a request, for the OpenAPI page.
 _TYPES = get_type_hints(Options)
 Changes = msgspec.defstruct(
     "Changes",
@@ -31,49 +31,49 @@ Changes = msgspec.defstruct(
 )
 
 _SHOWN = 100
-# Somebody else may change the options between our reading and our writing; not for ever.
+# Another request may change the options between our read and our write.
 _TRIES = 5
 
 
-def overridden(job: Job, given: Mapping[str, Any], allowed: Collection[str]) -> Options:
-    """The job's options with some of them replaced, each whole. Raises UnknownField and InvalidField."""
-    for field in given:
+def overridden(job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
+    """The job's options with some of them replaced. Raises UnknownField and InvalidField."""
+    for field in changes:
         if field not in _ALL:
-            raise UnknownField(f"There is no option `{field[:_SHOWN]}`.", field=field[:_SHOWN])
+            raise UnknownField(f"Unknown option `{field[:_SHOWN]}`.", field=field[:_SHOWN])
         if field not in allowed:
-            raise InvalidField(f"`{field}` can not be changed any more.", field=field)
-    stays = msgspec.to_builtins(job.options)
-    spec = decode_body(msgspec.json.encode({**stays, **given, "kind": job.kind}), JobSpec)
+            raise InvalidField(f"`{field}` cannot be changed any more.", field=field)
+    current = msgspec.to_builtins(job.options)
+    spec = decode_body(msgspec.json.encode({**current, **changes, "kind": job.kind}), JobSpec)
     check_limits(spec)
     return spec.options()
 
 
-async def change_options(system: System, job: Job, given: Mapping[str, Any], allowed: Collection[str] = LIVE) -> Job:
-    """Replace some options of a job that has not ended; workers follow within a second. What others change meanwhile
-    stays. Returns the job as it is then."""
+async def change_options(system: System, job: Job, changes: Mapping[str, Any], allowed: Collection[str] = LIVE) -> Job:
+    """Replace some options of a job in progress; workers apply them within a second. Other options that are changed at
+    the same time stay. Returns the changed job."""
     for _ in range(_TRIES):
         if allowed is LIVE and job.state in ENDED:
-            raise JobEnded("The job has ended: give other options to a rerun of it.", state=job.state)
-        options = overridden(job, given, allowed)
+            raise JobEnded("The job has finished. Start a rerun with other options.", state=job.state)
+        options = overridden(job, changes, allowed)
         if options == job.options:
             return job
         crashpoint("options.change.before")
         changed = await system.records.jobs.change_options(
-            job.job_id, job.version, options, _notice(system.clock, job, given)
+            job.job_id, job.version, options, _event(system.clock, job, changes)
         )
         crashpoint("options.change.after")
-        found = await system.records.jobs.job(job.tenant, job.job_id)
-        if found is None:
+        reloaded = await system.records.jobs.job(job.tenant, job.job_id)
+        if reloaded is None:
             raise NotFound
+        job = reloaded
         if changed:
-            await follow_deadline(system.records, found)
-            return found
-        job = found
-    raise Conflict("The job's options were changed by others again and again; send this once more.")
+            await follow_deadline(system.records, job)
+            return job
+    raise Conflict("Other requests changed the options of the job at the same time. Try again.")
 
 
-def _notice(clock: Clock, job: Job, given: Mapping[str, Any]) -> OutboxEvent:
-    """Which options were changed, and not to what: headers and gateways carry secrets."""
+def _event(clock: Clock, job: Job, changes: Mapping[str, Any]) -> OutboxEvent:
+    """Names the changed options, without their values: headers and gateways carry secrets."""
     return OutboxEvent(
         notice_id=clock.new_id("evt"),
         tenant=job.tenant,
@@ -81,5 +81,5 @@ def _notice(clock: Clock, job: Job, given: Mapping[str, Any]) -> OutboxEvent:
         run_id=job.run.run_id,
         event="job.changed",
         at=clock.now(),
-        data={"changed": sorted(given)},
+        data={"changed": sorted(changes)},
     )

@@ -1,12 +1,13 @@
 """Scheduler: fires schedules that are due. The steps of a fire, in order:
 
-1. claim: which time is fired is written to the schedule's row, on its version, under a lease.
-2. stage: a list that is read at each fire is copied for the job.
-3. submit: under an id, and a request key, that follow from the schedule and the time. However often it is done, and by
-   however many, it makes one job.
-4. advance: the fire is written down, and the row is due at the next one.
+1. claim: write the time of the fire to the schedule's document, on its version, with a lease.
+2. stage: copy the list that the schedule reads, if it has one.
+3. submit: create the job, with an id and an idempotency key that are derived from schedule and time. Repeated by any
+   number of schedulers, this creates one job.
+4. advance: record the fire, and make the document due at the next one.
 
-A scheduler that dies anywhere leaves the time in the row. Whoever comes after its lease goes on with the same.
+After a crash the time of the fire is still in the document, and the next scheduler makes the same fire once the lease
+has expired.
 """
 
 import asyncio
@@ -54,34 +55,34 @@ _AT_ONCE = 64
 # Of one tenant.
 _SHARE = 8
 _PUT_OFF = 5.0
-# Fires that are counted when one stands for them.
-_MOST_COUNTED = 1000
-# Times that a fire is begun, and that a list which can not be read now is asked for.
+# Missed fires that one fire counts at most.
+_MAX_COUNTED = 1000
+# How often a fire is started, and how often an unavailable list is read.
 _TRIES = 20
 _READS = 5
 _LONGEST_PAUSE = 60.0
 _CLOSE_SECONDS = 5.0
-# The statuses of what fails on our side begin here.
-_OURS = 500
+# HTTP statuses of server errors start here.
+_SERVER_ERROR = 500
 
 
 class FirePlan(NamedTuple):
-    """What is to be fired now, and how many fires it stands for beside its own; None: nothing."""
+    """The time to fire now (None: none), and how many missed fires it makes up for."""
 
     at: float | None
     coalesced: int = 0
 
 
 class Later(Exception):
-    """The fire can not be made now; it is tried again."""
+    """The fire cannot be made now; it is retried."""
 
 
 class LeaseLost(Exception):
-    """Another makes this fire by now, or the schedule is gone."""
+    """Another scheduler makes this fire, or the schedule was removed."""
 
 
 class Scheduler:
-    """A role. Several may run side by side."""
+    """A role. Several can run concurrently."""
 
     def __init__(self, system: System, outbound: Outbound, name: str = "scheduler") -> None:
         self.name = name
@@ -98,14 +99,14 @@ class Scheduler:
         self._isolation = Isolation(name, system.clock)
 
     async def tick(self) -> float:
-        """Begin what is due."""
+        """Start the fires that are due."""
         now = self._clock.now()
         rows = await self._records.documents.due_rows(SCHEDULE, now, _ROWS)
-        under_way = set(self._running.values())
-        shares = Counter(tenant for tenant, _ in under_way)
+        in_progress = set(self._running.values())
+        shares = Counter(tenant for tenant, _ in in_progress)
         waiting: list[Document] = []
         for row in rows:
-            if (row.tenant, row.id) in under_way:
+            if (row.tenant, row.id) in in_progress:
                 continue
             if len(self._running) >= _AT_ONCE or shares[row.tenant] >= _SHARE:
                 waiting.append(row)
@@ -116,13 +117,13 @@ class Scheduler:
             self._running[task] = (row.tenant, row.id)
             task.add_done_callback(self._ended)
         if len(rows) == _ROWS and len(self._running) < _AT_ONCE:
-            # Those of one tenant are all that can be seen: what is behind them comes to light.
+            # Schedules of one tenant fill the page: postpone them, so that the next page has others.
             for row in waiting:
                 await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=now + _PUT_OFF))
         return _EVERY
 
     async def close(self) -> None:
-        """What is under way has a moment to end; the rest is taken up by another."""
+        """Fires in progress have a few seconds to finish; another scheduler takes over the rest."""
         if self._running:
             _, late = await asyncio.wait(set(self._running), timeout=_CLOSE_SECONDS)
             for task in late:
@@ -133,12 +134,12 @@ class Scheduler:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("schedule failed inside Conveyor; it is tried again", exc_info=error)
-        # There may be more fires to make up for.
+            log.error("schedule failed with an internal error; it is retried", exc_info=error)
+        # There may be more missed fires.
         self.wake()
 
     async def attend(self, row: Document) -> None:
-        """See to a schedule that is due: fire it, keep its upload, or both."""
+        """Handle a schedule that is due: fire it, keep its upload, or both."""
         schedule = schedule_of(row)
         if schedule.keep_at is not None and schedule.keep_at <= self._clock.now():
             template = template_of(bytes(schedule.job))
@@ -146,18 +147,18 @@ class Scheduler:
             schedule = msgspec.structs.replace(schedule, keep_at=await self._schedules.keep_upload(template))
         plan = self._plan(schedule)
         if plan.at is None:
-            await self._records.documents.replace_row(with_schedule(row, self._past(schedule, self._clock.now())))
+            await self._records.documents.replace_row(with_schedule(row, self._advanced(schedule, self._clock.now())))
             return
         claimed = await self._claim(row, schedule, plan)
         if claimed is None:
             return
         try:
-            fire = await self._fire_held(claimed, plan)
+            fire = await self._fire_with_lease(claimed, plan)
         except LeaseLost:
             return
         except Later as later:
-            log.warning("schedule can not fire now", schedule=row.id, tries=schedule.tries + 1, why=str(later))
-            await self._put_off(claimed)
+            log.warning("schedule cannot fire now", schedule=row.id, tries=schedule.tries + 1, why=str(later))
+            await self._postpone(claimed)
             return
         await self._advance(claimed, fire)
 
@@ -168,8 +169,8 @@ class Scheduler:
         first = schedule.next_fire
         if schedule.paused or first is None or first > now:
             return FirePlan(None)
-        most = self._settings.schedule_catch_up if schedule.missed is Missed.ALL else _MOST_COUNTED
-        fires = missed_fires(schedule.cron, schedule.timezone, first, now, most)
+        limit = self._settings.schedule_catch_up if schedule.missed is Missed.ALL else _MAX_COUNTED
+        fires = missed_fires(schedule.cron, schedule.timezone, first, now, limit)
         if not fires:
             return FirePlan(None)
         match schedule.missed:
@@ -181,8 +182,8 @@ class Scheduler:
                 return FirePlan(fires[-1], len(fires) - 1)
 
     async def _claim(self, row: Document, schedule: Schedule, plan: FirePlan) -> Document | None:
-        """Write down what is fired, by whom; None if another was first."""
-        held = msgspec.structs.replace(
+        """Record the fire and its scheduler, with a lease; None if another scheduler was first."""
+        leased = msgspec.structs.replace(
             schedule,
             firing=plan.at,
             coalesced=plan.coalesced,
@@ -190,38 +191,40 @@ class Scheduler:
             tries=schedule.tries + 1,
         )
         crashpoint("schedule.claim.before")
-        claimed = await self._records.documents.replace_row(with_schedule(row, held, self._clock.now() + LEASE_SECONDS))
+        claimed = await self._records.documents.replace_row(
+            with_schedule(row, leased, self._clock.now() + LEASE_SECONDS)
+        )
         crashpoint("schedule.claim.after")
         return claimed
 
-    async def _fire_held(self, row: Document, plan: FirePlan) -> Fire:
-        """Make the fire while the lease is kept. Raises LeaseLost, Later."""
+    async def _fire_with_lease(self, row: Document, plan: FirePlan) -> Fire:
+        """Make the fire while the lease is renewed. Raises LeaseLost and Later."""
         firing = asyncio.ensure_future(self._fire(row, plan))
-        keeping = asyncio.ensure_future(self._keep_hold(row))
+        renewing = asyncio.ensure_future(self._renew_lease(row))
         try:
-            await asyncio.wait({firing, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({firing, renewing}, return_when=asyncio.FIRST_COMPLETED)
             if not firing.done():
                 raise LeaseLost
             return firing.result()
         finally:
-            for task in (firing, keeping):
+            for task in (firing, renewing):
                 task.cancel()
-            await asyncio.gather(firing, keeping, return_exceptions=True)
+            await asyncio.gather(firing, renewing, return_exceptions=True)
 
-    async def _keep_hold(self, row: Document) -> None:
-        """Prolong the lease for as long as it is ours; ends when it is not."""
+    async def _renew_lease(self, row: Document) -> None:
+        """Renew the lease until another scheduler has it."""
         holder = schedule_of(row).holder
         while True:
             await self._clock.sleep(LEASE_SECONDS / 3)
-            found = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
-            if found is None or schedule_of(found).holder != holder:
+            current = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
+            if current is None or schedule_of(current).holder != holder:
                 return
-            # If somebody has changed it meanwhile, the next time is early enough.
+            # If a client changes the schedule at the same time, the next renewal is early enough.
             until = self._clock.now() + LEASE_SECONDS
-            await self._records.documents.replace_row(msgspec.structs.replace(found, due_at=until))
+            await self._records.documents.replace_row(msgspec.structs.replace(current, due_at=until))
 
     async def _fire(self, row: Document, plan: FirePlan) -> Fire:
-        """Make the job, or find it made. What no further try would mend is what came of the fire."""
+        """Create the job, or find that it exists. An error that a retry would not fix is the result of the fire."""
         assert plan.at is not None
         job_id = fire_job_id(row.tenant, row.id, plan.at)
         tries = schedule_of(row).tries
@@ -230,23 +233,23 @@ class Scheduler:
             if tries <= _TRIES:
                 await self._make_job(row, job_id, plan.at)
             else:
-                error = f"The fire was begun {_TRIES} times and never came to an end."
+                error = f"The fire was started {_TRIES} times and never finished."
         except IdempotencyInFlight:
-            # Its maker died a moment ago, or is at it.
-            raise Later("another is making this job") from None
+            # Another scheduler creates it now, or died a moment ago.
+            raise Later("another scheduler is creating this job") from None
         except SourceUnavailable as unavailable:
             if tries < _READS:
                 raise Later(str(unavailable)) from None
             error = str(unavailable)
         except ConveyorError as failed:
-            if (failed.status >= _OURS or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
+            if (failed.status >= _SERVER_ERROR or isinstance(failed, QuotaExceeded)) and tries < _TRIES:
                 raise Later(failed.message) from None
             error = failed.message
         if error is not None and await self._records.jobs.job(row.tenant, job_id) is not None:
-            # It was made all the same, by a try that did not hear of it.
+            # An earlier attempt created it without receiving the answer.
             error = None
         if error is not None:
-            log.warning("schedule fired and no job was made", schedule=row.id, error=error)
+            log.warning("schedule fired without a job", schedule=row.id, error=error)
             await self._sources.discard(row.tenant, job_id)
         return Fire(plan.at, self._clock.now(), None if error else job_id, error, plan.coalesced)
 
@@ -268,26 +271,26 @@ class Scheduler:
                 job_id, row.tenant, spec, source, IdempotentRequest(ROUTE, name, name)
             )
         except ConveyorError as refused:
-            # What fails on our side may have been written all the same.
-            if source is not None and refused.status < _OURS:
+            # After a server error the job may exist all the same.
+            if source is not None and refused.status < _SERVER_ERROR:
                 await self._sources.drop(source)
             raise
         crashpoint("schedule.submit.after")
         if accepted.replayed and source is not None:
             await self._sources.drop(source)
 
-    async def _put_off(self, row: Document) -> None:
+    async def _postpone(self, row: Document) -> None:
         pause = min(2.0 ** schedule_of(row).tries, _LONGEST_PAUSE)
         await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
 
     async def _advance(self, row: Document, fire: Fire) -> None:
-        """Write the fire down, over whatever was changed meanwhile; nothing if another has done it."""
+        """Record the fire, on top of concurrent changes; nothing if another scheduler has done so."""
         holder = schedule_of(row).holder
-        found: Document | None = row
-        while found is not None and schedule_of(found).holder == holder:
-            schedule = schedule_of(found)
+        current: Document | None = row
+        while current is not None and schedule_of(current).holder == holder:
+            schedule = schedule_of(current)
             done = msgspec.structs.replace(
-                self._past(schedule, fire.at),
+                self._advanced(schedule, fire.at),
                 firing=None,
                 holder=None,
                 tries=0,
@@ -296,16 +299,16 @@ class Scheduler:
                 fired=schedule.fired + 1,
             )
             crashpoint("schedule.advance.before")
-            if await self._records.documents.replace_row(with_schedule(found, done)) is not None:
+            if await self._records.documents.replace_row(with_schedule(current, done)) is not None:
                 crashpoint("schedule.advance.after")
                 log.info(
                     "schedule fired", tenant=row.tenant, schedule=row.id, job=fire.job_id, coalesced=fire.coalesced
                 )
                 return
-            found = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
+            current = await self._records.documents.document(SCHEDULE, row.tenant, row.id)
 
-    def _past(self, schedule: Schedule, at: float) -> Schedule:
-        """The schedule, with its next fire after a time; it may have been moved there already."""
+    def _advanced(self, schedule: Schedule, at: float) -> Schedule:
+        """The schedule with its next fire after this time, unless it is later already."""
         if schedule.next_fire is not None and schedule.next_fire > at:
             return schedule
         following = next(iter(next_fires(schedule.cron, schedule.timezone, at, 1)), None)

@@ -1,10 +1,11 @@
-"""Schedules: jobs that are made again and again, by cron. Each is a row, due when it next fires; here it is made,
-shown, changed and removed. `scheduler` fires it."""
+"""Schedules: create a job at each time of a cron expression. Each schedule is a document, due when it next fires. This
+module creates, shows, changes and removes schedules; `scheduler` fires them."""
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -20,20 +21,20 @@ from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import check_target
-from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.lists.inputs import headers_problem
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
 
 SCHEDULE = "schedule"
 CREATED = 201
-# A row holds it; a longer list is uploaded, or read from a URL.
+# A document holds it; a longer list is uploaded, or read from a URL.
 MAX_TEMPLATE = 256 * 1024
 NEXT_FIRES = 5
 # Fires that a schedule shows.
 SHOWN_FIRES = 20
-# The row of a schedule refers to its upload, which is kept for that. Rows that an older Conveyor wrote do not say so:
-# their uploads are kept for so long at a time, and at half of it the row is written anew.
+# The document of a schedule refers to its upload, which is kept while it does. Documents of earlier versions lack the
+# reference: their uploads are kept for this long, and the document is rewritten at half of it.
 KEEP_UPLOAD_SECONDS = 14 * 86_400.0
 
 _ID = re.compile(r"schedule_[0-9a-z]{26}")
@@ -44,8 +45,7 @@ _TRIES = 5
 
 
 class Missed(StrEnum):
-    """What becomes of fires that nobody was there for: the last of them stands for all, none is made up for, or each
-    is."""
+    """What to do with missed fires: make up for the last one, for none, or for each."""
 
     COALESCE = "coalesce"
     SKIP = "skip"
@@ -53,7 +53,7 @@ class Missed(StrEnum):
 
 
 class ListSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A list that is read at each fire: one that was uploaded, or what a URL answers then."""
+    """A list that is read at each fire: an upload, or the response of a URL."""
 
     upload_id: str | None = None
     url: str | None = None
@@ -63,7 +63,7 @@ class ListSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule to be made. `job` is a body of POST /v1/jobs, whose `source` may be a `url` too."""
+    """A schedule to create. `job` is a body of POST /v1/jobs, whose `source` may be a `url` too."""
 
     cron: str
     job: msgspec.Raw
@@ -74,7 +74,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be different. What is left out stays as it is."""
+    """The fields to change. A missing field stays as it is."""
 
     cron: str | msgspec.UnsetType = msgspec.UNSET
     job: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -85,18 +85,18 @@ class ScheduleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fire: when it was for, when it was made, and what came of it."""
+    """One fire: its scheduled time, when it was made, and its job or error."""
 
     at: float
     made_at: float
     job_id: JobId | None = None
     error: str | None = None
-    # Fires that it stands for, beside its own.
+    # Missed fires that it makes up for, beside its own.
     coalesced: int = 0
 
 
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a schedule's row, as JSON."""
+    """The body of a schedule's document, as JSON."""
 
     cron: str
     timezone: str
@@ -105,21 +105,21 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     missed: Missed = Missed.COALESCE
     paused: bool = False
-    # The first time that was not fired yet.
+    # The next time to fire.
     next_fire: float | None = None
-    # The fire that is under way, who makes it, and how often it was begun.
+    # The fire in progress, the scheduler that makes it, and how often it was started.
     firing: float | None = None
     coalesced: int = 0
     holder: str | None = None
     tries: int = 0
-    # When its upload is to be kept on.
+    # When to extend the time for which its upload is kept.
     keep_at: float | None = None
     fires: Sequence[Fire] = ()
     fired: int = 0
 
 
 class Template(msgspec.Struct, frozen=True):
-    """What a fire makes a job of."""
+    """The job that a fire creates."""
 
     spec: JobSpec
     source: ListSource | None
@@ -133,31 +133,32 @@ def schedule_of(row: Document) -> Schedule:
 
 
 def with_schedule(row: Document, schedule: Schedule, due_at: float | None = None) -> Document:
-    """The row as it is to be written; due when the schedule is, unless another time is given."""
+    """The document to write; due when the schedule is, or at `due_at`."""
     at = due_at if due_at is not None else due(schedule)
     return msgspec.structs.replace(row, body=msgspec.json.encode(schedule), due_at=at)
 
 
 def due(schedule: Schedule) -> float | None:
-    """When it next wants attention, for a fire or for its upload."""
+    """When it next has to fire, or its upload has to be kept."""
     times = [schedule.keep_at, None if schedule.paused else schedule.next_fire]
     return min((at for at in times if at is not None), default=None)
 
 
 def fire_job_id(tenant: TenantId, schedule_id: str, at: float) -> JobId:
-    """The job of a fire: the same, whoever makes it."""
+    """The id of the job of a fire, the same for every attempt to make it."""
     digest = sha256(f"{tenant}:{schedule_id}:{int(at)}".encode()).digest()
     return JobId(sortable_id("job", at, int.from_bytes(digest[:10])))
 
 
 def template_of(raw: bytes) -> Template:
-    """Raises BadInput, whose field begins with `job`."""
+    """Decode the job of a schedule. Raises BadInput, whose field begins with `job`."""
     with _inside("job"):
         fields = decode_body(raw, dict[str, msgspec.Raw])
-        given = fields.pop("source", None)
+        raw_source = fields.pop("source", None)
         spec = decode_body(msgspec.json.encode(fields), JobSpec)
     with _inside("job.source"):
-        source = None if given is None or given == _NULL else decode_body(bytes(given), ListSource)
+        is_missing = raw_source is None or raw_source == _NULL
+        source = None if is_missing else decode_body(bytes(raw_source or b""), ListSource)
     return Template(spec, source)
 
 
@@ -167,51 +168,47 @@ def upload_of(template: Template) -> str | None:
 
 
 class Schedules:
-    """Makes, shows, changes and removes schedules."""
+    """Creates, shows, changes and removes schedules."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._records = system.records
         self._clock = system.clock
         self._settings = system.settings
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, tenant: TenantId, spec: ScheduleSpec, request: IdempotentRequest | None = None) -> Accepted:
-        """Check all of it, and have it fire from now on."""
-        ticket = await self._requests.claim(tenant, request, self._clock.new_id("schedule"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            _check_name(spec.name)
-            check_cron(spec.cron, spec.timezone)
-            template = await self._checked(tenant, bytes(spec.job))
-            await self._check_number(tenant)
-            now = self._clock.now()
-            schedule = Schedule(
-                cron=spec.cron,
-                timezone=spec.timezone,
-                job=spec.job,
-                created_at=now,
-                name=spec.name,
-                missed=spec.missed,
-                paused=spec.paused,
-                next_fire=_first(spec.cron, spec.timezone, now),
-                keep_at=await self.keep_upload(template),
-            )
-            made = with_schedule(
-                Document(SCHEDULE, tenant, ticket.subject, b"", upload_id=upload_of(template)), schedule
-            )
-            body = msgspec.json.encode(schedule_json(made, now))
-            row = ticket.answer(CREATED, body, self._requests.keep_until)
-            crashpoint("schedule.create.before")
-            standing = await self._records.documents.create_rows([made], None, row)
-            crashpoint("schedule.create.after")
-            if standing is not None and row is not None:
-                return standing_answer(standing, row.fingerprint)
-            return Accepted(CREATED, body, ticket.subject)
+        """Check the schedule and store it. It fires from now on."""
+        schedule_id = self._clock.new_id("schedule")
+        return await self._idempotency.once(tenant, request, schedule_id, partial(self._create, tenant, spec))
+
+    async def _create(self, tenant: TenantId, spec: ScheduleSpec, claim: Claim) -> Accepted:
+        _check_name(spec.name)
+        check_cron(spec.cron, spec.timezone)
+        template = await self._checked(tenant, bytes(spec.job))
+        await self._check_number(tenant)
+        now = self._clock.now()
+        schedule = Schedule(
+            cron=spec.cron,
+            timezone=spec.timezone,
+            job=spec.job,
+            created_at=now,
+            name=spec.name,
+            missed=spec.missed,
+            paused=spec.paused,
+            next_fire=_first(spec.cron, spec.timezone, now),
+            keep_at=await self.keep_upload(template),
+        )
+        empty = Document(SCHEDULE, tenant, claim.subject, b"", upload_id=upload_of(template))
+        document = with_schedule(empty, schedule)
+        answer = claim.answer(CREATED, msgspec.json.encode(schedule_json(document, now)))
+        crashpoint("schedule.create.before")
+        existing = await self._records.documents.create_rows([document], None, answer.row)
+        crashpoint("schedule.create.after")
+        return answer.unless_lost(existing)
 
     async def find(self, tenant: TenantId, schedule_id: str) -> Document:
-        """The tenant's schedule. One that never was, one that was removed and another's are the same NotFound."""
+        """The tenant's schedule. Raises NotFound for an unknown one, a removed one and one of another tenant."""
         row = (
             await self._records.documents.document(SCHEDULE, tenant, schedule_id)
             if _ID.fullmatch(schedule_id)
@@ -228,8 +225,8 @@ class Schedules:
         return await self._records.documents.documents(SCHEDULE, tenant, cursor, limit)
 
     async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Document:
-        """Change a schedule. One that goes on after a pause, or at other times, fires from now on: what lies between
-        was not missed."""
+        """Change a schedule. After a pause, or with other times, it fires from now on: fires in between do not count as
+        missed."""
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
         _check_name(given.get("name"))
         keep: dict[str, Any] = {}
@@ -246,17 +243,17 @@ class Schedules:
             if not {"cron", "timezone", "paused"}.isdisjoint(given):
                 first = _first(changed.cron, changed.timezone, self._clock.now())
                 changed = msgspec.structs.replace(changed, next_fire=first)
-            # A fire that is under way is seen through, whatever becomes of the schedule.
-            under_way = row.due_at if changed.firing is not None else None
+            # A fire in progress is completed, whatever changes.
+            firing_until = row.due_at if changed.firing is not None else None
             crashpoint("schedule.change.before")
-            written = await self._records.documents.replace_row(with_schedule(row, changed, under_way))
+            written = await self._records.documents.replace_row(with_schedule(row, changed, firing_until))
             crashpoint("schedule.change.after")
             if written is not None:
                 return written
         raise _contended()
 
     async def remove(self, tenant: TenantId, schedule_id: str) -> None:
-        """Remove a schedule. The jobs that it made stay; its upload goes, unless something else refers to it."""
+        """Remove a schedule. The jobs that it made stay; its upload is removed, unless something else refers to it."""
         for _ in range(_TRIES):
             row = await self.find(tenant, schedule_id)
             crashpoint("schedule.remove.before")
@@ -266,7 +263,7 @@ class Schedules:
         raise _contended()
 
     async def keep_upload(self, template: Template) -> float | None:
-        """Keep the upload that it reads until the row refers to it; returns when that is to be done again."""
+        """Keep the upload that the schedule reads until its document refers to it; returns when to do that again."""
         upload_id = upload_of(template)
         if upload_id is None:
             return None
@@ -290,7 +287,7 @@ class Schedules:
         refuse_tokens(spec.notify)
         await check_notify(self._system, tenant, spec.notify)
         if spec.mode is Mode.OPEN:
-            raise InvalidField("A schedule makes closed jobs.", field="mode")
+            raise InvalidField("A schedule cannot make an open job.", field="mode")
         if source is None:
             seeds_of(spec.kind, spec.tasks, self._settings.max_inline_tasks)
             return
@@ -309,12 +306,12 @@ class Schedules:
     async def _check_upload(self, tenant: TenantId, upload_id: str) -> None:
         upload = await self._records.access.upload(upload_id)
         if upload is None or upload.tenant != tenant:
-            raise NotFound("There is no such upload, or it has expired.")
+            raise NotFound("The upload was not found, or has expired.")
 
     async def _check_number(self, tenant: TenantId) -> None:
-        most = self._settings.max_schedules
-        if len((await self._records.documents.documents(SCHEDULE, tenant, None, most + 1)).items) >= most:
-            raise LimitReached(f"There are {most} schedules already, the most that a tenant may have.", limit=most)
+        limit = self._settings.max_schedules
+        if len((await self._records.documents.documents(SCHEDULE, tenant, None, limit + 1)).items) >= limit:
+            raise LimitReached(f"The tenant has {limit} schedules already, the maximum.", limit=limit)
 
 
 def schedule_json(row: Document, now: float) -> dict[str, Any]:
@@ -372,7 +369,7 @@ def _check_name(name: str | None) -> None:
 
 @contextmanager
 def _inside(part: str) -> Iterator[None]:
-    """What is wrong with a part of the body is named from its beginning."""
+    """Prefix the field of an error with the part of the body that it is in."""
     try:
         yield
     except (InvalidField, UnknownField) as error:
@@ -381,4 +378,4 @@ def _inside(part: str) -> Iterator[None]:
 
 
 def _contended() -> Conflict:
-    return Conflict("Others are changing this schedule; try again.")
+    return Conflict("Other requests changed the schedule at the same time. Try again.")

@@ -1,5 +1,4 @@
-"""Lists that a schedule reads when it fires. Gets a source, copies what it is at that moment to a place of the job's
-own, and hands back what to make a job of."""
+"""The lists of schedules: copies a list when its schedule fires, and returns the source for the job."""
 
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -14,13 +13,13 @@ from conveyor.system import System
 MAX_REDIRECTS = 5
 
 _PIECE = 256 * 1024
-# Failures and answers that the same request may not get again.
-_PASSING_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
-_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Transient failures: the same request may succeed later.
+_TRANSIENT_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class SourceUnavailable(Exception):
-    """The list of the schedule can not be read now."""
+    """The list of the schedule cannot be read now."""
 
 
 class Sources:
@@ -30,24 +29,24 @@ class Sources:
         self._system = system
         self._outbound = outbound
 
-    async def stage(self, tenant: TenantId, job_id: JobId, given: ListSource) -> Source:
-        """A copy for this job: it goes with the job, whatever becomes of the original. Raises BadInput for a list that
-        will not be there another time, SourceUnavailable for one that may be."""
-        pieces = self._uploaded(tenant, given.upload_id) if given.upload_id is not None else self._fetched(given)
-        # Each try has a place of its own: another's, still under way, never writes over what was accepted.
+    async def stage(self, tenant: TenantId, job_id: JobId, source: ListSource) -> Source:
+        """Copy the list for this job; the copy is removed with the job. Raises BadInput for a list that cannot be read,
+        SourceUnavailable for one that cannot be read now."""
+        pieces = self._uploaded(tenant, source.upload_id) if source.upload_id is not None else self._fetched(source)
+        # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
         key = f"{staged_prefix(tenant, job_id)}/{self._system.clock.new_id('list')}"
         digest = sha256()
         crashpoint("schedule.stage.before")
         size = await self._system.blobs.put_stream(key, self._counted(pieces, digest.update))
         crashpoint("schedule.stage.after")
-        return Source(key, size, digest.hexdigest(), given.format, given.compression)
+        return Source(key, size, digest.hexdigest(), source.format, source.compression)
 
     async def drop(self, source: Source) -> None:
-        """Remove one that no job was made of."""
+        """Remove a copy that no job uses."""
         await self._system.blobs.delete([source.key])
 
     async def discard(self, tenant: TenantId, job_id: JobId) -> None:
-        """Remove what was staged for a job that will not be."""
+        """Remove all copies for a job that was not made."""
         while await self._system.blobs.delete_prefix(f"{staged_prefix(tenant, job_id)}/", 1000):
             pass
 
@@ -60,27 +59,27 @@ class Sources:
         async for piece in self._system.blobs.stream(upload.key):
             yield piece
 
-    async def _fetched(self, given: ListSource) -> AsyncIterator[bytes]:
-        assert given.url is not None
+    async def _fetched(self, source: ListSource) -> AsyncIterator[bytes]:
+        assert source.url is not None
         timeout = self._system.settings.schedule_fetch_seconds
         try:
-            async with self._outbound.get(given.url, list(given.headers.items()), timeout, MAX_REDIRECTS) as response:
+            async with self._outbound.get(source.url, list(source.headers.items()), timeout, MAX_REDIRECTS) as response:
                 _check_status(response.status)
                 while (piece := await response.body_reader.read(_PIECE)) is not None:
                     yield bytes(piece)
         except OutboundFailed as failed:
-            message = f"The list of the schedule can not be read: {failed.message} ({failed.code})."
-            if failed.code in _PASSING_CODES:
+            message = f"The list of the schedule cannot be read: {failed.message} ({failed.code})."
+            if failed.code in _TRANSIENT_CODES:
                 raise SourceUnavailable(message) from None
             raise ListUnreadable(message) from None
 
     async def _counted(self, pieces: AsyncIterator[bytes], update: Callable[[bytes], None]) -> AsyncIterator[bytes]:
-        most = self._system.settings.max_list_bytes
+        max_bytes = self._system.settings.max_list_bytes
         size = 0
         async for piece in pieces:
             size += len(piece)
-            if size > most:
-                raise ListUnreadable(f"The list of the schedule is larger than {most} bytes.")
+            if size > max_bytes:
+                raise ListUnreadable(f"The list of the schedule is larger than {max_bytes} bytes.")
             update(piece)
             yield piece
 
@@ -93,4 +92,4 @@ def _check_status(status: int) -> None:
     if status == 200:
         return
     message = f"The URL of the schedule's list answered {status}."
-    raise SourceUnavailable(message) if status in _PASSING_STATUSES else BadInput(message)
+    raise SourceUnavailable(message) if status in _TRANSIENT_STATUSES else BadInput(message)

@@ -1,7 +1,6 @@
-"""What a client asks for: the body of POST /v1/jobs as a value, and the way from bytes to it.
+"""The body of POST /v1/jobs as a value, and its decoding.
 
-Decoding says what is wrong with the shape (JSON, fields, types); `limits` says what is wrong with the values, and
-`seeds` what is wrong with the tasks.
+Decoding checks the shape (JSON, fields, types), `option_limits` the values, and `task_seeds` the tasks.
 """
 
 import re
@@ -21,7 +20,7 @@ _SHOWN = 100
 
 
 class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A list that was uploaded before. Its form is found from its first bytes where it is not named."""
+    """An uploaded list. Format and compression are detected from its first bytes where they are not given."""
 
     upload_id: str
     format: ListFormat | None = None
@@ -29,47 +28,47 @@ class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TasksSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks that are added to an open job; with `last_batch` it is closed in the same step."""
+    """A batch of tasks for an open job; with `last_batch` the job is closed in the same step."""
 
     tasks: list[msgspec.Raw] = []
     last_batch: bool = False
 
 
 class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job as it is asked for. The fields of Options stand beside its own."""
+    """A requested job. The fields of Options stand beside its own."""
 
     kind: JobKind = JobKind.FETCH
     name: str | None = None
     tasks: list[msgspec.Raw] = msgspec.field(default_factory=list)
     source: SourceSpec | None = None
     mode: Mode = Mode.CLOSED
-    # Without it, the number of tasks decides.
+    # None: the number of tasks decides.
     result_layout: ResultLayout | None = None
-    # Who is told of the job, beside the tenant's own endpoints.
+    # Receivers of the job's events, beside the tenant's endpoints.
     notify: list[Notify] = msgspec.field(default_factory=list)
 
     def options(self) -> Options:
-        """The part that is kept with the job. A message of long tasks carries one of them, whatever was asked for."""
-        given = {field: getattr(self, field) for field in Options.__struct_fields__}
-        return Options(**{**given, "chunk_size": 1} if self.kind in LONG_KINDS else given)
+        """The part that is stored with the job. A message of long tasks always carries one reference."""
+        options = {field: getattr(self, field) for field in Options.__struct_fields__}
+        return Options(**{**options, "chunk_size": 1} if self.kind in LONG_KINDS else options)
 
 
 S = TypeVar("S")
 
 
 def decode_spec(body: bytes | bytearray) -> JobSpec:
-    """The job in a request body, or what is wrong with it."""
+    """Decode a requested job. Raises BadInput."""
     return decode_body(body, JobSpec)
 
 
 def spec_of(job: Job) -> JobSpec:
-    """A job like this one, of tasks yet to be named."""
+    """The spec of a job with the options of this one, without tasks."""
     options = {field: getattr(job.options, field) for field in Options.__struct_fields__}
     return JobSpec(kind=job.kind, name=job.name, result_layout=job.result_layout, **options)
 
 
 def decode_body(body: bytes | bytearray, shape: type[S]) -> S:
-    """A request body of some shape, or what is wrong with it."""
+    """Decode a request body. Raises BadInput."""
     _check_text(body)
     try:
         return msgspec.json.decode(body, type=shape)
@@ -82,7 +81,7 @@ def decode_body(body: bytes | bytearray, shape: type[S]) -> S:
 
 
 def _check_text(body: bytes | bytearray) -> None:
-    # Tasks stay raw while the rest is decoded, and nobody looks into their strings then.
+    # Tasks stay raw while the rest is decoded: their strings would not be checked.
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -98,7 +97,7 @@ def _wrong_shape(text: str) -> BadInput:
     unknown = _UNKNOWN.fullmatch(message)
     if unknown:
         field = ".".join(filter(None, [path, unknown["name"][:_SHOWN]]))
-        return UnknownField(f"There is no field `{field}`.", field=field)
+        return UnknownField(f"Unknown field `{field}`.", field=field)
     if not path:
         return InvalidField(f"The body: {message}.", field="")
     return InvalidField(f"`{path}`: {message}.", field=path)

@@ -1,40 +1,40 @@
-"""Submit: gets a tenant and a JobSpec, decides how the job is taken in, hands back the answer.
+"""Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
-A small closed job is written whole, with its tasks and references, and answered 201. Anything larger, open, uploaded
-or asked to be async is one row and one message, whatever its size, and answered 202: ingest does the rest.
+A small closed job is written with its tasks and references, and answered 201. A larger job, an open one, one with an
+upload, and one with `Prefer: respond-async` is written as one row and one message, and answered 202; ingest does the
+rest.
 
-Where records, tasks and queue are one database, a small job is one atomic write. Elsewhere it is three steps in an
-order in which a crash between any two leaves nothing half accepted:
+Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
+three steps, ordered so that a crash between any two leaves nothing half accepted:
 
-1. the tasks, under a run that nobody knows yet. A crash here leaves rows that no job points to; the client has no
-   answer and asks again, and under its key it gets the same ids and writes the same rows.
-2. the job, its run, its notice and the answer, in one write. From here on the job is accepted.
-3. the references. The queue is a hint: a run with fewer messages than open tasks is mended from its rows.
+1. Write the tasks, under a run that no job points to yet. After a crash here the client has no answer and asks again;
+   with the same idempotency key it gets the same ids, and writes the same rows.
+2. Write the job, its run, its outbox event and the answer, in one step. From here on the job is accepted.
+3. Send the references. If some are lost, the sweeper requeues the run's pending tasks from their rows.
 """
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 
-import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
 from conveyor.accept.spec import JobSpec
-from conveyor.accept.subscriptions import check_notify, told_rows
+from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
-from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_rows
-from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
 from conveyor.model import (
     Compression,
-    IngestJob,
     Job,
     JobId,
     ListFormat,
@@ -68,56 +68,54 @@ class Submit:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
     ) -> Accepted:
-        """Check, write, answer. A request that was answered before gets that answer again."""
-        ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("job"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            return await self._carry_out(tenant, spec, ticket, prefer_async)
+        """Check the request, write the job, answer. A request that was answered before gets that answer again."""
+        carry_out = partial(self._carry_out, tenant, spec, prefer_async)
+        return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
 
     async def submit_as(
         self, job_id: JobId, tenant: TenantId, spec: JobSpec, source: Source | None, request: IdempotentRequest
     ) -> Accepted:
-        """As submit, for a job that has its id already, of its own tasks or of a list that was staged for it."""
-        ticket = await self._requests.claim(tenant, request, job_id)
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            if source is None:
-                return await self._carry_out(tenant, spec, ticket, prefer_async=False)
-            await self._check(tenant, spec)
-            await self._admission.admit(tenant, jobs=1, staged=source.size)
-            return await self._ingested(tenant, spec, ticket, source)
+        """As submit, under an id that the caller has chosen: with the tasks of the spec, or with a staged list."""
+        if source is None:
+            carry_out = partial(self._carry_out, tenant, spec, False)
+        else:
+            carry_out = partial(self._accept_source, tenant, spec, source)
+        return await self._idempotency.once(tenant, request, job_id, carry_out)
 
     async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source, job_id: JobId | None = None) -> Job:
-        """Make a job of a list that was staged in this process."""
+        """Make a job of a list that this process has staged."""
         check_limits(spec)
         job = self._job(tenant, spec, job_id or self._system.clock.new_id("job"), None, source)
-        await self._write_ingested(job, None, [_ingest_message(job)], _rows(self._system, job, spec))
+        await self._write_ingested(job, None, [ingest_message(job)], _documents(self._system, job, spec))
         traces.accepted(job, self._system.clock.now())
         return job
 
-    async def _carry_out(self, tenant: TenantId, spec: JobSpec, ticket: Claim, prefer_async: bool) -> Accepted:
+    async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
             await self._admission.admit(tenant, jobs=1, staged=source.size)
-            return await self._ingested(tenant, spec, ticket, source)
+            return await self._accept_for_ingest(tenant, spec, claim, source)
         if spec.mode is Mode.OPEN:
             await self._admission.admit(tenant, jobs=1)
-            return await self._ingested(tenant, spec, ticket, None)
+            return await self._accept_for_ingest(tenant, spec, claim, None)
         seeds = await self._seeds(spec)
         await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
         if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
-            source = await self._stage(tenant, ticket.subject, seeds)
-            return await self._ingested(tenant, spec, ticket, source)
-        return await self._written(tenant, spec, ticket, seeds)
+            source = await self._stage(tenant, claim.subject, seeds)
+            return await self._accept_for_ingest(tenant, spec, claim, source)
+        return await self._accept_with_tasks(tenant, spec, claim, seeds)
+
+    async def _accept_source(self, tenant: TenantId, spec: JobSpec, source: Source, claim: Claim) -> Accepted:
+        await self._check(tenant, spec)
+        await self._admission.admit(tenant, jobs=1, staged=source.size)
+        return await self._accept_for_ingest(tenant, spec, claim, source)
 
     async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
         check_limits(spec)
@@ -125,24 +123,25 @@ class Submit:
         await check_notify(self._system, tenant, spec.notify)
 
     async def _seeds(self, spec: JobSpec) -> list[TaskSeed]:
-        most = self._system.settings.max_inline_tasks
+        max_tasks = self._system.settings.max_inline_tasks
         if len(spec.tasks) <= _TASKS_ON_LOOP:
-            return seeds_of(spec.kind, spec.tasks, most)
-        return await asyncio.to_thread(seeds_of, spec.kind, spec.tasks, most)
+            return seeds_of(spec.kind, spec.tasks, max_tasks)
+        return await asyncio.to_thread(seeds_of, spec.kind, spec.tasks, max_tasks)
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
         upload = await self._system.records.access.upload(spec.source.upload_id)
         if upload is None or upload.tenant != tenant:
-            raise NotFound("There is no such upload, or it has expired.")
+            raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
-        # The list lives as long as the job that is made of it.
+        # The list is kept as long as the job that is made of it.
         until = self._system.clock.now() + spec.retention_days * _DAY
         await self._system.records.access.keep_upload(upload.upload_id, until)
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
     async def _check_stored(self, upload: UploadRecord) -> None:
-        """A list that went straight to the store was seen by nobody: here its size is looked at, at ingest its hash."""
+        """A list that went straight to the blob store was not checked on its way: its size is checked here, and its
+        hash by the ingest."""
         if upload.stored_at is not None:
             return
         if await self._system.blobs.size(upload.key) != upload.size:
@@ -150,7 +149,7 @@ class Submit:
         await self._system.records.access.mark_stored(upload.upload_id)
 
     async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
-        """An inline list that is too long to be written in the request; its tasks were checked already."""
+        """Stage an inline list that is too long to write within the request. Its tasks are checked already."""
         data = await asyncio.to_thread(list_of, seeds)
         key = f"lists/{tenant}/{job_id}/tasks.jsonl"
         crashpoint("accept.stage.before")
@@ -158,40 +157,42 @@ class Submit:
         crashpoint("accept.stage.after")
         return staged_source(key, data)
 
-    async def _ingested(self, tenant: TenantId, spec: JobSpec, ticket: Claim, source: Source | None) -> Accepted:
-        job = self._job(tenant, spec, ticket.subject, None, source)
-        body = answer(job)
-        row = ticket.answer(ACCEPTED, body, self._requests.keep_until)
+    async def _accept_for_ingest(
+        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None
+    ) -> Accepted:
+        job = self._job(tenant, spec, claim.subject, None, source)
+        reply = claim.answer(ACCEPTED, answer(job))
         # An open job has nothing to ingest yet.
-        outgoing = [] if source is None else [_ingest_message(job)]
-        standing = await self._write_ingested(job, row, outgoing, _rows(self._system, job, spec))
-        return self._told(job, ACCEPTED, body, standing, row)
+        outgoing = [] if source is None else [ingest_message(job)]
+        existing = await self._write_ingested(job, reply.row, outgoing, _documents(self._system, job, spec))
+        return self._reply(job, reply, existing)
 
     async def _write_ingested(
         self, job: Job, row: IdempotencyClaim | None, outgoing: list[Outgoing], rows: list[Document]
     ) -> IdempotencyClaim | None:
-        system, notice = self._system, self._notice(job)
+        system, event = self._system, self._event(job)
         crashpoint("accept.ingested.before")
         if system.atomic_accept is not None:
-            standing = await system.atomic_accept.accept_atomically(job, notice, row, [], CONTROL, outgoing, rows)
+            existing = await system.atomic_accept.accept_atomically(job, event, row, [], CONTROL, outgoing, rows)
         else:
-            standing = await system.records.jobs.create_job(job, notice, row, rows)
+            existing = await system.records.jobs.create_job(job, event, row, rows)
             crashpoint("accept.ingested.between")
-            if standing is None:
+            if existing is None:
                 await send_all(system.queue, CONTROL, outgoing, system.clock)
         crashpoint("accept.ingested.after")
-        return standing
+        return existing
 
-    async def _written(self, tenant: TenantId, spec: JobSpec, ticket: Claim, seeds: list[TaskSeed]) -> Accepted:
-        job = self._job(tenant, spec, ticket.subject, len(seeds), None)
-        body = answer(job)
-        row = ticket.answer(CREATED, body, self._requests.keep_until)
+    async def _accept_with_tasks(
+        self, tenant: TenantId, spec: JobSpec, claim: Claim, seeds: list[TaskSeed]
+    ) -> Accepted:
+        job = self._job(tenant, spec, claim.subject, len(seeds), None)
+        reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
-        write = self._in_one if self._system.atomic_accept else self._in_steps
-        standing = await write(job, row, seeds, outgoing, _rows(self._system, job, spec))
-        return self._told(job, CREATED, body, standing, row)
+        write = self._write_at_once if self._system.atomic_accept else self._write_in_steps
+        existing = await write(job, reply.row, seeds, outgoing, _documents(self._system, job, spec))
+        return self._reply(job, reply, existing)
 
-    async def _in_one(
+    async def _write_at_once(
         self,
         job: Job,
         row: IdempotencyClaim | None,
@@ -202,13 +203,13 @@ class Submit:
         assert self._system.atomic_accept is not None
         crashpoint("accept.before")
         queue = run_queue(job.run.run_id)
-        standing = await self._system.atomic_accept.accept_atomically(
-            job, self._notice(job), row, seeds, queue, outgoing, rows
+        existing = await self._system.atomic_accept.accept_atomically(
+            job, self._event(job), row, seeds, queue, outgoing, rows
         )
         crashpoint("accept.after")
-        return standing
+        return existing
 
-    async def _in_steps(
+    async def _write_in_steps(
         self,
         job: Job,
         row: IdempotencyClaim | None,
@@ -218,17 +219,17 @@ class Submit:
     ) -> IdempotencyClaim | None:
         await self._put(job.key, seeds)
         crashpoint("accept.job.before")
-        standing = await self._system.records.jobs.create_job(job, self._notice(job), row, rows)
+        existing = await self._system.records.jobs.create_job(job, self._event(job), row, rows)
         crashpoint("accept.job.after")
-        if standing is not None:
-            return standing
+        if existing is not None:
+            return existing
         try:
             crashpoint("accept.send.before")
             await send_all(self._system.queue, run_queue(job.run.run_id), outgoing, self._system.clock)
             crashpoint("accept.send.after")
         except Exception:
-            # The job is accepted already: an error now would make the client send it a second time.
-            log.exception("references not sent; they are mended from the rows", job=job.job_id)
+            # The job is accepted already: after an error the client would send it a second time.
+            log.exception("references not sent; the sweeper will requeue them", job=job.job_id)
         return None
 
     async def _put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
@@ -237,14 +238,12 @@ class Submit:
             await self._system.tasks.put(run, seeds[start : start + _TASKS_PER_WRITE])
             crashpoint("accept.tasks.after")
 
-    def _told(
-        self, job: Job, status: int, body: bytes, standing: IdempotencyClaim | None, row: IdempotencyClaim | None
-    ) -> Accepted:
-        if standing is not None and row is not None:
-            return standing_answer(standing, row.fingerprint)
-        traces.accepted(job, self._system.clock.now())
-        log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
-        return Accepted(status, body, job.job_id)
+    def _reply(self, job: Job, reply: ClaimedAnswer, existing: IdempotencyClaim | None) -> Accepted:
+        accepted = reply.unless_lost(existing)
+        if not accepted.replayed:
+            traces.accepted(job, self._system.clock.now())
+            log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
+        return accepted
 
     def _job(self, tenant: TenantId, spec: JobSpec, job_id: str, total: int | None, source: Source | None) -> Job:
         """`total` is None for a job that is ingested, or open."""
@@ -252,7 +251,7 @@ class Submit:
         settings = self._system.settings
         small = total is not None
         run = Run(
-            # From the job's id: a second try under the same claim writes the same rows.
+            # Derived from the job's id: a second attempt under the same claim writes the same rows.
             run_id=RunId(job_id.replace("job_", "run_", 1)),
             number=1,
             state=RunState.RUNNING if small else RunState.INGESTING,
@@ -279,7 +278,7 @@ class Submit:
             source=source,
         )
 
-    def _notice(self, job: Job) -> OutboxEvent:
+    def _event(self, job: Job) -> OutboxEvent:
         return OutboxEvent(
             notice_id=self._system.clock.new_id("evt"),
             tenant=job.tenant,
@@ -292,17 +291,13 @@ class Submit:
 
 
 def staged_source(key: str, data: bytes) -> Source:
-    """A list of inputs that we wrote ourselves."""
+    """A list of inputs that this server has written."""
     return Source(key, len(data), sha256(data).hexdigest(), ListFormat.JSONL, Compression.NONE)
 
 
-def _rows(system: System, job: Job, spec: JobSpec) -> list[Document]:
-    """What is written with the job."""
-    return [*told_rows(system, job, spec.notify), *deadline_rows(job)]
-
-
-def _ingest_message(job: Job) -> Outgoing:
-    return Outgoing(msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id)))
+def _documents(system: System, job: Job, spec: JobSpec) -> list[Document]:
+    """The documents that are written with the job."""
+    return [*subscription_documents(system, job, spec.notify), *deadline_rows(job)]
 
 
 def list_of(seeds: Sequence[TaskSeed]) -> bytes:

@@ -1,4 +1,4 @@
-"""What is wrong with whom a job wants told, and the rows that say so."""
+"""The `notify` entries of a job: their checks, and the documents that store them."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from conveyor.jobs.event_names import (
 from conveyor.model import Job, TenantId
 from conveyor.system import System
 
-# What Step Functions gives out.
+# The maximum length of a task token of Step Functions.
 MAX_TOKEN = 2048
 EXPORTS = ("zip", "jsonl", "csv", "parquet")
 
@@ -26,7 +26,7 @@ _SECONDS = {"heartbeat_seconds": (1, 365 * 86_400), "stuck_after": (1, 365 * 86_
 
 
 async def check_notify(system: System, tenant: TenantId, entries: Sequence[Notify]) -> None:
-    """Raise InvalidField, or TargetRefused, naming the entry."""
+    """Raise InvalidField or TargetRefused, with the number of the invalid entry."""
     if len(entries) > MAX_NOTIFY:
         raise InvalidField(f"`notify` can have at most {MAX_NOTIFY} entries.", field="notify")
     for number, entry in enumerate(entries):
@@ -38,14 +38,14 @@ async def check_notify(system: System, tenant: TenantId, entries: Sequence[Notif
 
 
 def refuse_tokens(entries: Sequence[Notify]) -> None:
-    """Raise InvalidField for a task token where none makes sense: it is good for one job."""
+    """Raise InvalidField for a task token in a schedule: a token is valid for one job."""
     for number, entry in enumerate(entries):
         if isinstance(entry, StepFunctionsNotify):
-            raise InvalidField("A schedule can not carry a task token.", field=f"notify[{number}]")
+            raise InvalidField("A schedule cannot have a task token.", field=f"notify[{number}]")
 
 
-def told_rows(system: System, job: Job, entries: Sequence[Notify]) -> list[Document]:
-    """The rows to write with the job."""
+def subscription_documents(system: System, job: Job, entries: Sequence[Notify]) -> list[Document]:
+    """The documents to write with the job."""
     return [
         *notify_rows(job, entries),
         *callback_rows(job, entries, system.step_functions, system.settings),
@@ -59,17 +59,19 @@ async def _check_webhook(system: System, tenant: TenantId, entry: WebhookNotify,
     if entry.url is not None:
         check_target(entry.url, system.settings.allow_private_targets, f"{field}.url")
     elif await system.records.documents.document(WEBHOOK, tenant, entry.endpoint_id or "") is None:
-        raise InvalidField(f"`{field}.endpoint_id`: there is no such endpoint.", field=f"{field}.endpoint_id")
+        raise InvalidField(f"`{field}.endpoint_id`: the endpoint was not found.", field=f"{field}.endpoint_id")
 
 
 def _check_callback(system: System, entry: StepFunctionsNotify, field: str) -> None:
     if system.step_functions is None:
-        raise InvalidField(f"`{field}`: this server knows no Step Functions; CONVEYOR_STEP_FUNCTIONS.", field=field)
+        raise InvalidField(
+            f"`{field}`: this server has no access to Step Functions. Set CONVEYOR_STEP_FUNCTIONS.", field=field
+        )
     if not 0 < len(entry.task_token) <= MAX_TOKEN or not entry.task_token.isascii():
-        raise InvalidField(f"`{field}.task_token` is no task token.", field=f"{field}.task_token")
-    for name, (least, most) in _SECONDS.items():
+        raise InvalidField(f"`{field}.task_token` is not a valid task token.", field=f"{field}.task_token")
+    for name, (lowest, highest) in _SECONDS.items():
         value = getattr(entry, name)
-        if value is not None and not least <= value <= most:
-            raise InvalidField(f"`{field}.{name}` must be between {least} and {most}.", field=f"{field}.{name}")
+        if value is not None and not lowest <= value <= highest:
+            raise InvalidField(f"`{field}.{name}` must be between {lowest} and {highest}.", field=f"{field}.{name}")
     if entry.export is not None and entry.export not in EXPORTS:
         raise InvalidField(f"`{field}.export` must be one of {', '.join(EXPORTS)}.", field=f"{field}.export")

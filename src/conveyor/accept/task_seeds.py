@@ -1,4 +1,4 @@
-"""From the tasks of a request to the tasks of a run: each checked, each error with its index, or none written."""
+"""Checks the tasks of a request, and turns them into the tasks of a run. One invalid task refuses all of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from conveyor.model import JobKind, TaskSeed
 MAX_ERRORS = 100
 
 
-def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], most: int) -> list[TaskSeed]:
-    """The tasks of a request in order, or NoTasks, TooManyTasks, InvalidTasks."""
-    _check_number(len(tasks), most)
+def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], max_tasks: int) -> list[TaskSeed]:
+    """The tasks of a request, in order. Raises NoTasks, TooManyTasks and InvalidTasks."""
+    _check_number(len(tasks), max_tasks)
     seeds: list[TaskSeed] = []
     errors: list[dict[str, Any]] = []
     total = 0
@@ -32,14 +32,14 @@ def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], most: int) -> list[Tas
     return seeds
 
 
-def _check_number(number: int, most: int) -> None:
+def _check_number(number: int, max_tasks: int) -> None:
     if number == 0:
         raise NoTasks
-    if number > most:
+    if number > max_tasks:
         raise TooManyTasks(
-            f"The request has {number} tasks; at most {most} may come in one. Upload the list (POST /v1/uploads), "
+            f"The request has {number} tasks; the maximum is {max_tasks}. Upload the list (POST /v1/uploads), "
             "or use `conveyor submit` or `conveyor run` with a file.",
-            limit=most,
+            limit=max_tasks,
             total=number,
         )
 

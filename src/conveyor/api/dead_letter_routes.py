@@ -1,4 +1,4 @@
-"""Dead letters: list them, and put them back on their queues."""
+"""Dead letters: list them, and redrive them."""
 
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_spec
 from conveyor.api.dependencies import MAX_LIMIT, ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer
+from conveyor.jobs.dead_letters import plan_redrives
 from conveyor.read.dead_letter_pages import letter_json, letters_page
 
 
@@ -25,7 +26,8 @@ async def list_letters(
 ) -> Response[bytes]:
     """Oldest first. A page may have fewer items than `limit` and still have a next page."""
     page = await letters_page(system.queue, tenant, limit, cursor)
-    return answer({"items": [letter_json(letter) for letter in page.items], "next_cursor": page.next_cursor})
+    plans = await plan_redrives(system.records, system.tasks, page.items)
+    return answer({"items": [letter_json(letter, plan) for letter, plan in plans], "next_cursor": page.next_cursor})
 
 
 @post(
@@ -33,10 +35,11 @@ async def list_letters(
     summary="Redrive dead letters",
     status_code=200,
     operation_class=operations.takes(RedriveSpec),
-    responses={**shapes.shaped(Redriven), **shapes.problems(400, 413, 415)},
+    responses={**shapes.shaped(Redriven), **shapes.problems(400, 409, 413, 415)},
 )
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """Puts dead letters back on their queues; a failed ingest resumes. Unknown dead letters, and those whose run has
-    finished, are skipped."""
+    """Requeues messages, resumes failed ingests, and reruns dead-lettered tasks: `redrive` of each says which. Unknown
+    ones, and those with nothing left to do, are skipped. 409 if none could be redriven because a run of the job is in
+    progress."""
     spec = await read_spec(request, system.settings.max_request_bytes, RedriveSpec)
     return answer(await redrive(system, tenant, spec.ids))

@@ -8,6 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.coordination.durations import TaskTime
+from conveyor.jobs.dead_letters import RedriveAction
 from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
 
@@ -25,6 +26,8 @@ class LineageShape(Shape, frozen=True):
     error_code: str | None
     http_status: int | None
     tag: str | None
+    # Only these tasks; all, if it is empty.
+    indexes: list[int]
     # The options that this run overrides.
     options: dict[str, Any]
 
@@ -35,6 +38,8 @@ class RunShape(Shape, frozen=True):
     id: RunId
     number: int
     state: RunState
+    # Why it is in this state; None where nothing but its tasks brought it there.
+    reason_code: str | None
     total: int
     counts: CountsView
     created_at: str
@@ -96,6 +101,8 @@ class ListedJob(Shape, frozen=True):
     name: str | None
     state: RunState
     reason: str | None
+    # Stable, where the text of the reason may change.
+    reason_code: str | None
     # Null unless the job waits.
     waiting: WaitShape | None
     kind: JobKind
@@ -205,6 +212,9 @@ class DeadLetterShape(Shape, frozen=True):
     run_id: RunId
     reason: str
     at: str
+    # What redriving it does now, and a sentence that says so.
+    redrive: RedriveAction
+    redrive_effect: str
 
 
 class WebhookShape(Shape, frozen=True):

@@ -15,7 +15,7 @@ app = typer.Typer(
     help="List and redrive dead letters. A dead letter is an ingest or a chunk of tasks that was set aside."
 )
 
-_COLUMNS = [("id", 10), ("at", 20), ("queue", 7), ("job", 30), ("reason", 0)]
+_COLUMNS = [("id", 10), ("at", 20), ("queue", 7), ("job", 30), ("redrive", 10), ("reason", 0)]
 
 
 @app.callback(invoke_without_command=True)
@@ -43,9 +43,9 @@ def redrive(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Put dead letters back on their queues. A failed ingest resumes where it stopped.
+    """Redrive dead letters: resume ingests, requeue messages, rerun failed tasks.
 
-    Dead letters whose job has finished are skipped.
+    Dead letters with nothing left to do are skipped. A task is rerun once no run of its job is in progress.
     """
     from conveyor.cli.connection import connect
 
@@ -77,5 +77,11 @@ def _list(as_json: bool, limit: int | None, url: str | None, data: Path | None) 
 def _row(dead_letter: dict[str, Any]) -> list[object]:
     from conveyor.cli import formatting as text
 
-    at = text.moment(dead_letter["at"])
-    return [dead_letter["id"], at, dead_letter["queue"], dead_letter["job_id"], dead_letter["reason"]]
+    return [
+        dead_letter["id"],
+        text.moment(dead_letter["at"]),
+        dead_letter["queue"],
+        dead_letter["job_id"],
+        dead_letter["redrive"],
+        dead_letter["reason"],
+    ]

@@ -8,7 +8,6 @@ an unfinished run: it has the results so far, and --resume continues from there.
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
-from conveyor.model import INGEST_FAILED, Job, JobId, OnInvalid, TenantId, resumable
+from conveyor.model import Job, JobId, TenantId, resumable
 from conveyor.settings import Settings
-from conveyor.states import ENDED, RunState
+from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
@@ -42,8 +41,6 @@ _POLL_SECONDS = 0.1
 _LINES_SHOWN = 10
 # Maximum number of expired jobs to search for the job of this run.
 _MAX_EXPIRED = 1000
-# At the end of a reason that is not about the list itself.
-_TRIED = re.compile(r"\(tried \d+ times\)$")
 
 
 @dataclass(frozen=True)
@@ -331,23 +328,21 @@ def _expired_error(plan: RunPlan, job: Job) -> NotFound | None:
 
 def _is_list_at_fault(job: Job) -> bool:
     """Whether the job failed because its list was unreadable or empty, so that another list may replace it."""
-    if job.state is not RunState.FAILED or _TRIED.search(job.reason or "") is not None:
-        return False
-    return resumable(job) or job.run.total == 0
+    return job.state is RunState.FAILED and job.run.reason_code in {*LIST_CODES, ReasonCode.NO_TASKS}
 
 
 async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorError | None:
     """The error in the list, if the job failed because of its list."""
     from conveyor.read.invalid_lines import invalid_page
 
-    if now.bad_list is None or now.reason is None:
+    if now.bad_list is None:
         return None
-    if _TRIED.search(now.bad_list):
+    if now.reason_code == ReasonCode.INGEST_FAILED:
         return ConveyorError(f"The ingest failed: {now.bad_list}.")
     lines = (await invalid_page(system.blobs, job, _LINES_SHOWN, None)).items
-    if not now.reason.startswith(INGEST_FAILED):
+    if now.reason_code == ReasonCode.NO_TASKS:
         return NoTasks(f"{now.bad_list[:1].upper()}{now.bad_list[1:]}.", lines=lines)
-    if lines and job.options.on_invalid is OnInvalid.REJECT:
+    if now.reason_code == ReasonCode.LIST_REJECTED:
         # The rest of the reason names some of the lines.
         head = now.bad_list.partition(":")[0]
         return ListRejected(f"{head}. Fix these lines, or pass --on-invalid skip to run the other lines.", lines=lines)

@@ -6,7 +6,7 @@ from typing import Any
 
 from conveyor.cli import EXIT_BAD_INPUT, EXIT_TASKS_FAILED
 from conveyor.model import INGEST_FAILED
-from conveyor.states import ENDED, RunState
+from conveyor.states import ENDED, INGEST_CODES, ReasonCode, RunState
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Snapshot:
     job_id: str
     state: RunState
     reason: str | None
+    reason_code: str | None
     total: int
     succeeded: int
     failed: int
@@ -51,6 +52,7 @@ class Snapshot:
             job_id=job["id"],
             state=RunState(job["state"]),
             reason=job.get("reason"),
+            reason_code=job.get("reason_code"),
             total=job["run"]["total"],
             succeeded=counts["succeeded"],
             failed=counts["failed"],
@@ -77,11 +79,11 @@ class Snapshot:
     @property
     def bad_list(self) -> str | None:
         """What is wrong with the list, if the job failed because of its list."""
-        if self.state is not RunState.FAILED or self.ingest is None or self.reason is None:
+        if self.state is not RunState.FAILED or self.reason is None:
             return None
-        if self.reason.startswith(INGEST_FAILED):
+        if self.reason_code in INGEST_CODES or self.reason_code == ReasonCode.NO_TASKS:
             return self.reason.removeprefix(INGEST_FAILED)
-        return self.reason if self.ingest.tasks == 0 else None
+        return None
 
     @property
     def is_untouched(self) -> bool:

@@ -40,6 +40,14 @@ class IngestRecords(Protocol):
         """Store the progress of a range. False, and nothing written, if a later holder of the range's lease has
         written a checkpoint, or the run has finished."""
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
-        """Seal the run: it accepts no more ranges, and readers see the reason. True for the one caller that sealed it.
-        With `touched_at`, seal only if nothing was appended since that time."""
+    async def seal(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
+    ) -> bool:
+        """Seal the run: it accepts no more ranges, and readers see the reason and its code. True for the one
+        caller that sealed it. With `touched_at`, seal only if nothing was appended since that time."""

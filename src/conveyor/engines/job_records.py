@@ -58,10 +58,11 @@ class JobRecords(Protocol):
         reason: str | None,
         notice: OutboxEvent | None,
         keep: bool = False,
+        code: str | None = None,
     ) -> bool:
         """Move the run, and the job with it, to `target` if it is in one of `sources`. True for the one caller that
-        moved it. Only a latched run moves to `completed`. The run keeps its reason unless a new one is passed. With
-        `keep`, the sweeper leaves the finished run alone, because its ingest may resume."""
+        moved it. Only a latched run moves to `completed`. The run keeps its reason and its reason code unless new ones
+        are passed. With `keep`, the sweeper leaves the finished run alone, because its ingest may resume."""
 
     async def ended_unswept(self, limit: int) -> list[Job]:
         """Jobs whose latest run has finished and whose leftovers (pending tasks, the run's queue) are not swept

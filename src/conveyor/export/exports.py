@@ -8,6 +8,7 @@ resume. Every write names the version that it replaces, so that only one process
 import re
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ from conveyor.export.request import (
 )
 from conveyor.export.sorting import Sorting
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.model import EXPORT, Job, Page, Run, RunId, RunKey, TaskError, TenantId
 from conveyor.read.results import iso_time
 from conveyor.read.runs import chosen_runs
@@ -126,7 +127,7 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return sum(part.size for part in self.parts) + self.making.size
 
     def run_keys(self, job: Job) -> list[RunKey]:
-        return [RunKey(job.tenant, job.job_id, run_id, job.task_shard_count) for run_id in self.runs]
+        return [msgspec.structs.replace(job.key, run_id=run_id) for run_id in self.runs]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -157,15 +158,12 @@ class Exports:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, job: Job, spec: ExportSpec, request: IdempotentRequest | None = None) -> Accepted:
         """Record a request for an export. A replayed request gets its first answer."""
-        ticket = await self._requests.claim(job.tenant, request, self._system.clock.new_id("export"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            return await self._create(job, spec, ticket)
+        export_id = self._system.clock.new_id("export")
+        return await self._idempotency.once(job.tenant, request, export_id, partial(self._create, job, spec))
 
     async def find(self, tenant: TenantId, export_id: str) -> StoredExport:
         """The tenant's export. Raises NotFound alike for one that is unknown, expired or another tenant's, and for one
@@ -195,7 +193,7 @@ class Exports:
                 crashpoint("exports.delete.after")
                 return
 
-    async def _create(self, job: Job, spec: ExportSpec, ticket: Claim) -> Accepted:
+    async def _create(self, job: Job, spec: ExportSpec, claim: Claim) -> Accepted:
         export = await self._validate(job, spec)
         existing = await self._system.records.documents.documents(EXPORT, job.tenant, None, _MAX_PER_JOB, job.job_id)
         if len(existing.items) >= _MAX_PER_JOB:
@@ -203,20 +201,18 @@ class Exports:
         row = Document(
             EXPORT,
             job.tenant,
-            ticket.subject,
+            claim.subject,
             msgspec.json.encode(export),
             due_at=export.created_at,
             expires_at=min(export.created_at + self._system.settings.export_seconds, job.expires_at),
             job_id=job.job_id,
         )
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
-        answer = ticket.answer(ACCEPTED, body, self._requests.keep_until)
+        answer = claim.answer(ACCEPTED, body)
         crashpoint("exports.create.before")
-        earlier = await self._system.records.documents.create_rows([row], answer=answer)
+        existing_claim = await self._system.records.documents.create_rows([row], answer=answer.row)
         crashpoint("exports.create.after")
-        if earlier is not None and answer is not None:
-            return standing_answer(earlier, answer.fingerprint)
-        return Accepted(ACCEPTED, body, row.id)
+        return answer.unless_lost(existing_claim)
 
     async def _validate(self, job: Job, spec: ExportSpec) -> ExportRecord:
         runs = await self._runs(job, spec.select)

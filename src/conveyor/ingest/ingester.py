@@ -7,12 +7,12 @@ import structlog
 
 from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
-from conveyor.errors import BadInput
+from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.ingest.plan import LeaseLostError
 from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, resumable
-from conveyor.states import ENDED, RunState
+from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import traces
 from conveyor.telemetry.redact import redacted
 
@@ -143,4 +143,11 @@ class Ingester:
         await self._ingest.queue.bury(CONTROL, [delivery.receipt], reason)
         crashpoint("ingester.bury.after")
         counts = await self._ingest.tasks.counts(job.key)
-        await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True)
+        await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True, code=_code_of(error))
+
+
+def _code_of(error: Exception) -> ReasonCode:
+    """Whether the list is at fault, and how, or the ingest."""
+    if not isinstance(error, BadInput):
+        return ReasonCode.INGEST_FAILED
+    return ReasonCode(error.code) if isinstance(error, ListUnreadable) else ReasonCode.LIST_UNREADABLE

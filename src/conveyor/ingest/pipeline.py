@@ -15,19 +15,19 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Lease
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
+from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import Renew, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
 from conveyor.ingest.rerun_walk import copy_tasks, plan_rerun
-from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.chunks import messages, range_message, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.reader import BATCH, ListBatch, read
-from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
+from conveyor.model import Job, OnInvalid, Range, invalid_prefix
 from conveyor.read.prefetch import prefetch
 from conveyor.settings import Settings
-from conveyor.states import RunState
+from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 
@@ -72,10 +72,7 @@ class IngestPipeline:
 
     async def enqueue(self, ranges: list[tuple[Job, Range]]) -> None:
         """Enqueue an ingest of each range, for any ingester."""
-        outgoing = [
-            Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, range_.number)))
-            for job, range_ in ranges
-        ]
+        outgoing = [range_message(job, range_.number) for job, range_ in ranges]
         await send_all(self.queue, CONTROL, outgoing, self.clock)
 
     async def ingest_range(self, job: Job, range_: Range, lease: Lease, renew: Renew) -> bool:
@@ -127,7 +124,8 @@ class IngestPipeline:
         # A list without tasks is a mistake; a rerun without tasks completes at once.
         if ingested.tasks == 0 and run.lineage is None:
             reason = _without_tasks(job, ingested.invalid)
-            await self.lifecycle.move(job, RunState.FAILED, reason, await self.tasks.counts(job.key))
+            counts = await self.tasks.counts(job.key)
+            await self.lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.NO_TASKS)
             return
         await self.lifecycle.latch(job, ingested.tasks, ingested.invalid)
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
+import msgspec
+
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
@@ -41,6 +43,9 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     if TaskStatus.CANCELLED in lineage.statuses:
         for run in runs:
             await _cancel_pending(tasks, clock, job, run, renew)
+    if lineage.indexes:
+        # They are read by index, whichever run and shard they are in.
+        return [_range_of(0, Walk(lineage.parent, None, None))]
     if not _is_selective(lineage):
         # The first run has every task.
         runs = runs[:1]
@@ -58,6 +63,10 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
     assert isinstance(range_.source, Walk)
     walk = range_.source
     lineage = _lineage(job)
+    if lineage.indexes:
+        if range_.offset == 0:
+            yield await _by_index(records, tasks, job, lineage)
+        return
     where = TaskFilter(walk.status, lineage.error_code, lineage.http_status, lineage.tag)
     later_runs = await _later_runs(records, job, lineage, walk)
     run = _run_key(job, walk.run_id)
@@ -69,6 +78,22 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
         async for page in pages:
             seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page.tasks]
             yield ListBatch(await _without_later(tasks, later_runs, seeds), [], page.last, page.rows_read)
+
+
+async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) -> ListBatch:
+    """Tasks that were selected one by one, each from the latest run that has it."""
+    seeds: list[TaskSeed] = []
+    missing = set(lineage.indexes)
+    for run in reversed(_source_runs(lineage, await records.jobs.runs(job.job_id))):
+        tasks_of_run = await tasks.at(job.key_of(run), sorted(missing)) if missing else []
+        missing -= {task.index for task in tasks_of_run}
+        seeds += [
+            TaskSeed(task.index, InputJson(bytes(task.input).decode()))
+            for task in tasks_of_run
+            if task.status in lineage.statuses
+        ]
+    seeds.sort(key=lambda seed: seed.index)
+    return ListBatch(seeds, [], max(lineage.indexes), len(lineage.indexes))
 
 
 class _WalkPage(NamedTuple):
@@ -119,12 +144,12 @@ async def _later_runs(records: Records, job: Job, lineage: Lineage, walk: Walk) 
         return []
     runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
     number = next(run.number for run in runs if run.run_id == walk.run_id)
-    return [_run_key(job, run.run_id) for run in reversed(runs) if run.number > number]
+    return [job.key_of(run) for run in reversed(runs) if run.number > number]
 
 
 async def _cancel_pending(tasks: Tasks, clock: Clock, job: Job, run: Run, renew: Renew) -> None:
     """Pending tasks of a finished run count as cancelled, whether the sweeper has marked them yet or not."""
-    key = _run_key(job, run.run_id)
+    key = job.key_of(run)
     if run.last_batch and (await tasks.counts(key)).ended >= run.total:
         return
     while await tasks.cancel_pending(key, lists.BATCH, clock.now()):
@@ -148,7 +173,7 @@ def _lineage(job: Job) -> Lineage:
 
 
 def _run_key(job: Job, run_id: RunId) -> RunKey:
-    return RunKey(job.tenant, job.job_id, run_id, job.task_shard_count)
+    return msgspec.structs.replace(job.key, run_id=run_id)
 
 
 def _range_of(number: int, walk: Walk) -> Range:

@@ -1,10 +1,10 @@
-"""Callbacks: state machines that wait for a job with a task token, and what they are told. A row each, written in one
-step with the job, before anything of it is dispatched; it holds the token sealed, and how far we are with it.
+"""Callbacks: the answers to state machines that wait for a job with a task token. Each has a document, written in one
+step with the job, with the sealed token and the state of the callback.
 
-The answer is put into the row once and never changed: by what the outbox says of the run's end
-(notify/step_functions.py), or by the monitor that finds the run stuck or gone (notify/callback_monitor.py). The first
-write on the row's version wins. The claimant of the row then sends it until Step Functions takes it: every try sends
-the same answer, and Step Functions takes one.
+The answer is written into the document once and never changed: by the dispatcher when the run has finished
+(notify/step_functions.py), or by the monitor when the run is stuck or deleted (notify/callback_monitor.py). The first
+write on the document's version wins. The process that claims the document then sends the answer until Step Functions
+accepts it: every attempt sends the same answer, and Step Functions accepts one.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,30 @@ from conveyor.settings import Settings
 
 CALLBACK = "callback"
 
-# A token is good for a year at most; so is its row, whatever becomes of it.
+# A token is valid for a year at most, and so its document expires then.
 _LONGEST = 366 * 86_400.0
 
 
 class CallbackStatus(StrEnum):
-    """How a callback stands."""
+    """The status of a callback."""
 
-    # Nothing of the run has moved yet.
+    # The run has made no progress yet.
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
-    # The run has ended, well or not: the answer is there, and is to be sent.
+    # The run has finished: the answer is stored, and has to be sent.
     COMPLETED = "completed"
     FAILED = "failed"
-    # Nobody waited any more when we came.
+    # The state machine no longer waited when it was called.
     TIMED_OUT = "timed_out"
-    # The answer was taken.
+    # Step Functions accepted the answer.
     SENT = "callback_sent"
 
 
 class CallbackAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a state machine is told: a result, or an error with its cause."""
+    """The answer to a state machine: an output, or an error with its cause."""
 
     at: float
-    # That of the notice which it passes on.
+    # The id of the outbox event that it passes on.
     event_id: str | None = None
     # JSON.
     output: str | None = None
@@ -54,20 +54,20 @@ class CallbackAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallbackMarks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was last seen of a run. If one of these is another, it has moved."""
+    """The progress of a run when it was last read. If one of these has changed, the run has made progress."""
 
     ended: int = 0
-    # Of its list: tasks and lines that were none, and bytes.
+    # Of its list: tasks and invalid lines, and bytes.
     ingested: int = 0
     read: int = 0
-    # When one of its long tasks last wrote how far it is.
+    # When one of its long tasks last wrote its progress.
     written_at: float = 0.0
-    # Version of the row of its export.
+    # The version of the document of its export.
     export: int = 0
 
 
 class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of the row, as JSON. Its `due_at` is when the next heartbeat, or the answer, is to be sent."""
+    """The body of the document, as JSON. The document is due when the next heartbeat, or the answer, has to be sent."""
 
     job_id: JobId
     run_id: RunId
@@ -78,16 +78,16 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     stuck_after: float
     status: CallbackStatus = CallbackStatus.PENDING
     marks: CallbackMarks = CallbackMarks()
-    # When the run was last seen to have moved, and the last heartbeat was taken.
+    # When the run last made progress, and when the last heartbeat was accepted.
     progress_at: float = 0.0
     heartbeat_at: float | None = None
-    # Who runs a long task of it, as far as is known.
+    # The worker that runs a long task of the run, if known.
     worker: str | None = None
-    # Calls in a row that were not taken.
+    # Calls in a row that were not accepted.
     tries: int = 0
-    # A call with the answer was begun of which nobody knows what became.
+    # A call with the answer was started, and its outcome is unknown.
     doubtful: bool = False
-    # The format of the export that is wanted; its id once it is being made, and what is told if it comes to nothing.
+    # The format of the wanted export, its id once it was requested, and the answer if it is removed.
     export: str | None = None
     export_id: str | None = None
     output: str | None = None
@@ -104,20 +104,20 @@ def callback_of(row: Document) -> Callback:
 
 
 def with_callback(row: Document, callback: Callback, due_at: float | None) -> Document:
-    """The row as it is to be written."""
+    """The document to write."""
     return msgspec.structs.replace(row, body=msgspec.json.encode(callback), due_at=due_at)
 
 
 def seal_name(row: Document) -> str:
-    """What the token of a row is sealed for."""
+    """The name that the token of a document is sealed for."""
     return f"{row.tenant}/{row.id}"
 
 
 def callback_rows(
     job: Job, entries: Sequence[Notify], waiters: StepFunctions | None, settings: Settings
 ) -> list[Document]:
-    """The rows to write with the job. They stand under its id, and do not go with it: whoever waits for a job that was
-    deleted is to be told so."""
+    """The documents to write with the job. They are not removed with it: a state machine that waits for a deleted job
+    gets an answer."""
     rows = []
     for number, entry in enumerate(entries):
         if isinstance(entry, StepFunctionsNotify) and waiters is not None:
@@ -134,14 +134,14 @@ def callback_rows(
                 progress_at=job.created_at,
                 export=entry.export,
             )
-            # At once: nobody knows for how long the state machine has waited already.
+            # Due at once: the state machine may have waited for a while already.
             rows.append(with_callback(row, callback, job.created_at))
     return rows
 
 
 def _patience(job: Job, settings: Settings) -> float:
-    """How long nothing of the run may move: long enough for an attempt that says nothing, and for a task that is stuck
-    to be taken from it and begun again."""
+    """How long the run may be without progress: long enough for a silent attempt, and for the monitor to requeue a
+    stuck task."""
     options = job.options
     return max(settings.callback_stuck_after, 2 * max(options.stuck_after or settings.stuck_after, options.timeout))
 
@@ -152,12 +152,12 @@ def first_of(job_id: JobId) -> str:
 
 
 def is_of(row: Document, job_id: JobId) -> bool:
-    """Whether a row that follows that cursor is one of them."""
+    """Whether a document after that cursor is a callback of the job."""
     return row.id.startswith(f"{job_id}.")
 
 
 def failure(at: float, error: str, callback: Callback, reason: str) -> CallbackAnswer:
-    """An error that no notice tells of."""
+    """An error that no outbox event reports."""
     cause = {"job_id": callback.job_id, "run_id": callback.run_id, "reason": reason}
     return CallbackAnswer(at, error=error, cause=msgspec.json.encode(cause).decode())
 

@@ -1,21 +1,24 @@
-"""References: from tasks to the messages on a run's queue. A message carries a chunk of references, in index order."""
+"""Queue messages of jobs: chunks of references on a run's queues, in index order, and requests for an ingest on the
+control queue."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import Outgoing, Queue, QueueName
-from conveyor.model import Chunk, RunKey, TaskRef, TaskSeed
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName
+from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, RunKey, TaskId, TaskRef, TaskSeed
+from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
 
-# A message of SQS holds 256 KiB; what is around the inputs is small.
+# An SQS message holds 256 KiB; the overhead around the inputs is small.
 MAX_CHUNK_BYTES = 200_000
-# A reference's own weight beside its input.
+# The size of a reference without its input.
 _REF_BYTES = 16
-# How much longer than the first of a message its others may wait.
+# References share a message if their delays differ by no more than this factor.
 _ABOUT = 1.25
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
@@ -33,17 +36,17 @@ def decode(body: bytes) -> Chunk:
 
 
 def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Outgoing]:
-    """The run's references as messages, each of at most `chunk_size` of them and about 200 KB. An input that is
-    larger than this travels alone."""
+    """The run's references as messages, each with at most `chunk_size` references and about 200 KB. A larger input has
+    a message to itself."""
     refs = (TaskRef(seed.index, seed.input) for seed in seeds)
     return [encode(Chunk(run, chunk)) for chunk in _chunks(refs, chunk_size)]
 
 
 def gathered(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chunk_size: int) -> list[Outgoing]:
-    """References that come again after delays of their own as few messages: those that are due at about the same time
-    share one, and come when the last of them is."""
+    """References with delays of their own, in few messages: those that are due at about the same time share one, which
+    becomes visible when the last of them is due."""
     batches: list[list[tuple[float, TaskRef]]] = []
-    for delay, ref in sorted(delayed, key=lambda each: each[0]):
+    for delay, ref in sorted(delayed, key=lambda pair: pair[0]):
         if not batches or delay > batches[-1][0][0] * _ABOUT + 1.0:
             batches.append([])
         batches[-1].append((delay, ref))
@@ -54,23 +57,57 @@ def gathered(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chunk_size: 
     ]
 
 
+async def request_ingest(queue: Queue, job: Job, clock: Clock) -> None:
+    """Have an ingester look at the run's list. A second message does no harm."""
+    await send_all(queue, CONTROL, [ingest_message(job)], clock)
+
+
+def ingest_message(job: Job) -> Outgoing:
+    """The message that has the run's list split into ranges, or its ingest continued."""
+    return Outgoing(msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id)))
+
+
+def range_message(job: Job, number: int) -> Outgoing:
+    """The message that has one range of the run's list ingested."""
+    return Outgoing(msgspec.json.encode(IngestRange(job.tenant, job.job_id, job.run.run_id, number)))
+
+
+async def pending_seeds(tasks: Tasks, job: Job, limit: int) -> AsyncGenerator[list[TaskSeed], None]:
+    """The run's pending tasks, in pages of at most `limit`."""
+    for shard in range(max(1, job.task_shard_count)):
+        after: TaskId | None = None
+        while page := await tasks.page(job.key, shard, after, limit, TaskFilter(status=TaskStatus.PENDING)):
+            yield [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
+            after = page[-1].task_id
+
+
+async def requeue_pending(queue: Queue, name: QueueName, tasks: Tasks, job: Job, limit: int, clock: Clock) -> int:
+    """Send references of all pending tasks of the run to a queue; returns their number. A worker drops a reference to a
+    task that has finished, so that sending one too often does no harm."""
+    count = 0
+    async for seeds in pending_seeds(tasks, job, limit):
+        await send_all(queue, name, messages(job.key, seeds, job.options.chunk_size), clock)
+        count += len(seeds)
+    return count
+
+
 async def send_all(queue: Queue, name: QueueName, outgoing: Sequence[Outgoing], clock: Clock) -> None:
-    """Send until every message is taken: a batch may be taken in part."""
+    """Send until the queue has accepted every message: it may accept a batch in part."""
     pause = _FIRST_PAUSE
     while outgoing:
         unsent = await queue.send(name, outgoing)
         if not unsent:
             return
-        log.warning("queue took part of a batch; sending the rest again", queue=name, left=len(unsent))
+        log.warning("queue accepted part of a batch; sending the rest again", queue=name, left=len(unsent))
         outgoing = [outgoing[position] for position in unsent]
         await clock.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _chunks(given: Iterable[TaskRef], chunk_size: int) -> Iterator[list[TaskRef]]:
+def _chunks(all_refs: Iterable[TaskRef], chunk_size: int) -> Iterator[list[TaskRef]]:
     refs: list[TaskRef] = []
     weight = 0
-    for ref in given:
+    for ref in all_refs:
         size = _REF_BYTES + (len(ref.input) if ref.input.isascii() else len(ref.input.encode()))
         if refs and (len(refs) >= chunk_size or weight + size > MAX_CHUNK_BYTES):
             yield refs

@@ -1,16 +1,36 @@
-"""Dead letters: whose they are. The message in a letter names its tenant, job and run; it is read only here."""
+"""Dead letters: which job each belongs to, and what redrive does with it.
+
+The message in a dead letter names its tenant, job and run; it is decoded only here. What redrive does follows from the
+state of the job and of its tasks at that moment, and is never stored: a redrive that was interrupted is repeated.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 
 import msgspec
 
 from conveyor.engines.queue import CONTROL, DeadLetter
+from conveyor.engines.records import Records
+from conveyor.engines.tasks import Tasks
 from conveyor.jobs.chunks import decode
-from conveyor.model import Chunk, IngestJob, IngestRange, JobId, RunId, TenantId
+from conveyor.model import (
+    Chunk,
+    IngestJob,
+    IngestRange,
+    Job,
+    JobId,
+    RunId,
+    Task,
+    TenantId,
+    resumable,
+)
+from conveyor.states import ENDED, WORKABLE, ReasonCode, RunState, TaskStatus
 
 _control = msgspec.json.Decoder(IngestJob | IngestRange)
 
 
 class DeadLetterOwner(msgspec.Struct, frozen=True):
-    """A dead letter, read."""
+    """A decoded dead letter."""
 
     message_id: str
     tenant: TenantId
@@ -22,17 +42,106 @@ class DeadLetterOwner(msgspec.Struct, frozen=True):
     at: float
 
 
+class RedriveAction(StrEnum):
+    """What redrive does with a dead letter."""
+
+    # Sends the message back to its queue.
+    REQUEUE = "requeue"
+    # Starts a rerun of the failed tasks in it.
+    RERUN_TASK = "rerun_task"
+    NONE = "none"
+
+
+class RedrivePlan(msgspec.Struct, frozen=True):
+    """What redrive does with one dead letter, and a sentence that says so."""
+
+    action: RedriveAction
+    effect: str
+    job: Job | None = None
+    # The tasks to rerun.
+    indexes: Sequence[int] = ()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it has to wait: a job has one run at a time."""
+        return self.action is RedriveAction.RERUN_TASK and self.job is not None and self.job.state not in ENDED
+
+
 def read_letter(letter: DeadLetter) -> DeadLetterOwner | None:
-    """None for a message that this version does not know: it is nobody's."""
+    """None for a message that this version cannot decode: it belongs to nobody."""
     try:
         if letter.queue == CONTROL:
             message = _control.decode(letter.body)
-            return _letter(letter, message.tenant, message.job_id, message.run_id, None)
+            return _owner(letter, message.tenant, message.job_id, message.run_id, None)
         chunk = decode(letter.body)
-        return _letter(letter, chunk.run.tenant, chunk.run.job_id, chunk.run.run_id, chunk)
+        return _owner(letter, chunk.run.tenant, chunk.run.job_id, chunk.run.run_id, chunk)
     except msgspec.MsgspecError:
         return None
 
 
-def _letter(given: DeadLetter, tenant: TenantId, job_id: JobId, run_id: RunId, chunk: Chunk | None) -> DeadLetterOwner:
-    return DeadLetterOwner(given.message_id, tenant, job_id, run_id, chunk, given.reason, given.at)
+async def plan_redrives(
+    records: Records, tasks: Tasks, letters: Sequence[DeadLetterOwner]
+) -> list[tuple[DeadLetterOwner, RedrivePlan]]:
+    """What redrive does with each of these dead letters of one tenant. Reads each job once."""
+    plans: dict[str, RedrivePlan] = {}
+    by_job: dict[JobId, list[DeadLetterOwner]] = {}
+    for letter in letters:
+        by_job.setdefault(letter.job_id, []).append(letter)
+    for job_id, group in by_job.items():
+        job = await records.jobs.job(group[0].tenant, job_id)
+        if job is None:
+            gone = RedrivePlan(RedriveAction.NONE, "Nothing: the job was deleted.")
+            plans |= {letter.message_id: gone for letter in group}
+            continue
+        latest = await _latest_outcomes(records, tasks, job, group)
+        plans |= {letter.message_id: _plan(job, letter, latest) for letter in group}
+    return [(letter, plans[letter.message_id]) for letter in letters]
+
+
+async def _latest_outcomes(
+    records: Records, tasks: Tasks, job: Job, letters: Iterable[DeadLetterOwner]
+) -> dict[int, Task]:
+    """The tasks in these letters, each as its latest run has it."""
+    chunks = [letter.chunk for letter in letters if letter.chunk is not None]
+    missing = {ref.index for chunk in chunks for ref in chunk.refs}
+    earlier = [] if all(chunk.run.run_id == job.run.run_id for chunk in chunks) else await records.jobs.runs(job.job_id)
+    latest: dict[int, Task] = {}
+    for key in [job.key, *(job.key_of(run) for run in reversed(earlier[:-1]))]:
+        if missing:
+            latest |= {task.index: task for task in await tasks.at(key, sorted(missing))}
+            missing -= latest.keys()
+    return latest
+
+
+def _plan(job: Job, letter: DeadLetterOwner, latest: dict[int, Task]) -> RedrivePlan:
+    if letter.chunk is None:
+        return _ingest_plan(job, letter)
+    chosen = [latest[ref.index] for ref in letter.chunk.refs if ref.index in latest]
+    pending = any(task.status is TaskStatus.PENDING for task in chosen)
+    if pending and job.run.run_id == letter.run_id and job.state in WORKABLE:
+        return RedrivePlan(RedriveAction.REQUEUE, "Sends its unfinished tasks back to the queue.", job)
+    if letter.chunk.code == ReasonCode.DEADLINE:
+        return RedrivePlan(
+            RedriveAction.NONE, "Nothing: the run missed its deadline. Rerun the cancelled tasks of the job instead."
+        )
+    failed = [task.index for task in chosen if task.status is TaskStatus.FAILED]
+    if not failed:
+        return RedrivePlan(RedriveAction.NONE, "Nothing: none of its tasks is failed now.")
+    if resumable(job):
+        return RedrivePlan(RedriveAction.NONE, "Nothing: resume the failed ingest of the job first.")
+    what = "the task" if len(failed) == 1 else f"{len(failed)} tasks"
+    later = "" if job.state in ENDED else " once the run in progress has finished"
+    return RedrivePlan(RedriveAction.RERUN_TASK, f"Starts a rerun of {what}{later}.", job, failed)
+
+
+def _ingest_plan(job: Job, letter: DeadLetterOwner) -> RedrivePlan:
+    if job.run.run_id == letter.run_id:
+        if resumable(job):
+            return RedrivePlan(RedriveAction.REQUEUE, "Resumes the ingest of the job.", job)
+        if job.state is RunState.INGESTING:
+            return RedrivePlan(RedriveAction.REQUEUE, "Sends this part of the ingest back to the queue.", job)
+    return RedrivePlan(RedriveAction.NONE, "Nothing: the ingest is not in progress and cannot be resumed.")
+
+
+def _owner(letter: DeadLetter, tenant: TenantId, job_id: JobId, run_id: RunId, chunk: Chunk | None) -> DeadLetterOwner:
+    return DeadLetterOwner(letter.message_id, tenant, job_id, run_id, chunk, letter.reason, letter.at)

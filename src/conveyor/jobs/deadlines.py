@@ -1,5 +1,5 @@
-"""Deadlines of runs: the row that is made with a run that has one, and is due when its time is over. Whoever makes runs
-writes it, the monitor looks at it (recover/overdue_runs.py)."""
+"""Deadlines of runs: a document for each run that has one, due when the run is overdue. It is written with the run, and
+read by the monitor (recover/overdue_runs.py)."""
 
 import msgspec
 
@@ -13,13 +13,13 @@ _TRIES = 5
 
 
 class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of the row, as JSON. The run's time counts from `since`."""
+    """The body of the document, as JSON. The run's time counts from `since`."""
 
     run_id: RunId
     since: float
-    # Times that its unfinished tasks were queued again.
+    # How often its unfinished tasks were requeued.
     tries: int = 0
-    # Whether that, or the end of the run, is still to be seen through.
+    # Whether a monitor has started to requeue them, or to fail the run, and has not finished.
     under_way: bool = False
 
 
@@ -27,7 +27,7 @@ _decoder = msgspec.json.Decoder(Deadline)
 
 
 def deadline_rows(job: Job, since: float | None = None) -> list[Document]:
-    """The rows to write with the run: one, or none. Its time counts from its making, unless `since` is given."""
+    """The documents to write with the run: one, or none. Its time counts from its creation, or from `since`."""
     if job.options.deadline is None:
         return []
     fresh = Deadline(job.run.run_id, job.run.created_at if since is None else since)
@@ -43,30 +43,29 @@ def deadline_of(row: Document) -> Deadline:
 
 
 async def follow_deadline(records: Records, job: Job) -> None:
-    """Have a run whose options were changed, or that was just made, looked at in time. One that has none any more is
-    found so when its row is due."""
+    """Write the deadline of a run that was just created, or whose options were changed. If the run has no deadline any
+    more, the monitor removes the document when it is due."""
     for row in deadline_rows(job):
         for _ in range(_TRIES):
-            standing = await records.documents.document(DEADLINE, job.tenant, row.id)
-            if standing is None:
+            existing = await records.documents.document(DEADLINE, job.tenant, row.id)
+            if existing is None:
                 await records.documents.create_rows([row])
                 return
-            due_at = deadline_of(standing).since + (job.options.deadline or 0.0)
-            if standing.due_at == due_at or deadline_of(standing).under_way:
+            due_at = deadline_of(existing).since + (job.options.deadline or 0.0)
+            if existing.due_at == due_at or deadline_of(existing).under_way:
                 return
-            if await records.documents.replace_row(msgspec.structs.replace(standing, due_at=due_at)):
+            if await records.documents.replace_row(msgspec.structs.replace(existing, due_at=due_at)):
                 return
 
 
 async def restart_deadline(records: Records, job: Job, now: float) -> None:
-    """Give a run that goes on after its end its whole time again, from now on. While it had ended the monitor may have
-    removed its row."""
+    """Give a resumed run its whole time again, from now on. The monitor may have removed its document meanwhile."""
     for row in deadline_rows(job, now):
         for _ in range(_TRIES):
-            standing = await records.documents.document(DEADLINE, job.tenant, row.id)
-            if standing is None:
+            existing = await records.documents.document(DEADLINE, job.tenant, row.id)
+            if existing is None:
                 await records.documents.create_rows([row])
                 return
-            if await records.documents.replace_row(msgspec.structs.replace(row, version=standing.version)):
+            if await records.documents.replace_row(msgspec.structs.replace(row, version=existing.version)):
                 return
-        raise EngineFailed("The deadline of a run could not be written: others write it all the time.")
+        raise EngineFailed("The deadline of a run could not be written: too many concurrent writes.")

@@ -1,7 +1,7 @@
-"""What is told of jobs: the names of events, and whom a job asked to tell of its own.
+"""The names of events, and the receivers that a job names in `notify`.
 
-A notice is written in one step with the change that it tells of. From there it is passed on: to the endpoints of its
-tenant and to whom its job named, under the id that `/events` and the stream show too.
+An outbox event is written in one step with the change that it reports. The dispatcher sends it to the endpoints of its
+tenant and to the receivers of its job, under the id that `/events` and the stream show too.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
 from conveyor.model import Job, JobId
 
-# The last thing that is told of a run, unless it is resumed.
+# The last event of a run, unless it is resumed.
 ENDS = frozenset({"run.completed", "run.failed", "run.cancelled"})
 EVENTS = frozenset(
     {
@@ -33,7 +33,7 @@ EVENTS = frozenset(
     }
 )
 
-# The kind of the rows of a tenant's endpoints, and of those that say whom a job wants told.
+# The kinds of the documents of a tenant's endpoints, and of the `notify` entries of a job.
 WEBHOOK = "webhook"
 NOTIFY = "notify"
 MAX_NOTIFY = 10
@@ -42,8 +42,7 @@ MAX_NOTIFY = 10
 class WebhookNotify(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="webhook", tag_field="type"
 ):
-    """A POST for each event of the job: to a URL, or to an endpoint of the tenant. Without `events`, for all of
-    them."""
+    """Send each event of the job as a POST, to a URL or to an endpoint of the tenant. Without `events`, all events."""
 
     url: str | None = None
     endpoint_id: str | None = None
@@ -53,26 +52,26 @@ class WebhookNotify(
 class StepFunctionsNotify(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="step_functions", tag_field="type"
 ):
-    """The end of the job as the answer to a state machine that waits with a task token, and heartbeats until then. The
-    token is kept sealed, in a row of another kind (callbacks.py)."""
+    """Answer a state machine that waits with a task token when the job finishes, and send heartbeats until then. The
+    token is stored sealed, in a document of another kind (callbacks.py)."""
 
     task_token: str
-    # HeartbeatSeconds of the state that waits; None: as the operator has set it.
+    # HeartbeatSeconds of the waiting state; None: the default of the server.
     heartbeat_seconds: float | None = None
-    # Seconds without progress after which it is told that we are stuck; None: as the operator has set it.
+    # Seconds without progress after which it is answered WORKER_STUCK; None: the default of the server.
     stuck_after: float | None = None
-    # The format of an export that is made at the end; the answer then has a link to it.
+    # The format of an export to make when the job has finished; the answer then has a link to it.
     export: str | None = None
 
 
-# What an entry of a job's `notify` may be; another way of telling is one more struct with a tag of its own.
+# An entry of a job's `notify`. A new way to notify is one more struct with a tag of its own.
 Notify: TypeAlias = WebhookNotify | StepFunctionsNotify
 
 _notify = msgspec.json.Decoder(WebhookNotify)
 
 
 def wanted(events: Sequence[str] | None, event: str) -> bool:
-    """Whether a filter lets an event pass. None lets all, an empty one none."""
+    """Whether a filter lets an event pass. None passes all events, an empty filter none."""
     return events is None or event in events
 
 
@@ -81,7 +80,7 @@ def notify_id(job_id: JobId, number: int) -> str:
 
 
 def notify_rows(job: Job, entries: Sequence[Notify]) -> list[Document]:
-    """The rows of webhooks that are written, and go, with the job."""
+    """The documents of webhooks that are written, and removed, with the job."""
     return [
         Document(NOTIFY, job.tenant, notify_id(job.job_id, number), msgspec.json.encode(entry), job_id=job.job_id)
         for number, entry in enumerate(entries)
@@ -94,7 +93,7 @@ def notify_of(row: Document) -> WebhookNotify:
 
 
 def check_target(url: str, allow_private: bool, field: str = "url") -> None:
-    """Raise for a URL that no webhook can go to. What its name leads to is checked by each try."""
+    """Raise for a URL that no webhook can be sent to. Each attempt checks the addresses of its host."""
     try:
         parsed = parse_url(url)
         reason = None if allow_private else host_refusal(parsed.host_str or "")
@@ -105,9 +104,9 @@ def check_target(url: str, allow_private: bool, field: str = "url") -> None:
 
 
 def check_events(events: Sequence[str] | None, field: str = "events") -> None:
-    """Raise for an event that there is not."""
+    """Raise InvalidField for an unknown event."""
     unknown = [name for name in events or () if name not in EVENTS]
     if unknown:
         raise InvalidField(
-            f"`{field}`: there is no event `{unknown[0][:100]}`; there are {', '.join(sorted(EVENTS))}.", field=field
+            f"`{field}`: unknown event `{unknown[0][:100]}`. Use some of {', '.join(sorted(EVENTS))}.", field=field
         )

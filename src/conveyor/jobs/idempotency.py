@@ -1,12 +1,12 @@
-"""Requests under an Idempotency-Key: claimed before they are carried out, answered in the same step as what they make.
+"""Idempotency: a request with an Idempotency-Key is claimed before it is carried out, and its answer is stored in one
+step with what it makes.
 
-The same request sent again gets the same answer, byte for byte. Another request under the key, and one that is still
-under way, are conflicts. A claim whose process died is taken over after its lease, with the id that it reserved, so
-that the second try makes the same thing and not a second one.
+The same request, sent again, gets the same answer, byte for byte. A different request with the same key is a conflict,
+and so is one that is still in progress. If the process that holds a claim dies, the next request takes the claim over
+once its lease has expired, with the id that was reserved: the second attempt makes the same thing, not a second one.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from conveyor.settings import Settings
 
 
 class IdempotentRequest(NamedTuple):
-    """The client's own name for a request, and what the request was."""
+    """The client's own name for a request, and a fingerprint of its content."""
 
     route: str
     key: str
@@ -29,7 +29,7 @@ class IdempotentRequest(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What the client is told. `body` is the same bytes for every replay."""
+    """The answer to a request. A replay has the same bytes in `body`."""
 
     status: int
     body: bytes
@@ -37,35 +37,66 @@ class Accepted(NamedTuple):
     replayed: bool = False
 
 
+class ClaimedAnswer(NamedTuple):
+    """The answer to a claimed request. Its row is written in one step with what the request makes."""
+
+    accepted: Accepted
+    # None without an idempotency key.
+    row: IdempotencyClaim | None
+
+    def unless_lost(self, existing: IdempotencyClaim | None) -> Accepted:
+        """This answer; if the claim was lost to the row `existing`, the answer in that row."""
+        if existing is None or self.row is None:
+            return self.accepted
+        return replay(existing, self.row.fingerprint)
+
+
 class Claim(NamedTuple):
     """The right to carry a request out. `subject` is the id of what it makes; `row` is None without a key."""
 
     subject: str
-    row: IdempotencyClaim | None
+    row: IdempotencyClaim | None = None
 
-    def answer(self, status: int, body: bytes, expires_at: float) -> IdempotencyClaim | None:
-        """The row that answers the request, to be written with what it makes."""
-        if self.row is None:
-            return None
-        return msgspec.structs.replace(self.row, status=status, body=body, expires_at=expires_at)
+    def answer(self, status: int, body: bytes, subject: str | None = None) -> ClaimedAnswer:
+        """Answer the request; `subject` is given where it made nothing new."""
+        row = None if self.row is None else msgspec.structs.replace(self.row, status=status, body=body)
+        return ClaimedAnswer(Accepted(status, body, subject or self.subject), row)
 
 
 class Idempotency:
-    """Claims requests."""
+    """Carries requests out, each once."""
 
     def __init__(self, settings: Settings, clock: Clock, records: Records) -> None:
         self._settings = settings
         self._clock = clock
         self._records = records
 
-    @property
-    def keep_until(self) -> float:
-        return self._clock.now() + self._settings.idempotency_seconds
+    async def once(
+        self,
+        tenant: TenantId,
+        request: IdempotentRequest | None,
+        subject: str,
+        carry_out: Callable[[Claim], Awaitable[Accepted]],
+    ) -> Accepted:
+        """Claim the request and carry it out; replay its answer if it has one. `subject` is the id of what it makes,
+        unless an earlier claim has reserved another. Without a key the request is carried out each time."""
+        claim = await self._claim(tenant, request, subject)
+        if isinstance(claim, Accepted):
+            return claim
+        try:
+            return await carry_out(claim)
+        except ConveyorError as error:
+            # A refused request made nothing: the client may correct it and send it with the same key. A failure on our
+            # side may have made something: the claim stays until its lease expires.
+            refused = error.status < HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, Overloaded)
+            if claim.row is not None and refused:
+                await self._records.access.unclaim(claim.row)
+            raise
 
-    async def claim(self, tenant: TenantId, request: IdempotentRequest | None, subject: str) -> Claim | Accepted:
-        """A ticket, or the answer that this very request got before."""
+    async def _claim(self, tenant: TenantId, request: IdempotentRequest | None, subject: str) -> Claim | Accepted:
+        """A claim, or the answer that this request got before."""
         if request is None:
-            return Claim(subject, None)
+            return Claim(subject)
         now = self._clock.now()
         row = IdempotencyClaim(
             tenant=tenant,
@@ -81,23 +112,11 @@ class Idempotency:
         crashpoint("request.claim.after")
         if claimed.granted:
             return Claim(claimed.row.subject, claimed.row)
-        return standing_answer(claimed.row, request.fingerprint)
-
-    @asynccontextmanager
-    async def carrying_out(self, ticket: Claim) -> AsyncIterator[None]:
-        """A request that is refused made nothing, and a mended one may come under the same key. What fails on our side
-        may have made something: its claim stands until it is taken over."""
-        try:
-            yield
-        except ConveyorError as error:
-            refused = error.status < HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, Overloaded)
-            if ticket.row is not None and refused:
-                await self._records.access.unclaim(ticket.row)
-            raise
+        return replay(claimed.row, request.fingerprint)
 
 
-def standing_answer(row: IdempotencyClaim, fingerprint: str) -> Accepted:
-    """The answer in a row that is not ours to answer, or the conflict that it is."""
+def replay(row: IdempotencyClaim, fingerprint: str) -> Accepted:
+    """The answer in a row that another process claimed. Raises IdempotencyMismatch and IdempotencyInFlight."""
     if row.fingerprint != fingerprint:
         raise IdempotencyMismatch
     if row.status == 0:

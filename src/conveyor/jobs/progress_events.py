@@ -1,7 +1,8 @@
-"""Milestones: what is told of a run beside its moves. Its list is ingested, a quarter of it is done, tasks failed.
+"""Progress events: report the progress of a run, beside its changes of state. Its list is ingested, a quarter of its
+tasks is finished, tasks failed.
 
-They stand in one row for each run. A notice of one is written with the row that says so, on the row's version: whoever
-finds out first tells, once, and whoever dies in between has told nothing.
+One document for each run says what was reported. An outbox event is written in one step with the document, on the
+document's version: of several processes one reports, once, and a crash in between reports nothing.
 """
 
 from typing import Any
@@ -13,73 +14,75 @@ from conveyor.engines.records import Document, Records
 from conveyor.faults import crashpoint
 from conveyor.model import Counts, OutboxEvent, RunKey
 
-MILESTONES = "milestones"
+# The kind of the documents, as earlier versions have stored it.
+REPORTED = "milestones"
 
 
 class ReportedProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of the row, as JSON."""
+    """What was reported of a run: the body of its document, as JSON."""
 
     ingested: bool = False
-    # Quarters of its tasks that have ended, as they were last told: 0 to 3.
+    # Quarters of its tasks that were last reported as finished: 0 to 3.
     quarter: int = 0
-    # Failed tasks that were told of, and when.
+    # Failed tasks that were reported, and when.
     failures: int = 0
     failures_at: float = 0.0
 
 
-_reached = msgspec.json.Decoder(ReportedProgress)
+_reported = msgspec.json.Decoder(ReportedProgress)
 
 
 class ProgressEvents:
-    """Reads the rows, and tells."""
+    """Reads the documents, and reports."""
 
     def __init__(self, records: Records, clock: Clock) -> None:
         self._records = records
         self._clock = clock
 
-    async def told_ingested(self, run: RunKey, total: int, invalid: int) -> None:
-        """Have it told, once, that all tasks of the run are written."""
-        told = False
-        while not told:
-            row, reached = await self.of(run)
-            changed = msgspec.structs.replace(reached, ingested=True)
+    async def report_ingested(self, run: RunKey, total: int, invalid: int) -> None:
+        """Report once that all tasks of the run are written."""
+        is_reported = False
+        while not is_reported:
+            document, reported = await self.read(run)
+            changed = msgspec.structs.replace(reported, ingested=True)
             data = {"total": total, "invalid": invalid}
-            told = reached.ingested or await self.tell(run, row, changed, "job.ingested", data)
+            is_reported = reported.ingested or await self.report(run, document, changed, "job.ingested", data)
 
-    async def told_failures(self, run: RunKey, counts: Counts, errors: list[tuple[str, int]]) -> None:
-        """Have those of the failed tasks told that were not yet."""
-        told = False
-        while not told:
-            row, reached = await self.of(run)
-            changed = msgspec.structs.replace(reached, failures=counts.failed, failures_at=self._clock.now())
+    async def report_failures(self, run: RunKey, counts: Counts, errors: list[tuple[str, int]]) -> None:
+        """Report the failed tasks that were not reported yet."""
+        is_reported = False
+        while not is_reported:
+            document, reported = await self.read(run)
+            changed = msgspec.structs.replace(reported, failures=counts.failed, failures_at=self._clock.now())
             data = {
-                "failed": counts.failed - reached.failures,
+                "failed": counts.failed - reported.failures,
                 "counts": msgspec.structs.asdict(counts),
                 "top_errors": [{"code": code, "count": count} for code, count in errors],
             }
-            told = counts.failed <= reached.failures or await self.tell(run, row, changed, "tasks.failed", data)
+            is_reported = counts.failed <= reported.failures or await self.report(
+                run, document, changed, "tasks.failed", data
+            )
 
-    async def of(self, run: RunKey) -> tuple[Document, ReportedProgress]:
-        """The run's row, made if there is none."""
-        row = await self._records.documents.document(MILESTONES, run.tenant, run.run_id)
-        if row is None:
+    async def read(self, run: RunKey) -> tuple[Document, ReportedProgress]:
+        """The run's document, created if there is none."""
+        document = await self._records.documents.document(REPORTED, run.tenant, run.run_id)
+        if document is None:
             fresh = Document(
-                MILESTONES, run.tenant, run.run_id, msgspec.json.encode(ReportedProgress()), job_id=run.job_id
+                REPORTED, run.tenant, run.run_id, msgspec.json.encode(ReportedProgress()), job_id=run.job_id
             )
             await self._records.documents.create_rows([fresh])
-            row = await self._records.documents.document(MILESTONES, run.tenant, run.run_id) or fresh
-        return row, _reached.decode(row.body)
+            document = await self._records.documents.document(REPORTED, run.tenant, run.run_id) or fresh
+        return document, _reported.decode(document.body)
 
-    async def tell(
-        self, run: RunKey, row: Document, reached: ReportedProgress, event: str, data: dict[str, Any]
+    async def report(
+        self, run: RunKey, document: Document, reported: ReportedProgress, event: str, data: dict[str, Any]
     ) -> bool:
-        """Write down what was reached, and the notice with it. False if somebody else has changed the row."""
-        notice = OutboxEvent(
+        """Write the document with the outbox event. False if another process has changed the document."""
+        outbox_event = OutboxEvent(
             self._clock.new_id("evt"), run.tenant, run.job_id, run.run_id, event, self._clock.now(), data
         )
         crashpoint("milestone.tell.before")
-        told = await self._records.documents.replace_row(
-            msgspec.structs.replace(row, body=msgspec.json.encode(reached)), notice
-        )
+        changed = msgspec.structs.replace(document, body=msgspec.json.encode(reported))
+        written = await self._records.documents.replace_row(changed, outbox_event)
         crashpoint("milestone.tell.after")
-        return told is not None
+        return written is not None

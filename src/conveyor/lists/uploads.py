@@ -8,6 +8,7 @@ object exists, without a message to the server.
 import hmac
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from hashlib import sha256
 
 import msgspec
@@ -16,7 +17,7 @@ from conveyor.clock import iso_text
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import InvalidField, NotFound, SignatureRefused, UploadConflict, UploadRefused
 from conveyor.faults import crashpoint
-from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.model import UPLOADS, TenantId, UploadRecord
 from conveyor.system import System
 
@@ -60,17 +61,14 @@ class Uploads:
     def __init__(self, system: System, admit: Admit | None = None) -> None:
         self._system = system
         self._admit = admit
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def promise(
         self, tenant: TenantId, spec: UploadSpec, link: Link, request: IdempotentRequest | None = None
     ) -> Accepted:
         """Create an upload. A replayed request gets its first answer."""
-        ticket = await self._requests.claim(tenant, request, self._system.clock.new_id("upload"))
-        if isinstance(ticket, Accepted):
-            return ticket
-        async with self._requests.carrying_out(ticket):
-            return await self._create(tenant, spec, link, ticket)
+        create = partial(self._create, tenant, spec, link)
+        return await self._idempotency.once(tenant, request, self._system.clock.new_id("upload"), create)
 
     async def find(self, tenant: TenantId, upload_id: str) -> UploadRecord:
         """The tenant's upload. Raises NotFound alike for one that is unknown, expired or another tenant's."""
@@ -109,7 +107,7 @@ class Uploads:
             await self._raise_not_stored(upload)
         crashpoint("upload.stored.after")
 
-    async def _create(self, tenant: TenantId, spec: UploadSpec, link: Link, ticket: Claim) -> Accepted:
+    async def _create(self, tenant: TenantId, spec: UploadSpec, link: Link, claim: Claim) -> Accepted:
         settings, now = self._system.settings, self._system.clock.now()
         digest = spec.sha256.lower()
         _check(spec.size, digest, settings.max_list_bytes)
@@ -117,9 +115,9 @@ class Uploads:
             await self._admit(tenant, spec.size)
         upload = UploadRecord(
             tenant=tenant,
-            upload_id=ticket.subject,
+            upload_id=claim.subject,
             # No part of the key comes from the client.
-            key=f"{UPLOADS}{tenant}/{ticket.subject}",
+            key=f"{UPLOADS}{tenant}/{claim.subject}",
             size=spec.size,
             sha256=digest,
             created_at=now,
@@ -138,13 +136,11 @@ class Uploads:
             expires_at=iso_text(upload.expires_at),
         )
         body = msgspec.json.encode(view)
-        row = ticket.answer(CREATED, body, self._requests.keep_until)
+        answer = claim.answer(CREATED, body)
         crashpoint("upload.promise.before")
-        earlier = await self._system.records.access.create_upload(upload, row)
+        existing = await self._system.records.access.create_upload(upload, answer.row)
         crashpoint("upload.promise.after")
-        if earlier is not None and row is not None:
-            return standing_answer(earlier, row.fingerprint)
-        return Accepted(CREATED, body, upload.upload_id)
+        return answer.unless_lost(existing)
 
     async def _known(self, upload_id: str) -> UploadRecord | None:
         return await self._system.records.access.upload(upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None

@@ -1,9 +1,9 @@
-"""Callbacks: keeps state machines waiting for jobs, and answers them. Gets the rows that are due (callbacks.py), and
-for each sends a heartbeat while its run moves, WORKER_STUCK when it does not, or the answer that the row has.
+"""Callback monitor: sends heartbeats and answers to state machines that wait for jobs. It reads the callbacks that are
+due (callbacks.py), and for each sends a heartbeat while its run makes progress, WORKER_STUCK if it does not, or the
+answer in the document.
 
-A row is claimed on its version before anything is sent, so that several monitors share the load; a claim that was not
-seen through lapses. Whether a run moves is seen from what is kept anyway: counts, how far its list is, the rows of its
-long tasks; never from its tasks.
+A document is claimed on its version before anything is sent, so that several monitors share the load; a claim expires.
+The progress of a run is read from its counts, its ingest and the documents of its long tasks, never from its tasks.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ JOB_DELETED = "JOB_DELETED"
 
 _EVERY = 1.0
 _PAGE = 100
-# Pages of due rows that one pass looks at.
+# Pages of due documents that one pass reads.
 _PAGES = 20
 _AT_ONCE = 16
-# Of the rows of a run's long tasks, and of those of workers.
+# Documents in a page of long tasks, or of workers; and pages of long tasks.
 _ROWS = 100
 _ROW_PAGES = 5
-# The part of HeartbeatSeconds after which a heartbeat is sent at latest, by the pass after the next.
+# The part of HeartbeatSeconds after which a heartbeat is sent at the latest.
 _LATEST = 0.8
 _SOONEST = 0.25
-# Seconds for which a claimed row is left alone by others.
+# Seconds for which a claim is valid.
 _LONGEST_CLAIM = 30.0
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 300.0
@@ -68,9 +68,9 @@ class CallbackPass(msgspec.Struct):
     heartbeats: int = 0
     stuck: int = 0
     answers: int = 0
-    # Nobody waited for them any more.
+    # The state machine no longer waited.
     timed_out: int = 0
-    # Calls that are to be made again.
+    # Calls that are retried.
     later: int = 0
 
 
@@ -94,14 +94,14 @@ class Callbacks:
     async def tick(self) -> float:
         kept = await self.run_once()
         if kept != CallbackPass():
-            log.debug("kept state machines waiting", **msgspec.structs.asdict(kept))
+            log.debug("callbacks handled", **msgspec.structs.asdict(kept))
         return _EVERY
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def part(self) -> Mapping[str, int]:
-        """A pass, for the monitor that it is hung into."""
+        """One pass, as an additional step of the monitor."""
         counts: dict[str, int] = msgspec.structs.asdict(await self.run_once())
         return {f"callback_{name}": count for name, count in counts.items() if count}
 
@@ -116,7 +116,7 @@ class Callbacks:
                 self._isolation.due_row(self._records, row, partial(self._look, row, workers or {}, kept))
                 for row in rows
             ]
-            # One that fails does not keep the others waiting; it is looked at again when its claim has lapsed.
+            # A callback that fails does not stop the others; it is retried when its claim has expired.
             for came in await asyncio.gather(*looks, return_exceptions=True):
                 if came is not None:
                     raise came
@@ -126,22 +126,22 @@ class Callbacks:
         return kept
 
     async def _workers(self) -> dict[RunId, str]:
-        """Who runs long tasks of which runs."""
+        """The workers that run long tasks, by run."""
         page = await self._records.documents.documents(BEAT, BEAT_TENANT, None, _ROWS)
-        found: dict[RunId, str] = {}
+        workers: dict[RunId, str] = {}
         for row in page.items:
             try:
-                found |= {task.run_id: row.id for task in _beat.decode(row.body).tasks}
+                workers |= {task.run_id: row.id for task in _beat.decode(row.body).tasks}
             except msgspec.MsgspecError:
                 continue
-        return found
+        return workers
 
     async def _look(self, row: Document, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         async with self._slots:
             try:
                 callback = callback_of(row)
             except msgspec.MsgspecError as error:
-                log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
+                log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
                 await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
                 return
             if row.expires_at is not None and row.expires_at <= self._clock.now():
@@ -153,7 +153,7 @@ class Callbacks:
                 await self._keep(row, callback, workers, kept)
 
     async def _keep(self, row: Document, callback: Callback, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
-        """A heartbeat, if the run moves or waits as it is meant to; else the end of it."""
+        """Send a heartbeat if the run makes progress or has to wait; else answer WORKER_STUCK."""
         crashpoint("callback.claim.before")
         claimed = await self._records.documents.replace_row(with_callback(row, callback, self._claim_until(callback)))
         crashpoint("callback.claim.after")
@@ -179,8 +179,8 @@ class Callbacks:
         )
         if now - at >= callback.stuck_after and not await self._waits(job, callback):
             kept.stuck += 1
-            since = f"nothing of the run has moved since {iso_text(at)}"
-            log.warning("a run is stuck that a state machine waits for", job=callback.job_id, callback=row.id)
+            since = f"the run has made no progress since {iso_text(at)}"
+            log.warning("run of a waiting state machine is stuck", job=callback.job_id, callback=row.id)
             await self._fail(claimed, changed, failure(now, WORKER_STUCK, changed, since), kept)
             return
         if moved:
@@ -194,7 +194,7 @@ class Callbacks:
         now = self._clock.now()
         if told is CallOutcome.TAKEN:
             kept.heartbeats += 1
-            # A state machine that waits for a run which has not moved yet gets its first heartbeat too.
+            # A run without any progress yet gets its first heartbeat too.
             sent = msgspec.structs.replace(callback, heartbeat_at=now, tries=0)
             await self._write(row, sent, now + self._interval(callback))
         elif told is CallOutcome.GONE:
@@ -203,7 +203,7 @@ class Callbacks:
             await self._again(row, callback, kept)
 
     async def _fail(self, row: Document, callback: Callback, answer: CallbackAnswer, kept: CallbackPass) -> None:
-        """End it, unless the outbox was first."""
+        """Store the error as the answer, unless the dispatcher was first, and send it."""
         failed = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
         written = await self._records.documents.replace_row(with_callback(row, failed, self._clock.now()))
@@ -212,7 +212,7 @@ class Callbacks:
             await self._answer(written, failed, answer, kept)
 
     async def _answer(self, row: Document, callback: Callback, answer: CallbackAnswer, kept: CallbackPass) -> None:
-        """Send it. That it was begun is written first: whoever finds it so knows that it may have been taken."""
+        """Send the answer. `doubtful` is written first: after a crash the answer may have been accepted."""
         begun = msgspec.structs.replace(callback, doubtful=True)
         crashpoint("callback.claim.before")
         claimed = await self._records.documents.replace_row(with_callback(row, begun, self._claim_until(callback)))
@@ -226,7 +226,7 @@ class Callbacks:
             kept.answers += 1
             await self._end(claimed, begun, CallbackStatus.SENT, kept)
         elif told is CallOutcome.GONE:
-            # Not heard, unless it was already.
+            # Too late, unless an earlier call was accepted.
             status = CallbackStatus.SENT if callback.doubtful else CallbackStatus.TIMED_OUT
             await self._end(claimed, begun, status, kept)
         else:
@@ -240,7 +240,7 @@ class Callbacks:
         return await self._waiters.fail(callback.token, name, answer.error or "", answer.cause or "")
 
     async def _end(self, row: Document, callback: Callback, status: CallbackStatus, kept: CallbackPass) -> None:
-        """Nothing more is to be said. The token goes; the row stays for a while, to be looked at."""
+        """Finish the callback: remove the token, and keep the document for a while."""
         now = self._clock.now()
         answered_at = now if status is CallbackStatus.SENT else None
         ended = msgspec.structs.replace(
@@ -248,22 +248,22 @@ class Callbacks:
         )
         if status is CallbackStatus.TIMED_OUT:
             kept.timed_out += 1
-            log.warning("a state machine no longer waits for a job", job=callback.job_id, callback=row.id)
+            log.warning("state machine no longer waits for the job", job=callback.job_id, callback=row.id)
         else:
             error = None if callback.answer is None else callback.answer.error
-            log.info("a state machine was answered", job=callback.job_id, callback=row.id, error=error)
+            log.info("state machine answered", job=callback.job_id, callback=row.id, error=error)
         expiring = msgspec.structs.replace(row, expires_at=now + self._settings.callback_log_seconds)
         await self._write(expiring, ended, None)
 
     async def _again(self, row: Document, callback: Callback, kept: CallbackPass) -> None:
-        """Try it again after a while, sooner than a heartbeat is due."""
+        """Retry after a backoff that is shorter than the heartbeat interval."""
         kept.later += 1
-        most = _LONGEST_PAUSE if callback.answer is not None else callback.heartbeat_seconds / 10
-        pause = min(_FIRST_PAUSE * 2 ** min(callback.tries, 20), most) * (0.5 + self._clock.jitter() / 2)
+        longest = _LONGEST_PAUSE if callback.answer is not None else callback.heartbeat_seconds / 10
+        pause = min(_FIRST_PAUSE * 2 ** min(callback.tries, 20), longest) * (0.5 + self._clock.jitter() / 2)
         await self._write(row, msgspec.structs.replace(callback, tries=callback.tries + 1), self._clock.now() + pause)
 
     async def _write(self, row: Document, callback: Callback, due_at: float | None) -> None:
-        """If the row is another's by now, or has an answer, that stands."""
+        """Write the document, unless another monitor has claimed it or it has got an answer."""
         crashpoint("callback.record.before")
         await self._records.documents.replace_row(with_callback(row, callback, due_at))
         crashpoint("callback.record.after")
@@ -272,14 +272,14 @@ class Callbacks:
         return self._clock.now() + min(_LONGEST_CLAIM, max(1.0, callback.heartbeat_seconds / 10))
 
     def _interval(self, callback: Callback) -> float:
-        """Until the next heartbeat: such that one more pass may be missed, and it is not late."""
-        most = callback.heartbeat_seconds
-        return max(most * _SOONEST, most * _LATEST - 2 * self._settings.monitor_seconds)
+        """Seconds until the next heartbeat: short enough to be in time even if one pass is missed."""
+        seconds = callback.heartbeat_seconds
+        return max(seconds * _SOONEST, seconds * _LATEST - 2 * self._settings.monitor_seconds)
 
     async def _seen(self, job: Job, callback: Callback) -> CallbackMarks:
-        """How far the run is. Rows of long tasks are read only if nothing else has moved."""
+        """The progress of the run. Documents of long tasks are read only if nothing else has changed."""
         if job.run.run_id != callback.run_id:
-            # It has ended, and there is another: the answer is on its way.
+            # It has finished, and a rerun was started: its outbox event has the answer.
             return callback.marks
         before = callback.marks
         counts = await self._tasks.counts(job.key)
@@ -292,7 +292,7 @@ class Callbacks:
         return msgspec.structs.replace(seen, written_at=await self._written_at(job, before.written_at))
 
     async def _written_at(self, job: Job, before: float) -> float:
-        """When one of its long tasks wrote how far it is, if that is later than `before`."""
+        """When one of its long tasks last wrote its progress, if that is later than `before`."""
         first = progress_id(job.run.run_id, 0).removesuffix("0")
         cursor: str | None = first
         for _ in range(_ROW_PAGES):
@@ -306,7 +306,7 @@ class Callbacks:
         return before
 
     async def _seen_export(self, row: Document, callback: Callback, kept: CallbackPass) -> CallbackMarks | None:
-        """How far the export is that the answer waits for. None if it is gone: then the answer goes without it."""
+        """The progress of the export that the answer waits for; None if it was removed, and the answer was sent."""
         export = await self._records.documents.document(EXPORT, row.tenant, callback.export_id or "")
         if export is not None:
             return msgspec.structs.replace(callback.marks, export=export.version)
@@ -321,8 +321,8 @@ class Callbacks:
         return None
 
     async def _waits(self, job: Job, callback: Callback) -> bool:
-        """Whether a run that does not move is not meant to: it has ended and that is about to be told, is paused, is
-        open and has nothing to do, or is held back until a time."""
+        """Whether a run without progress has to wait: it has finished and its event is being dispatched, is paused, is
+        open and has no tasks, or is kept back until a time."""
         if callback.export_id is not None:
             return False
         if job.run.run_id != callback.run_id or job.state in ENDED or job.state is RunState.PAUSED:

@@ -1,9 +1,9 @@
-"""Deliverer: takes deliveries that are due, each for itself under a lease on its row, makes one try, and writes down
-what came of it. 2xx is success; 410 disables the endpoint; all else is tried again, later and later, and given up at
-last.
+"""Deliverer: takes deliveries that are due, each with a lease on its document, makes one attempt, and records its
+outcome. 2xx is success; 410 disables the endpoint; anything else is retried with backoff, and fails after the last
+retry.
 
-No redirect is followed, and every try passes the guard of fetch targets. Each lane (an endpoint, or the place that a
-job named) has a few tries under way and no more, and so has each tenant: who is slow holds up nobody else.
+No redirect is followed, and every attempt passes the target guard. Each lane (an endpoint, or the origin that a job
+named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _BUSY = 0.02
 _WINDOW = 200
 _LEASE_MARGIN = 15.0
 _CLOSE_SECONDS = 5.0
-# Bounds of a wait that a receiver asks for, and of the time for which one more than its lane can take is put off.
+# The longest wait that a receiver may ask for, and the longest time for which a delivery of a full lane is postponed.
 _LONGEST_WAIT = 86_400.0
 _LONGEST_DEFERRAL = 300.0
 _JITTER = 0.2
@@ -52,19 +52,19 @@ LaneKey = tuple[TenantId, str]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a delivery goes now, and what signs it."""
+    """The URL of a delivery, and the secrets that sign it."""
 
     url: str
     secrets: list[str]
 
 
 class EndpointLane(msgspec.Struct):
-    """What shares its turns."""
+    """The deliveries that share a concurrency limit."""
 
     running: int = 0
-    # How long a try takes, of late.
+    # The moving average of the duration of an attempt.
     seconds: float = 0.5
-    # When the last one that was put off is due.
+    # When the last postponed delivery is due.
     deferred_to: float = 0.0
 
 
@@ -83,22 +83,22 @@ class Deliverer:
         self._key = signing_key
         self._outbound = outbound
         self._pauses = [float(text) for text in settings.webhook_retries.split()]
-        # So that no tenant has all slots, however many endpoints it has.
+        # No tenant gets all slots, however many endpoints it has.
         self._share = max(settings.webhook_concurrency, settings.webhook_slots // 4)
         self._lanes: dict[LaneKey, EndpointLane] = {}
         self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
-        # More were due than could be started: the end of one is a reason to look again.
+        # More were due than could be started: look again when one finishes.
         self._more = False
 
     async def tick(self) -> float:
-        """Start what is due, as far as there is room."""
+        """Start deliveries that are due, as far as there are slots."""
         window = await self._records.documents.due_rows(DELIVERY, self._clock.now(), _WINDOW)
-        under_way = set(self._running.values())
-        shares = Counter(tenant for tenant, _ in under_way)
+        in_progress = set(self._running.values())
+        shares = Counter(tenant for tenant, _ in in_progress)
         waiting: dict[LaneKey, list[Document]] = {}
         started = 0
         for row in window:
-            if (row.tenant, row.id) in under_way:
+            if (row.tenant, row.id) in in_progress:
                 continue
             if len(self._running) >= self._settings.webhook_slots:
                 break
@@ -120,7 +120,7 @@ class Deliverer:
         return _BUSY if started else _IDLE
 
     async def close(self) -> None:
-        """What is under way has a moment to end; what has not is delivered again when its lease has lapsed."""
+        """Attempts in progress have a few seconds to finish; the rest is delivered again when their leases expire."""
         if self._running:
             _, late = await asyncio.wait(set(self._running), timeout=_CLOSE_SECONDS)
             for task in late:
@@ -129,11 +129,11 @@ class Deliverer:
         await self._outbound.close()
 
     async def _lane_of(self, row: Document) -> str | None:
-        """None for a row that can not be read: it is not looked at again."""
+        """The lane of a delivery; None for a document that cannot be decoded, which is then never due again."""
         try:
             return delivery_of(row).lane
         except msgspec.MsgspecError as error:
-            log.error("delivery can not be read", tenant=row.tenant, delivery=row.id, error=str(error))
+            log.error("delivery cannot be decoded", tenant=row.tenant, delivery=row.id, error=str(error))
             await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
             return None
 
@@ -149,14 +149,14 @@ class Deliverer:
         if lane.running == 0 and lane.deferred_to <= self._clock.now():
             self._lanes.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its lease lapses, and it is tried again.
+            # Its lease expires, and it is retried.
             metrics.ITEM_ERRORS.add(1, self.name)
-            log.error("delivery failed inside Conveyor", exc_info=error)
+            log.error("delivery failed with an internal error", exc_info=error)
         if self._more:
             self.wake()
 
     async def _deliver(self, row: Document, lane: EndpointLane) -> None:
-        """One try: claim, send, record."""
+        """One attempt: claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
             await self._records.documents.remove_row(row)
             return
@@ -165,24 +165,24 @@ class Deliverer:
             return
         target = await self._target(claimed)
         if target is None:
-            # Nobody is there any more who could be told.
+            # The receiver was removed.
             await self._records.documents.remove_row(claimed)
             return
         if isinstance(target, str):
-            await self._give_up(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
+            await self._fail(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
             return
         attempt, wait = await self._try(delivery_of(claimed), target)
-        _tell(claimed, attempt)
+        _measure(claimed, attempt)
         lane.seconds += (attempt.seconds - lane.seconds) / 4
         crashpoint("delivery.sent.after")
         if attempt.status == GONE:
             await self._disable(claimed)
-            await self._give_up(claimed, attempt)
+            await self._fail(claimed, attempt)
         else:
             await self._record(claimed, attempt, wait)
 
     async def _claim(self, row: Document) -> Document | None:
-        """Hold it for as long as a try can take; None if another was first."""
+        """Lease it for as long as an attempt can take; None if another deliverer was first."""
         until = self._clock.now() + self._settings.webhook_timeout + _LEASE_MARGIN
         crashpoint("delivery.claim.before")
         claimed = await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
@@ -190,7 +190,7 @@ class Deliverer:
         return claimed
 
     async def _target(self, row: Document) -> Target | str | None:
-        """Where it goes; None if that was removed, a word for why it takes nothing."""
+        """Where it goes; None if the receiver was removed, an error code if it is disabled."""
         receiver = receiver_of(row)
         if receiver.startswith("job_"):
             named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
@@ -206,7 +206,7 @@ class Deliverer:
         return Target(endpoint.url, secrets)
 
     async def _try(self, delivery: WebhookDelivery, target: Target) -> tuple[DeliveryAttempt, float]:
-        """What came of it, and how long the receiver wants us to wait."""
+        """The outcome, and the wait in seconds that the receiver asked for."""
         at, started = self._clock.now(), self._clock.monotonic()
         body = delivery.payload.encode()
         headers = [
@@ -231,20 +231,20 @@ class Deliverer:
             return
         if delivery.tries > len(self._pauses):
             metrics.WEBHOOKS_GIVEN_UP.add(1)
-            log.info("webhook given up", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
+            log.info("webhook delivery failed", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
             await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
             return
         spread = 1 - _JITTER + 2 * _JITTER * self._clock.jitter()
         pause = max(self._pauses[delivery.tries - 1] * spread, wait)
         await self._write(row, delivery, self._clock.now() + pause)
 
-    async def _give_up(self, row: Document, attempt: DeliveryAttempt) -> None:
+    async def _fail(self, row: Document, attempt: DeliveryAttempt) -> None:
         metrics.WEBHOOKS_GIVEN_UP.add(1)
         delivery = _with(delivery_of(row), attempt)
         await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
 
     async def _write(self, row: Document, delivery: WebhookDelivery, due_at: float | None) -> None:
-        """If the row is another's by now, or was asked for again, what came of this try is not its last word."""
+        """Write the outcome, unless another deliverer has claimed the document or a redelivery was requested."""
         crashpoint("delivery.record.before")
         body = msgspec.json.encode(delivery)
         await self._records.documents.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
@@ -252,7 +252,7 @@ class Deliverer:
 
     async def _disable(self, row: Document) -> None:
         receiver = receiver_of(row)
-        log.info("endpoint answered that it is gone", tenant=row.tenant, receiver=receiver)
+        log.info("webhook endpoint is gone", tenant=row.tenant, receiver=receiver)
         if receiver.startswith("job_"):
             named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
             if named is not None:
@@ -262,18 +262,18 @@ class Deliverer:
         await change_endpoint(self._records, row.tenant, receiver, _gone)
 
     async def _defer(self, waiting: dict[LaneKey, list[Document]]) -> None:
-        """All that can be seen waits for lanes that are full: put it off until it is likely to have its turn, so that
-        what is behind it comes to light. What a lane will take within a few seconds stays."""
-        now, most = self._clock.now(), self._settings.webhook_concurrency
+        """Full lanes fill the page: postpone their deliveries until a slot is likely to be free, so that the next page
+        has others. Those that a lane can start within a few seconds stay."""
+        now, concurrency = self._clock.now(), self._settings.webhook_concurrency
         for key, rows in waiting.items():
             lane = self._lanes.setdefault(key, EndpointLane())
-            each = max(lane.seconds, 0.001) / most
-            for row in rows[max(most, int(_IDLE * 4 / each)) :]:
-                lane.deferred_to = min(max(lane.deferred_to, now) + each, now + _LONGEST_DEFERRAL)
+            interval = max(lane.seconds, 0.001) / concurrency
+            for row in rows[max(concurrency, int(_IDLE * 4 / interval)) :]:
+                lane.deferred_to = min(max(lane.deferred_to, now) + interval, now + _LONGEST_DEFERRAL)
                 await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
 
 
-def _tell(row: Document, attempt: DeliveryAttempt) -> None:
+def _measure(row: Document, attempt: DeliveryAttempt) -> None:
     metrics.WEBHOOKS.add(1, "delivered" if attempt.error is None else metrics.family_of(attempt.error))
     metrics.WEBHOOK_SECONDS.observe(attempt.seconds)
     if row.job_id is not None:

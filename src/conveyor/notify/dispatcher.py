@@ -1,7 +1,8 @@
-"""Notifier: takes notices from the outbox and makes of each a delivery to everyone who wants it, then marks it told.
+"""Outbox dispatcher: takes events from the outbox, creates a delivery for every receiver that wants the event, then
+marks the event as dispatched.
 
-Deliveries have the names of their event and their receiver, and one that is there stays as it is: a notifier that dies
-before the mark, and one beside it, make the same ones again and change nothing.
+The id of a delivery is made of event and receiver, and one that exists stays as it is: after a crash before the mark,
+and beside a second dispatcher, the same deliveries are created again, which changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import ENDS, MAX_NOTIFY, NOTIFY, WEBHOOK, notify_of, wanted
 from conveyor.jobs.progress_events import ProgressEvents
-from conveyor.model import Counts, OutboxEvent, RunKey, TenantId
+from conveyor.model import Counts, OutboxEvent, TenantId
 from conveyor.notify.deliveries import delivery_row
 from conveyor.notify.progress_notifier import TOP_ERRORS
 from conveyor.notify.step_functions import StepAnswers
@@ -27,9 +28,9 @@ from conveyor.settings import Settings
 log = structlog.get_logger()
 
 _IDLE = 0.5
-_NOTICES = 100
+_EVENTS = 100
 _PAGE = 100
-# What every engine can write in one step.
+# Documents that every engine can write in one step.
 _ROWS = 25
 
 
@@ -38,7 +39,7 @@ class DispatchCounts(msgspec.Struct):
 
     notices: int = 0
     deliveries: int = 0
-    # Answers to state machines that are there now.
+    # Answers to state machines that were stored.
     answers: int = 0
 
 
@@ -61,63 +62,62 @@ class OutboxDispatcher:
         self._tasks = tasks
         self._clock = clock
         self._answers = answers
-        self._milestones = ProgressEvents(records, clock)
+        self._progress = ProgressEvents(records, clock)
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
-        passed = await self.run_once()
-        return 0.0 if passed.notices else _IDLE
+        counts = await self.run_once()
+        return 0.0 if counts.notices else _IDLE
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def run_once(self) -> DispatchCounts:
-        passed = DispatchCounts()
-        # Those that failed before are the oldest: as many more are asked for.
-        notices = await self._records.outbox.untold(_NOTICES + self._isolation.failing)
-        self._isolation.forget_others({notice.notice_id for notice in notices})
+        counts = DispatchCounts()
+        # Events whose dispatch failed are the oldest: read that many more.
+        events = await self._records.outbox.untold(_EVENTS + self._isolation.failing)
+        self._isolation.forget_others({event.notice_id for event in events})
         endpoints: dict[TenantId, list[Document]] = {}
         ready: list[tuple[OutboxEvent, list[Document]]] = []
-        for notice in notices:
-            if not self._isolation.is_resting(notice.notice_id):
-                with self._isolation.item(notice.notice_id):
-                    ready.append((notice, await self._prepare(notice, endpoints, passed)))
-        told = await self._written(ready)
-        if told:
-            await self._records.outbox.mark_told(told)
+        for event in events:
+            if not self._isolation.is_resting(event.notice_id):
+                with self._isolation.item(event.notice_id):
+                    ready.append((event, await self._prepare(event, endpoints, counts)))
+        dispatched = await self._write(ready)
+        if dispatched:
+            await self._records.outbox.mark_told(dispatched)
             crashpoint("notify.told.after")
-        passed.notices = len(told)
-        passed.deliveries = sum(len(rows) for _, rows in ready)
-        return passed
+        counts.notices = len(dispatched)
+        counts.deliveries = sum(len(deliveries) for _, deliveries in ready)
+        return counts
 
     async def _prepare(
-        self, notice: OutboxEvent, endpoints: dict[TenantId, list[Document]], passed: DispatchCounts
+        self, event: OutboxEvent, endpoints: dict[TenantId, list[Document]], counts: DispatchCounts
     ) -> list[Document]:
-        """The deliveries of a notice, and what else is to be said when it is there."""
-        if notice.tenant not in endpoints:
-            endpoints[notice.tenant] = await self._endpoints(notice.tenant)
-        rows = await self._deliveries(notice, endpoints[notice.tenant])
-        if notice.event in ENDS:
-            await self._tell_last_failures(notice)
+        """The deliveries of an event, after the answers to state machines that wait for it."""
+        if event.tenant not in endpoints:
+            endpoints[event.tenant] = await self._endpoints(event.tenant)
+        deliveries = await self._deliveries(event, endpoints[event.tenant])
+        if event.event in ENDS:
+            await self._report_last_failures(event)
         if self._answers is not None:
-            passed.answers += await self._answers.take(notice)
-        return rows
+            counts.answers += await self._answers.take(event)
+        return deliveries
 
-    async def _written(self, ready: Sequence[tuple[OutboxEvent, list[Document]]]) -> list[OutboxEvent]:
-        """Write the deliveries of all notices in as few steps as can be; the notices whose deliveries are there."""
-        rows = [row for _, own in ready for row in own]
+    async def _write(self, ready: Sequence[tuple[OutboxEvent, list[Document]]]) -> list[OutboxEvent]:
+        """Write the deliveries of all events in few steps; returns the events whose deliveries are written."""
         try:
-            await self._create(rows)
+            await self._create([delivery for _, deliveries in ready for delivery in deliveries])
         except Exception:
-            log.warning("deliveries of several notices could not be written together; each is written alone")
+            log.warning("deliveries of several events could not be written together; writing those of each event alone")
         else:
-            return [notice for notice, _ in ready]
-        told = []
-        for notice, own in ready:
-            with self._isolation.item(notice.notice_id):
-                await self._create(own)
-                told.append(notice)
-        return told
+            return [event for event, _ in ready]
+        dispatched = []
+        for event, deliveries in ready:
+            with self._isolation.item(event.notice_id):
+                await self._create(deliveries)
+                dispatched.append(event)
+        return dispatched
 
     async def _create(self, rows: Sequence[Document]) -> None:
         for start in range(0, len(rows), _ROWS):
@@ -126,37 +126,37 @@ class OutboxDispatcher:
             crashpoint("notify.deliveries.after")
 
     async def _endpoints(self, tenant: TenantId) -> list[Document]:
-        found: list[Document] = []
+        endpoints: list[Document] = []
         cursor: str | None = None
         while True:
             page = await self._records.documents.documents(WEBHOOK, tenant, cursor, _PAGE)
-            found += [row for row in page.items if not endpoint_of(row).disabled]
+            endpoints += [row for row in page.items if not endpoint_of(row).disabled]
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return endpoints
 
-    async def _deliveries(self, notice: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
-        """One to each endpoint and each URL that wants the event."""
-        there = {row.id for row in endpoints}
-        # By receiver: an endpoint that a job names too gets the event once.
-        lanes = {row.id: row.id for row in endpoints if wanted(endpoint_of(row).events, notice.event)}
-        page = await self._records.documents.documents(NOTIFY, notice.tenant, None, MAX_NOTIFY, notice.job_id)
+    async def _deliveries(self, event: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
+        """One for each endpoint and each URL that wants the event."""
+        endpoint_ids = {row.id for row in endpoints}
+        # By receiver: an endpoint that the job names too gets the event once.
+        lanes = {row.id: row.id for row in endpoints if wanted(endpoint_of(row).events, event.event)}
+        page = await self._records.documents.documents(NOTIFY, event.tenant, None, MAX_NOTIFY, event.job_id)
         for row in page.items:
-            lanes |= _named(row, notice.event, there)
+            lanes |= _receiver_and_lane(row, event.event, endpoint_ids)
         now, keep = self._clock.now(), self._settings.webhook_log_seconds
-        return [delivery_row(notice, receiver, lane, now, keep) for receiver, lane in lanes.items()]
+        return [delivery_row(event, receiver, lane, now, keep) for receiver, lane in lanes.items()]
 
-    async def _tell_last_failures(self, notice: OutboxEvent) -> None:
-        """A run that ends tells of failures that no batch has told of: they are all told then."""
-        counts = msgspec.convert(notice.data.get("counts", {}), Counts)
-        job = await self._records.jobs.job(notice.tenant, notice.job_id) if counts.failed else None
+    async def _report_last_failures(self, event: OutboxEvent) -> None:
+        """When a run finishes, report the failed tasks that no batch has reported."""
+        counts = msgspec.convert(event.data.get("counts", {}), Counts)
+        job = await self._records.jobs.job(event.tenant, event.job_id) if counts.failed else None
         if job is not None:
-            run = RunKey(job.tenant, job.job_id, notice.run_id, job.task_shard_count)
-            await self._milestones.told_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))
+            run = msgspec.structs.replace(job.key, run_id=event.run_id)
+            await self._progress.report_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))
 
 
-def _named(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:
-    """Receiver and lane of an entry of a job's own, if it wants the event and is there."""
+def _receiver_and_lane(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:
+    """The receiver and the lane of one of the job's `notify` entries, if it wants the event and exists."""
     entry = notify_of(row)
     if not wanted(entry.events, event):
         return {}

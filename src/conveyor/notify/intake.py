@@ -1,8 +1,8 @@
-"""Intake: jobs that come in by queue, from a state machine that waits for them or from anybody who may send there.
+"""Intake: accepts jobs from a queue, sent by a state machine that waits for them or by any other sender.
 
-A message is JSON, `{"job": {…}, "task_token": "…"}`, the job as it would be posted. It becomes a job once: under its
-task token, or its own id where it has none. A message that can not become one goes to the dead letters, and who waits
-for it is told why. While there is no room for its job it stays in the queue, and who waits gets a heartbeat.
+A message is JSON, `{"job": {…}, "task_token": "…"}`, with the body of POST /v1/jobs. It makes one job: its task
+token, or its message id, is the idempotency key. An invalid message is dead-lettered, and the state machine gets an
+error. While there is no capacity the message stays in the queue, and the state machine gets a heartbeat.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ SUBMIT_FAILED = "SUBMIT_FAILED"
 _ROUTE = "intake"
 _IDLE = 0.5
 _AT_ONCE = 10
-# Longer than taking a job in can last.
+# Longer than accepting a job can take.
 _VISIBILITY = 60.0
 _LONGEST_PAUSE = 60.0
-# Deliveries after which a message that fails on our side, and not for want of room, is given up.
+# Deliveries after which a message is dead-lettered that fails with a server error other than a lack of capacity.
 _TRIES = 20
-# A message may come again for as long as SQS keeps it.
+# SQS may redeliver a message for as long as it keeps it.
 _KEEP_SECONDS = 15 * 86_400.0
 _SEALED_FOR = "intake"
-_NO_ROOM = (429, 503)
+_NO_CAPACITY = (429, 503)
 
 
 class IntakeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is sent. All but the job is for a state machine that waits; `retry_count` is its own affair."""
+    """A message. All fields but `job` are for a waiting state machine; `retry_count` is only logged."""
 
     job: msgspec.Raw
     task_token: str | None = None
@@ -90,10 +90,10 @@ class Intake:
         return _IDLE if taken == IntakePass() else 0.0
 
     async def close(self) -> None:
-        """What was received and not taken in comes again."""
+        """Messages in flight are redelivered."""
 
     async def run_once(self) -> IntakePass:
-        """Take in what is there now, a bounded part of each queue."""
+        """Accept the jobs in the queues, a bounded number from each."""
         taken = IntakePass()
         for inbox in self._inboxes:
             if self.stopping:
@@ -101,7 +101,7 @@ class Intake:
             arrived = await inbox.arrived(_AT_ONCE, _VISIBILITY)
             crashpoint("intake.receive.after")
             takes = [self._take(inbox, message, taken) for message in arrived]
-            # One that fails does not keep the others out; it comes again.
+            # A message that fails does not stop the others; it is redelivered.
             for came in await asyncio.gather(*takes, return_exceptions=True):
                 if came is not None:
                     raise came
@@ -119,19 +119,19 @@ class Intake:
                 return
             accepted = await self._submit.submit(self._tenant, spec, _request(message, given))
         except IdempotencyMismatch as error:
-            # The token is another job's, and will be answered by that one.
+            # The token belongs to another job, which will answer it.
             await self._bury(inbox, message, error, taken)
         except IdempotencyInFlight:
             await self._put_off(inbox, message, waits, self._in_flight, taken)
         except ConveyorError as error:
-            if error.status in _NO_ROOM:
+            if error.status in _NO_CAPACITY:
                 await self._put_off(inbox, message, waits, _pause(message, error), taken)
             elif error.status < 500:
                 await self._refuse(inbox, message, waits, INVALID_JOB, error, taken)
             else:
                 await self._failed(inbox, message, waits, error, taken)
         except Exception as error:
-            log.exception("a job that came in by queue could not be taken in", message=message.message_id)
+            log.exception("job from the queue could not be accepted", message=message.message_id)
             await self._failed(inbox, message, waits, error, taken)
         else:
             crashpoint("intake.job.after")
@@ -141,11 +141,11 @@ class Intake:
                 taken.again += 1
             else:
                 taken.jobs += 1
-                log.info("job came in by queue", job=accepted.subject, retry_count=given.retry_count)
+                log.info("job accepted from the queue", job=accepted.subject, retry_count=given.retry_count)
 
     async def _is_stale(self, message: Arrived, given: IntakeMessage) -> bool:
-        """Whether the state machine gave up while the message waited: it may have sent another since. One that has not
-        waited long is not asked after."""
+        """Whether the state machine stopped waiting while the message was in the queue: it may have sent another since.
+        A recent message is not checked."""
         if self._waiters is None or given.task_token is None or message.sent_at is None:
             return False
         patience = (given.heartbeat_seconds or self._heartbeat_seconds) / 2
@@ -156,7 +156,7 @@ class Intake:
     async def _put_off(
         self, inbox: Inbox, message: Arrived, token: str | None, pause: float, taken: IntakePass
     ) -> None:
-        """Leave it in the queue. Who waits is told that it is not forgotten."""
+        """Leave it in the queue, and send a heartbeat to the state machine."""
         if self._waiters is not None and token is not None:
             await self._heartbeat(self._waiters, token)
         await inbox.put_off(message, pause)
@@ -173,21 +173,21 @@ class Intake:
     async def _refuse(
         self, inbox: Inbox, message: Arrived, token: str | None, code: str, error: Exception, taken: IntakePass
     ) -> None:
-        """Tell who waits, then give the message up: after a crash in between it is told once more, and not heard."""
+        """Answer the state machine, then dead-letter the message. After a crash, it ignores the second answer."""
         if self._waiters is not None and token is not None:
             sealed = self._waiters.seal(token, _SEALED_FOR)
             cause = msgspec.json.encode(_cause(error)).decode()
             crashpoint("intake.refuse.before")
-            told = await self._waiters.fail(sealed, _SEALED_FOR, code, cause)
+            outcome = await self._waiters.fail(sealed, _SEALED_FOR, code, cause)
             crashpoint("intake.refuse.after")
-            if told in (CallOutcome.LATER, CallOutcome.UNKNOWN):
+            if outcome in (CallOutcome.LATER, CallOutcome.UNKNOWN):
                 await inbox.put_off(message, _pause(message, error))
                 taken.put_off += 1
                 return
         await self._bury(inbox, message, error, taken)
 
     async def _bury(self, inbox: Inbox, message: Arrived, error: Exception, taken: IntakePass) -> None:
-        log.warning("a message is no job", message=message.message_id, reason=str(error))
+        log.warning("invalid message in the queue", message=message.message_id, reason=str(error))
         await inbox.bury(message, str(error))
         crashpoint("intake.bury.after")
         taken.refused += 1
@@ -217,7 +217,7 @@ def _request(message: Arrived, given: IntakeMessage) -> IdempotentRequest:
 
 
 def _token_in(body: bytes) -> str | None:
-    """The token of a message, whatever else is wrong with it."""
+    """The token of a message, even if the rest is invalid."""
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -233,7 +233,7 @@ def _cause(error: Exception) -> dict[str, str]:
 
 
 def _pause(message: Arrived, error: Exception) -> float:
-    """What the refusal says, or twice as long each time."""
+    """The `retry_after` of the refusal, or a backoff that doubles."""
     after = error.details.get("retry_after") if isinstance(error, ConveyorError) else None
     if isinstance(after, int | float):
         return min(max(1.0, after), _LONGEST_PAUSE)

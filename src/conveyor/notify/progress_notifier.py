@@ -1,8 +1,8 @@
-"""Herald: tells of runs while they run. A quarter of a run is done; tasks of it have failed, in batches; and how the
-counts went, for whoever looks later.
+"""Progress notifier: reports the progress of active runs. A quarter of a run is finished; tasks of it have failed, in
+batches. It also records the history of the counts.
 
-It looks at active runs every now and then, at their kept counts, and never at their tasks; what it finds to tell is
-written with the run's milestones, so that it is told once whoever finds it.
+It reads the counts of active runs at intervals, and never their tasks. Each event is written with the run's document of
+reported progress, so that one of several notifiers reports it, once.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class ProgressNotifier:
     def __init__(
         self, records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, failure_seconds: float
     ) -> None:
-        self.name = "herald"
+        self.name = "progress_notifier"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._records = records
@@ -50,43 +50,43 @@ class ProgressNotifier:
         self._coordinator = coordinator
         self._clock = clock
         self._failure_seconds = failure_seconds
-        self._milestones = ProgressEvents(records, clock)
-        # As they were last seen: a run of which there is nothing new costs no read of its row.
+        self._progress = ProgressEvents(records, clock)
+        # As last read: a run with nothing new to report costs no read of its document.
         self._seen: dict[RunId, ReportedProgress] = {}
         self._counted: dict[RunId, Counts] = {}
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
-        told = await self.run_once()
-        if told != NotifiedCounts(looked=told.looked):
-            log.debug("told of runs", **msgspec.structs.asdict(told))
+        notified = await self.run_once()
+        if notified != NotifiedCounts(looked=notified.looked):
+            log.debug("progress reported", **msgspec.structs.asdict(notified))
         return _EVERY
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def run_once(self) -> NotifiedCounts:
-        told = NotifiedCounts()
+        notified = NotifiedCounts()
         jobs = [job for job in await self._records.jobs.active_jobs() if job.state in WORKABLE]
         active = {job.run.run_id for job in jobs}
-        self._seen = {run_id: reached for run_id, reached in self._seen.items() if run_id in active}
+        self._seen = {run_id: reported for run_id, reported in self._seen.items() if run_id in active}
         self._counted = {run_id: counts for run_id, counts in self._counted.items() if run_id in active}
         self._isolation.forget_others(active)
         for job in jobs:
             if not self._isolation.is_resting(job.run.run_id):
                 with self._isolation.item(job.run.run_id):
-                    await self._look(job, told)
-        return told
+                    await self._check(job, notified)
+        return notified
 
-    async def _look(self, job: Job, told: NotifiedCounts) -> None:
-        told.looked += 1
+    async def _check(self, job: Job, notified: NotifiedCounts) -> None:
+        notified.looked += 1
         counts = await self._tasks.counts(job.key)
         await self._remember(job, counts)
         seen = self._seen.get(job.run.run_id, ReportedProgress())
         if _quarter(job, counts) > seen.quarter:
-            told.quarters += await self._tell_quarter(job, counts)
-        if counts.failed > seen.failures and self._rested(seen):
-            told.failures += await self._tell_failures(job, counts)
+            notified.quarters += await self._report_quarter(job, counts)
+        if counts.failed > seen.failures and self._is_failure_report_due(seen):
+            notified.failures += await self._report_failures(job, counts)
 
     async def _remember(self, job: Job, counts: Counts) -> None:
         run_id = job.run.run_id
@@ -94,37 +94,37 @@ class ProgressNotifier:
             self._counted[run_id] = counts
             await remember(self._coordinator, run_id, moment(self._clock.now(), counts))
 
-    async def _tell_quarter(self, job: Job, counts: Counts) -> int:
+    async def _report_quarter(self, job: Job, counts: Counts) -> int:
         quarter = _quarter(job, counts)
-        row, reached = await self._milestones.of(job.key)
-        self._seen[job.run.run_id] = reached
-        if quarter <= reached.quarter:
+        document, reported = await self._progress.read(job.key)
+        self._seen[job.run.run_id] = reported
+        if quarter <= reported.quarter:
             return 0
-        changed = msgspec.structs.replace(reached, quarter=quarter)
+        changed = msgspec.structs.replace(reported, quarter=quarter)
         data = {
             "percent": quarter * 100 // _QUARTERS,
             "total": job.run.total,
             "counts": msgspec.structs.asdict(counts),
         }
-        if not await self._milestones.tell(job.key, row, changed, "run.progress", data):
+        if not await self._progress.report(job.key, document, changed, "run.progress", data):
             return 0
         self._seen[job.run.run_id] = changed
         return 1
 
-    async def _tell_failures(self, job: Job, counts: Counts) -> int:
-        _, reached = await self._milestones.of(job.key)
-        self._seen[job.run.run_id] = reached
-        if counts.failed <= reached.failures or not self._rested(reached):
+    async def _report_failures(self, job: Job, counts: Counts) -> int:
+        _, reported = await self._progress.read(job.key)
+        self._seen[job.run.run_id] = reported
+        if counts.failed <= reported.failures or not self._is_failure_report_due(reported):
             return 0
-        await self._milestones.told_failures(job.key, counts, await self._tasks.error_codes(job.key, TOP_ERRORS))
+        await self._progress.report_failures(job.key, counts, await self._tasks.error_codes(job.key, TOP_ERRORS))
         return 1
 
-    def _rested(self, reached: ReportedProgress) -> bool:
-        return self._clock.now() - reached.failures_at >= self._failure_seconds
+    def _is_failure_report_due(self, reported: ReportedProgress) -> bool:
+        return self._clock.now() - reported.failures_at >= self._failure_seconds
 
 
 def _quarter(job: Job, counts: Counts) -> int:
-    """Quarters of the run that are done, but for the last: that is its end. None before the total is final."""
+    """Finished quarters of the run, at most three: its completion reports the fourth. 0 until the total is final."""
     if not job.run.last_batch or job.run.total == 0:
         return 0
     return min(counts.ended * _QUARTERS // job.run.total, _QUARTERS - 1)

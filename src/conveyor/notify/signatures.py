@@ -1,8 +1,8 @@
 """Signatures of webhooks, after the Standard Webhooks specification: HMAC-SHA256 over id, timestamp and body, one for
-each secret that is good at the time.
+each secret that is valid at the time.
 
-Secrets are not stored. They are made from the signing key of this installation and the name of what they are for, so
-that the records hold only which of them are in use.
+Secrets are not stored. They are derived from the signing key of this installation and the name of their purpose;
+the records hold only the numbers of those in use.
 """
 
 import hmac
@@ -16,7 +16,7 @@ PREFIX = "whsec_"
 
 
 def endpoint_secret(key: bytes, tenant: TenantId, webhook_id: str, number: int) -> str:
-    """The n-th secret of an endpoint, as its owner gets it."""
+    """The n-th secret of an endpoint."""
     return _secret(key, f"webhook:{tenant}:{webhook_id}:{number}")
 
 
@@ -26,7 +26,7 @@ def tenant_secret(key: bytes, tenant: TenantId) -> str:
 
 
 def signed_headers(secrets: Iterable[str], event_id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:
-    """The headers of one try."""
+    """The signature headers of one attempt."""
     content = f"{event_id}.{timestamp}.".encode() + body
     return [
         ("webhook-id", event_id),

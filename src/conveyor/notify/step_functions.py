@@ -1,8 +1,8 @@
-"""Answers to state machines: gets a notice that a run has ended, and puts what is to be told into the rows of those
-that wait for it (callbacks.py); the monitor sends it from there.
+"""Answers to state machines: gets the outbox event of a finished run, and writes the answer into the documents of the
+callbacks that wait for it (callbacks.py); the callback monitor sends it from there.
 
-A success has a summary of the run, a failure has it as its cause; both name the event that they pass on. Where an
-export is wanted, it is asked for first, and the answer follows when it is ready.
+A success has a summary of the run, a failure has it as its cause; both name the event that they pass on. A wanted
+export is requested first, and the answer follows when it is ready.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 _EXPORTED = frozenset({"export.ready", "export.failed"})
 _ERRORS = {"run.failed": "JOB_FAILED", "run.cancelled": "JOB_CANCELLED"}
 _TRIES = 20
-# An answer has room for so many links.
+# The maximum number of links in an answer.
 _PARTS = 50
 
 
@@ -48,31 +48,31 @@ async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> lis
 
 
 class StepAnswers:
-    """Looks at each notice once; looking again changes nothing."""
+    """Handles each outbox event once; handling it again changes nothing."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._records = system.records
         self._clock = system.clock
-        # Whoever asks for an export again, because another died over it, need not wait: it is given the same.
+        # Without a lease: after a crash the next dispatcher requests the same export without waiting.
         settings = msgspec.structs.replace(system.settings, idempotency_lease_seconds=0.0)
         self._exports = Exports(dataclasses.replace(system, settings=settings))
 
-    async def take(self, notice: OutboxEvent) -> int:
-        """Have those told who wait for this; returns how many answers there are now that were not there before."""
-        if notice.event not in ENDS | _EXPORTED:
+    async def take(self, event: OutboxEvent) -> int:
+        """Store the answers of the callbacks that wait for this event; returns how many are new."""
+        if event.event not in ENDS | _EXPORTED:
             return 0
         answered = 0
-        for row in await callbacks_of(self._records, notice.tenant, notice.job_id):
+        for row in await callbacks_of(self._records, event.tenant, event.job_id):
             try:
-                answered += await self._take(row, notice)
+                answered += await self._take(row, event)
             except msgspec.MsgspecError as error:
-                log.error("a callback can not be read", tenant=row.tenant, callback=row.id, error=str(error))
+                log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
         return answered
 
-    async def _take(self, row: Document, notice: OutboxEvent) -> bool:
+    async def _take(self, row: Document, event: OutboxEvent) -> bool:
         for _ in range(_TRIES):
-            changed = await self._changed(row, notice)
+            changed = await self._changed(row, event)
             if changed is None:
                 return False
             crashpoint("callback.answer.before")
@@ -80,71 +80,72 @@ class StepAnswers:
             crashpoint("callback.answer.after")
             if written is not None:
                 return callback_of(written).answer is not None
-            # The monitor has written to it meanwhile.
-            standing = await self._records.documents.document(CALLBACK, row.tenant, row.id)
-            if standing is None:
+            # The callback monitor has written it meanwhile.
+            current = await self._records.documents.document(CALLBACK, row.tenant, row.id)
+            if current is None:
                 return False
-            row = standing
-        raise EngineFailed("A callback could not be answered: others write its row all the time.")
+            row = current
+        raise EngineFailed("A callback could not be answered: too many concurrent writes.")
 
-    async def _changed(self, row: Document, notice: OutboxEvent) -> Document | None:
-        """The row with what this notice makes of it; None if it makes nothing."""
+    async def _changed(self, row: Document, event: OutboxEvent) -> Document | None:
+        """The document as this event changes it; None if it does not."""
         callback = callback_of(row)
         if callback.answer is not None or callback.status is CallbackStatus.TIMED_OUT:
             return None
-        if notice.event in _EXPORTED:
-            if callback.export_id is None or callback.export_id != notice.data.get("export_id"):
+        if event.event in _EXPORTED:
+            if callback.export_id is None or callback.export_id != event.data.get("export_id"):
                 return None
-            return self._answered(row, callback, await self._with_export(row.tenant, callback, notice), notice)
-        if callback.run_id != notice.run_id or callback.export_id is not None:
+            return self._answered(row, callback, await self._with_export(row.tenant, callback, event), event)
+        if callback.run_id != event.run_id or callback.export_id is not None:
             return None
         job = await self._records.jobs.job(row.tenant, callback.job_id)
-        summary = await self._summary(job, callback, notice)
-        if notice.event in _ERRORS:
+        summary = await self._summary(job, callback, event)
+        if event.event in _ERRORS:
             cause = msgspec.json.encode(summary).decode()
-            answer = CallbackAnswer(self._clock.now(), notice.notice_id, error=_ERRORS[notice.event], cause=cause)
+            answer = CallbackAnswer(self._clock.now(), event.notice_id, error=_ERRORS[event.event], cause=cause)
             return self._failed(row, callback, answer)
         if callback.export is None or job is None:
-            return self._answered(row, callback, summary, notice)
-        return await self._exporting(row, callback, job, summary, notice)
+            return self._answered(row, callback, summary, event)
+        return await self._exporting(row, callback, job, summary, event)
 
-    async def _summary(self, job: Job | None, callback: Callback, notice: OutboxEvent) -> dict[str, Any]:
+    async def _summary(self, job: Job | None, callback: Callback, event: OutboxEvent) -> dict[str, Any]:
         run = await self._records.jobs.run(callback.job_id, callback.run_id)
         return {
             "job_id": callback.job_id,
             "run_id": callback.run_id,
             "name": None if job is None else job.name,
-            "event": notice.event,
-            "event_id": notice.notice_id,
-            "at": iso_text(notice.at),
-            "reason": notice.data.get("reason"),
+            "event": event.event,
+            "event_id": event.notice_id,
+            "at": iso_text(event.at),
+            "reason": event.data.get("reason"),
+            "reason_code": event.data.get("reason_code"),
             "total": None if run is None else run.total,
             "invalid": None if run is None else run.invalid,
-            "counts": notice.data.get("counts"),
+            "counts": event.data.get("counts"),
             "export": None,
             "export_url": None,
         }
 
     async def _exporting(
-        self, row: Document, callback: Callback, job: Job, summary: dict[str, Any], notice: OutboxEvent
+        self, row: Document, callback: Callback, job: Job, summary: dict[str, Any], event: OutboxEvent
     ) -> Document | None:
-        """Ask for the export, once: whoever does it again is given the same."""
+        """Request the export; a repeated request gets the same one."""
         try:
             spec = ExportSpec(ExportFormat(callback.export or ""))
-            asked = await self._exports.create(job, spec, IdempotentRequest("callback", row.id, notice.notice_id))
+            asked = await self._exports.create(job, spec, IdempotentRequest("callback", row.id, event.notice_id))
         except IdempotencyInFlight:
             raise
         except (BadInput, Conflict, NotFound, ValueError) as error:
             code = error.code if isinstance(error, ConveyorError) else "invalid_field"
             failed = {"id": None, "format": callback.export, "error": {"code": code, "message": str(error)}}
-            return self._answered(row, callback, {**summary, "export": failed}, notice)
+            return self._answered(row, callback, {**summary, "export": failed}, event)
         output = msgspec.json.encode(summary).decode()
         waiting = msgspec.structs.replace(callback, export_id=asked.subject, output=output)
         return with_callback(row, waiting, row.due_at)
 
-    async def _with_export(self, tenant: TenantId, callback: Callback, notice: OutboxEvent) -> dict[str, Any]:
+    async def _with_export(self, tenant: TenantId, callback: Callback, event: OutboxEvent) -> dict[str, Any]:
         summary: dict[str, Any] = msgspec.json.decode(callback.output or "{}")
-        shown: dict[str, Any] = {"id": callback.export_id, "format": callback.export, "error": notice.data.get("error")}
+        shown: dict[str, Any] = {"id": callback.export_id, "format": callback.export, "error": event.data.get("error")}
         try:
             found = await self._exports.find(tenant, callback.export_id or "")
         except NotFound:
@@ -159,9 +160,9 @@ class StepAnswers:
             summary["export_url"] = export["parts"][0]["url"] if export["parts"] else None
         return {**summary, "export": shown}
 
-    def _answered(self, row: Document, callback: Callback, summary: dict[str, Any], notice: OutboxEvent) -> Document:
-        # The event that is passed on is the one that ended the run, also where an export came after it.
-        event_id = summary.get("event_id", notice.notice_id)
+    def _answered(self, row: Document, callback: Callback, summary: dict[str, Any], event: OutboxEvent) -> Document:
+        # The answer names the event of the finished run, also if an export came after it.
+        event_id = summary.get("event_id", event.notice_id)
         answer = CallbackAnswer(self._clock.now(), event_id, output=msgspec.json.encode(summary).decode())
         done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
         return with_callback(row, done, self._clock.now())

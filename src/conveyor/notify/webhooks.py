@@ -1,11 +1,12 @@
-"""Webhooks: the endpoints of a tenant. Where each is, which events it gets, and which of its secrets sign.
+"""Webhook endpoints of a tenant: the URL of each, the events that it gets, and the secrets that sign.
 
-An endpoint is a row, changed on its version. Its secret is shown when it is made or rotated, and not again; after a
-rotation the old one signs beside the new one for a while.
+An endpoint is a document, changed on its version. Its secret is shown when it is created or rotated, and not again.
+After a rotation the old secret also signs, for a while.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK, check_events, check_target
-from conveyor.jobs.idempotency import Accepted, Idempotency, IdempotentRequest, standing_answer
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.model import Page, TenantId
 from conveyor.notify.signatures import endpoint_secret
 from conveyor.system import System
@@ -26,13 +27,13 @@ MAX_DESCRIPTION = 500
 _ID = re.compile(r"webhook_[0-9a-z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TRIES = 5
-# Secrets that sign at once, however often one is rotated.
-_MOST_SECRETS = 3
+# The maximum number of secrets that sign at the same time.
+_MAX_SECRETS = 3
 
 
 class WebhookSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An endpoint to be made. Without `events` it gets all events of all jobs; with none, only those that jobs ask for
-    in `notify`."""
+    """An endpoint to create. Without `events` it gets all events of all jobs; with an empty list, only those that jobs
+    request in `notify`."""
 
     url: str
     events: list[str] | None = None
@@ -40,7 +41,7 @@ class WebhookSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebhookChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be different. What is left out stays as it is."""
+    """The fields to change. A missing field stays as it is."""
 
     url: str | msgspec.UnsetType = msgspec.UNSET
     events: list[str] | msgspec.UnsetType | None = msgspec.UNSET
@@ -56,7 +57,7 @@ class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of an endpoint's row, as JSON."""
+    """The body of an endpoint's document, as JSON."""
 
     url: str
     created_at: float
@@ -65,7 +66,7 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     events: Sequence[str] | None = None
     description: str | None = None
     disabled: bool = False
-    # Why it was disabled, if nobody asked for that.
+    # Why it was disabled, if not by a request.
     reason: str | None = None
 
 
@@ -79,42 +80,40 @@ def endpoint_of(row: Document) -> Endpoint:
 
 
 def good_secrets(key: bytes, tenant: TenantId, webhook_id: str, endpoint: Endpoint, now: float) -> list[str]:
-    """Those that sign now."""
-    good = [each for each in endpoint.secrets if each.until is None or each.until > now]
-    return [endpoint_secret(key, tenant, webhook_id, each.number) for each in good]
+    """The secrets that sign now."""
+    valid = [secret for secret in endpoint.secrets if secret.until is None or secret.until > now]
+    return [endpoint_secret(key, tenant, webhook_id, secret.number) for secret in valid]
 
 
 class Webhooks:
-    """Makes, shows, changes and removes endpoints."""
+    """Creates, shows, changes and removes endpoints."""
 
     def __init__(self, system: System) -> None:
         self._records = system.records
         self._clock = system.clock
         self._settings = system.settings
         self._key = system.signing_key
-        self._requests = Idempotency(system.settings, system.clock, system.records)
+        self._idempotency = Idempotency(system.settings, system.clock, system.records)
 
     async def create(self, tenant: TenantId, spec: WebhookSpec, request: IdempotentRequest | None = None) -> Accepted:
-        """Make an endpoint. The answer has its secret, which is kept nowhere: not in the answer for replay either."""
-        ticket = await self._requests.claim(tenant, request, self._clock.new_id("webhook"))
-        if isinstance(ticket, Accepted):
-            return self._with_secret(tenant, ticket)
-        async with self._requests.carrying_out(ticket):
-            self._check(spec.url, spec.events, spec.description)
-            await self._check_number(tenant)
-            endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
-            made = Document(WEBHOOK, tenant, ticket.subject, msgspec.json.encode(endpoint))
-            body = msgspec.json.encode(webhook_json(made))
-            row = ticket.answer(CREATED, body, self._requests.keep_until)
-            crashpoint("webhook.create.before")
-            standing = await self._records.documents.create_rows([made], None, row)
-            crashpoint("webhook.create.after")
-            if standing is not None and row is not None:
-                return self._with_secret(tenant, standing_answer(standing, row.fingerprint))
-            return self._with_secret(tenant, Accepted(CREATED, body, ticket.subject))
+        """Create an endpoint. The answer has its secret, which is stored nowhere, not even in the answer for replay."""
+        webhook_id = self._clock.new_id("webhook")
+        accepted = await self._idempotency.once(tenant, request, webhook_id, partial(self._create, tenant, spec))
+        return self._with_secret(tenant, accepted)
+
+    async def _create(self, tenant: TenantId, spec: WebhookSpec, claim: Claim) -> Accepted:
+        self._check(spec.url, spec.events, spec.description)
+        await self._check_number(tenant)
+        endpoint = Endpoint(spec.url, self._clock.now(), [Secret(1)], spec.events, spec.description)
+        document = Document(WEBHOOK, tenant, claim.subject, msgspec.json.encode(endpoint))
+        answer = claim.answer(CREATED, msgspec.json.encode(webhook_json(document)))
+        crashpoint("webhook.create.before")
+        existing = await self._records.documents.create_rows([document], None, answer.row)
+        crashpoint("webhook.create.after")
+        return answer.unless_lost(existing)
 
     async def find(self, tenant: TenantId, webhook_id: str) -> Document:
-        """The tenant's endpoint. One that never was, one that was removed and another's are the same NotFound."""
+        """The tenant's endpoint. Raises NotFound for an unknown one, a removed one and one of another tenant."""
         row = await self._records.documents.document(WEBHOOK, tenant, webhook_id) if _ID.fullmatch(webhook_id) else None
         if row is None:
             raise NotFound
@@ -127,7 +126,7 @@ class Webhooks:
         return await self._records.documents.documents(WEBHOOK, tenant, cursor, limit)
 
     async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Document:
-        """Change an endpoint. One that is enabled again forgets why it was not."""
+        """Change an endpoint. Enabling it clears the reason for which it was disabled."""
         await self.find(tenant, webhook_id)
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
         self._check(given.get("url"), given.get("events"), given.get("description"))
@@ -141,7 +140,7 @@ class Webhooks:
         return changed
 
     async def rotate(self, tenant: TenantId, webhook_id: str) -> tuple[Document, str]:
-        """Give the endpoint a new secret; the present one signs beside it for a while."""
+        """Give the endpoint a new secret; the present one also signs, for a while."""
         await self.find(tenant, webhook_id)
         changed = await change_endpoint(self._records, tenant, webhook_id, self._rotated)
         if changed is None:
@@ -150,7 +149,7 @@ class Webhooks:
         return changed, endpoint_secret(self._key, tenant, webhook_id, number)
 
     async def remove(self, tenant: TenantId, webhook_id: str) -> None:
-        """Remove an endpoint. What is on its way to it is dropped."""
+        """Remove an endpoint. Its pending deliveries are dropped."""
         for _ in range(_TRIES):
             row = await self.find(tenant, webhook_id)
             crashpoint("webhook.remove.before")
@@ -163,12 +162,12 @@ class Webhooks:
         now = self._clock.now()
         until = now + self._settings.webhook_overlap_seconds
         newest, *older = endpoint.secrets
-        kept = [each for each in older if each.until is not None and each.until > now]
-        secrets = [Secret(newest.number + 1), Secret(newest.number, until), *kept][:_MOST_SECRETS]
+        valid = [secret for secret in older if secret.until is not None and secret.until > now]
+        secrets = [Secret(newest.number + 1), Secret(newest.number, until), *valid][:_MAX_SECRETS]
         return msgspec.structs.replace(endpoint, secrets=secrets)
 
     def _with_secret(self, tenant: TenantId, accepted: Accepted) -> Accepted:
-        """The answer with the first secret, which is the same each time that it is made."""
+        """The answer with the first secret, which is derived and so the same in a replay."""
         shown = msgspec.json.decode(accepted.body)
         shown["secret"] = endpoint_secret(self._key, tenant, accepted.subject, 1)
         return accepted._replace(body=msgspec.json.encode(shown))
@@ -184,13 +183,13 @@ class Webhooks:
             )
 
     async def _check_number(self, tenant: TenantId) -> None:
-        most = self._settings.max_webhooks
-        if len((await self._records.documents.documents(WEBHOOK, tenant, None, most + 1)).items) >= most:
-            raise LimitReached(f"There are {most} endpoints already, the most that a tenant may have.", limit=most)
+        limit = self._settings.max_webhooks
+        if len((await self._records.documents.documents(WEBHOOK, tenant, None, limit + 1)).items) >= limit:
+            raise LimitReached(f"The tenant has {limit} endpoints already, the maximum.", limit=limit)
 
 
 async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, change: Change) -> Document | None:
-    """Change an endpoint on its version, again while others do; None if it is gone."""
+    """Change an endpoint on its version, and retry on concurrent changes; None if it was removed."""
     for _ in range(_TRIES):
         row = await records.documents.document(WEBHOOK, tenant, webhook_id)
         if row is None:
@@ -219,4 +218,4 @@ def webhook_json(row: Document) -> dict[str, Any]:
 
 
 def _contended() -> Conflict:
-    return Conflict("Others are changing this endpoint; try again.")
+    return Conflict("Other requests changed the endpoint at the same time. Try again.")

@@ -6,17 +6,15 @@ or null, of each shard. Cursors come from outside: `decode` accepts only text th
 
 import base64
 import binascii
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from conveyor.errors import BadCursor
-from conveyor.model import TaskId, shard_of
+from conveyor.model import TaskId, is_task_id, shard_of
 
 PREFIX = "sh:"
 
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 # An id in quotes and a comma are 67 bytes of JSON; base64 makes 4 of 3.
 _CHARS_PER_SHARD = 90
 
@@ -68,6 +66,6 @@ def _in_shard(text: str, shard: int, shards: int) -> TaskId:
 
 
 def _task_id(text: str) -> TaskId:
-    if not _TASK_ID.fullmatch(text):
+    if not is_task_id(text):
         raise BadCursor
     return TaskId(text)

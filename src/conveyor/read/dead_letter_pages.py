@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor.engines.queue import Queue
-from conveyor.jobs.dead_letters import DeadLetterOwner, read_letter
+from conveyor.jobs.dead_letters import DeadLetterOwner, RedrivePlan, read_letter
 from conveyor.model import Page, TenantId
 from conveyor.read.results import iso_time
 
@@ -24,8 +24,8 @@ async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str |
     return Page(items, cursor)
 
 
-def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
-    """A dead letter as the API shows it, without its message."""
+def letter_json(letter: DeadLetterOwner, plan: RedrivePlan) -> dict[str, Any]:
+    """A dead letter as the API shows it, without its message, and what redriving it does."""
     return {
         "id": letter.message_id,
         "queue": "control" if letter.chunk is None else "run",
@@ -33,4 +33,6 @@ def letter_json(letter: DeadLetterOwner) -> dict[str, Any]:
         "run_id": letter.run_id,
         "reason": letter.reason,
         "at": iso_time(letter.at),
+        "redrive": plan.action,
+        "redrive_effect": plan.effect,
     }

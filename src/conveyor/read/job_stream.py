@@ -142,6 +142,7 @@ class JobStream:
             "run_id": job.run.run_id,
             "state": job.state,
             "reason": job.reason,
+            "reason_code": job.run.reason_code,
             "total": job.run.total,
             "counts": msgspec.structs.asdict(counts),
         }

@@ -5,14 +5,13 @@ import re
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import InvalidField, NotFound
-from conveyor.model import Job, Run, RunKey, Task, TaskId
+from conveyor.model import Job, RunKey, Task, TaskId, is_task_id
 
 LATEST = "latest"
 LATEST_PER_TASK = "latest-per-task"
 
 _RUN_ID = re.compile(r"run_[0-9a-z]{26}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 
 async def chosen_runs(records: Records, job: Job, which: str | None) -> list[RunKey]:
@@ -21,7 +20,7 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
     if which is None or which == LATEST:
         return [job.key]
     if which == LATEST_PER_TASK:
-        return [key_of(job, run) for run in await records.jobs.runs(job.job_id)]
+        return [job.key_of(run) for run in await records.jobs.runs(job.job_id)]
     if not _RUN_ID.fullmatch(which) and not _NUMBER.fullmatch(which):
         raise InvalidField(
             f"`run` must be the id or the number of a run, `{LATEST}` or `{LATEST_PER_TASK}`.", field="run"
@@ -29,20 +28,15 @@ async def chosen_runs(records: Records, job: Job, which: str | None) -> list[Run
     named = [run for run in await records.jobs.runs(job.job_id) if which in (run.run_id, str(run.number))]
     if not named:
         raise NotFound("The job has no such run.")
-    return [key_of(job, named[0])]
+    return [job.key_of(named[0])]
 
 
 async def locate_task(records: Records, tasks: Tasks, job: Job, task_id: str) -> tuple[RunKey, Task]:
     """A task of any run of the job, and the key of that run; the latest run first. Raises NotFound."""
-    if _TASK_ID.fullmatch(task_id):
+    if is_task_id(task_id):
         older = await records.jobs.runs(job.job_id) if job.run.number > 1 else []
-        for key in [job.key, *(key_of(job, run) for run in reversed(older[:-1]))]:
+        for key in [job.key, *(job.key_of(run) for run in reversed(older[:-1]))]:
             task = await tasks.task(key, TaskId(task_id))
             if task is not None:
                 return key, task
     raise NotFound
-
-
-def key_of(job: Job, run: Run) -> RunKey:
-    """The key of one of the job's runs."""
-    return RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)

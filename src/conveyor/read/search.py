@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.engines.tasks import TaskFilter, Tasks
-from conveyor.model import Page, RunKey, Task, TaskId
+from conveyor.model import Page, RunKey, Task, TaskId, is_task_id
 from conveyor.read.listing import listing_page
 from conveyor.read.walk import matches
 
@@ -16,7 +16,6 @@ _ROWS = 500
 _MAX_ROWS = 5000
 
 _INDEX = re.compile(r"[0-9]{1,15}", re.ASCII)
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class SearchPage(msgspec.Struct, frozen=True):
@@ -58,7 +57,7 @@ async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:
     for run in reversed(runs):
         if _INDEX.fullmatch(text) and (by_index := await tasks.at(run, [int(text)])):
             return by_index
-        if _TASK_ID.fullmatch(text) and (task := await tasks.task(run, TaskId(text))):
+        if is_task_id(text) and (task := await tasks.task(run, TaskId(text))):
             return [task]
     return []
 

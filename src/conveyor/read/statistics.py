@@ -10,7 +10,7 @@ from conveyor.coordination.history import Moment, history, moment
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, EventRecord, Job, Run, RunKey
+from conveyor.model import Counts, EventRecord, Job, Run
 from conveyor.states import ENDED
 
 TOP_ERRORS = 100
@@ -23,7 +23,7 @@ async def statistics_json(
     records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job, run: Run
 ) -> dict[str, Any]:
     """The statistics of one of the job's runs."""
-    key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
+    key = job.key_of(run)
     counts, errors, durations, samples, events = await asyncio.gather(
         tasks.counts(key),
         tasks.error_codes(key, TOP_ERRORS),

@@ -16,7 +16,7 @@ from conveyor.coordination.waits import Wait, waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run, RunKey
+from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.states import ENDED, WORKABLE, RunState
 
@@ -123,7 +123,7 @@ async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Ru
         return []
     before = [run for run in await records.jobs.runs(job.job_id) if run.number < job.run.number]
     runs = [_without_secrets(run) for run in reversed(before[-MOST_RUNS:])]
-    counts = await asyncio.gather(*(tasks.counts(_key(job, run)) for run in runs))
+    counts = await asyncio.gather(*(tasks.counts(job.key_of(run)) for run in runs))
     return list(zip(runs, counts, strict=True))
 
 
@@ -131,9 +131,9 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
     """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
     tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
     runs: list[dict[str, Any]] = []
-    for run in await records.runs(job.job_id):
-        stored = await tasks.counts(_key(job, run))
-        counted = await tasks.recount(_key(job, run))
+    for run in await records.jobs.runs(job.job_id):
+        stored = await tasks.counts(job.key_of(run))
+        counted = await tasks.recount(job.key_of(run))
         exact = run.state in ENDED and counted.ended == run.total
         runs.append(
             {
@@ -173,12 +173,13 @@ async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, c
 
 
 def _job_json(job: Job, live: Live) -> dict[str, Any]:
-    run = live.run
+    run, wait = live.run, _shown_wait(live.wait)
     return {
         "id": job.job_id,
         "name": job.name,
         "state": job.state,
-        "reason": job.reason or _wait_reason(live.wait),
+        "reason": job.reason or (None if wait is None else wait.detail),
+        "reason_code": run.reason_code or (None if wait is None else wait.code),
         "waiting": None if live.wait is None else _wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
@@ -203,6 +204,7 @@ def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:
         "id": run.run_id,
         "number": run.number,
         "state": run.state,
+        "reason_code": run.reason_code,
         "total": run.total,
         "counts": {
             "pending": max(run.total - counts.ended - running, 0),
@@ -224,6 +226,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "error_code": lineage.error_code,
         "http_status": lineage.http_status,
         "tag": lineage.tag,
+        "indexes": list(lineage.indexes),
         "options": without_secrets(lineage.overrides),
     }
 
@@ -266,17 +269,13 @@ async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | No
     return Wait("ingesting", "The list is being ingested.")
 
 
-def _wait_reason(wait: Wait | None) -> str | None:
-    """The reason to show with the job. An ingest, or an open job without tasks, is no reason."""
-    return None if wait is None or wait.code in ("open", "ingesting") else wait.detail
+def _shown_wait(wait: Wait | None) -> Wait | None:
+    """The wait that a job shows as its reason. Every ingest waits for its list: that is no reason."""
+    return None if wait is None or wait.code in ("open", "ingesting") else wait
 
 
 def _wait_json(wait: Wait) -> dict[str, Any]:
     return {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)}
-
-
-def _key(job: Job, run: Run) -> RunKey:
-    return RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
 
 
 async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:

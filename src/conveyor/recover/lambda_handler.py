@@ -1,5 +1,5 @@
-"""The monitor as a Lambda function, for a rule that calls it once a minute. Settings come from the environment, and the
-engines must be such as more than one process can reach; CONVEYOR_DATA must be a place that can be written, /tmp.
+"""The monitor as a Lambda function, for a rule that calls it once a minute. Settings come from the environment. The
+engines must be shared ones, and CONVEYOR_DATA a writable directory such as /tmp.
 
     Handler: conveyor.recover.lambda_handler.handler
 """
@@ -16,7 +16,7 @@ from conveyor.telemetry.logs import configure_log
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
-    """One pass; what it did, in counts. The event says only that it is time."""
+    """Run one pass; returns its counts. The content of the event is ignored."""
     settings = Settings.load()
     configure_log(settings.log_level, form=settings.log_format)
     return asyncio.run(_pass(settings))

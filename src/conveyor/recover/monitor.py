@@ -1,8 +1,8 @@
-"""Monitor: a pass over what is late. Long tasks that do not move, tasks of workers that are gone, runs past their
-deadline; each found by the time at which its row is due, never by a scan.
+"""Monitor: finds what is late. Stuck tasks, tasks of dead workers, overdue runs; each by the time at which its document
+is due, never by a scan.
 
 It runs as a role of `conveyor up`, as `conveyor monitor`, and as a Lambda handler (lambda_handler.py): the same pass.
-Several share the load: each change is written on the version that was seen, and one of them wins.
+Several monitors share the load: each change is written on the version that was read, and one of them wins.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
-# Something else that is to be looked after in each pass. It says what it did, in counts of its own.
+# An additional step of each pass. It returns counts of its own.
 Part = Callable[[], Awaitable[Mapping[str, int]]]
 
 
@@ -47,7 +47,7 @@ class Monitor:
         return self._settings.monitor_seconds
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def run_once(self) -> Monitored:
         seen = Monitored()
@@ -60,7 +60,7 @@ class Monitor:
 
 
 def monitor_of(system: System, *, told: Told | None = None, parts: Sequence[Part] = ()) -> Monitor:
-    """The monitor of a system. `told` hears of each task that was taken over."""
+    """The monitor of a system. It calls `told` for each task that it takes over."""
     records, tasks, queue, clock = system.records, system.tasks, system.queue, system.clock
     lifecycle = Lifecycle(records, tasks, clock)
     stuck = Stuck(records, tasks, queue, clock, system.settings, told)

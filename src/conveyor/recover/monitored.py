@@ -1,22 +1,22 @@
-"""What one pass of the monitor found and did."""
+"""The counts of one pass of the monitor."""
 
 import msgspec
 
 
 class Monitored(msgspec.Struct):
-    """Counts; `others` are those of parts that were hung in."""
+    """What one pass found and did; `others` are the counts of additional steps."""
 
-    # Rows of long tasks that were due, or of workers that are gone.
+    # Documents of long tasks that were due, and of dead workers.
     looked: int = 0
-    # Stuck tasks that were sent again, and those that were given up.
+    # Stuck tasks that were requeued, and those that failed.
     requeued: int = 0
     failed: int = 0
-    # Workers that are gone, and tasks of theirs that were sent again.
+    # Dead workers, and their tasks that were requeued.
     workers: int = 0
     orphans: int = 0
-    # Rows of tasks that had ended meanwhile, or are not to run now.
+    # Documents of tasks that had finished, or must not run now.
     settled: int = 0
-    # Runs past their deadline that were queued again, and those that were given up.
+    # Overdue runs whose tasks were requeued, and those that failed.
     overdue: int = 0
     expired: int = 0
     others: dict[str, int] = {}

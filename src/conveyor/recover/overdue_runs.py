@@ -1,11 +1,10 @@
-"""Deadlines: catches runs that are not done in time. Their unfinished tasks are queued again, by the recovery queue and
-with fresh attempts, some times; then the run fails and a dead letter says so. A run never waits, or loops, for ever.
+"""Deadlines: handles overdue runs. Their unfinished tasks are requeued on the recovery queue, with fresh attempts, a
+few times; then the run fails, with a dead letter. A run never waits or loops for ever.
 
-Each step is first written to the run's row, on the version that was seen, and the row stays due until the step is done:
-another monitor takes no part in it, and one that dies has it done by the next.
+Each step is first written to the run's deadline document, on the version that was read, and the document stays due
+until the step is done: no other monitor takes part, and after a crash the next one completes the step.
 """
 
-from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
@@ -15,28 +14,28 @@ from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation
 from conveyor.coordination.waits import Wait, say_waiting
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, recovery_queue
+from conveyor.engines.queue import Queue, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import decode, encode, messages, send_all
+from conveyor.jobs.chunks import decode, encode, messages, pending_seeds, request_ingest, requeue_pending, send_all
 from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, IngestJob, InputJson, Job, OutboxEvent, TaskId, TaskSeed
+from conveyor.model import Chunk, Job, OutboxEvent, TaskSeed
 from conveyor.recover.monitored import Monitored
 from conveyor.settings import Settings
-from conveyor.states import ENDED, RunState, TaskStatus
+from conveyor.states import ENDED, ReasonCode, RunState
 
 log = structlog.get_logger()
 
-# Where the last message of a run that is given up goes, to be buried.
+# The queue through which the dead letter of an overdue run goes.
 OVERDUE = QueueName("overdue")
 
 _PAGE = 100
 _PAGES = 10
 _ROWS = 5000
-# Seconds after which a step that was begun is done again, by whoever finds it.
+# Seconds after which another monitor repeats a step that was started.
 _REDO = 300.0
 _HOLD_SECONDS = 30.0
 _LOOKS = 50
@@ -83,83 +82,70 @@ class Deadlines:
         if seconds is None:
             await self._records.documents.remove_row(row)
         elif job.state is RunState.PAUSED:
-            # Nobody is late with what is not to run; its time counts on.
-            await self._put_off(row, now + self._settings.monitor_seconds)
+            # A paused run is not late; its time keeps counting.
+            await self._postpone(row, now + self._settings.monitor_seconds)
         elif not deadline.under_way and deadline.since + seconds > now:
-            await self._put_off(row, deadline.since + seconds)
-        # A step that another began and did not see through is not one more.
+            await self._postpone(row, deadline.since + seconds)
+        # Repeating an interrupted step is not one more.
         elif deadline.tries + (not deadline.under_way) <= self._settings.deadline_tries:
-            await self._queue_again(job, row, deadline, seconds, seen)
+            await self._requeue_run(job, row, deadline, seconds, seen)
         else:
-            await self._give_up(job, row, deadline, seconds, seen)
+            await self._fail(job, row, deadline, seconds, seen)
 
-    async def _put_off(self, row: Document, until: float) -> None:
+    async def _postpone(self, row: Document, until: float) -> None:
         await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
 
-    async def _queue_again(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
-        now, most = self._clock.now(), self._settings.deadline_tries
+    async def _requeue_run(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+        now, max_tries = self._clock.now(), self._settings.deadline_tries
         tries = deadline.tries + (not deadline.under_way)
         begun = Deadline(deadline.run_id, now, tries, under_way=True)
-        notice = None if deadline.under_way else self._notice(job, {"tries": tries, "of": most, "deadline": seconds})
+        event = None if deadline.under_way else self._event(job, {"tries": tries, "of": max_tries, "deadline": seconds})
         crashpoint("monitor.overdue.before")
-        held = await self._records.documents.replace_row(_with(row, begun, now + _REDO), notice)
+        claimed = await self._records.documents.replace_row(_with(row, begun, now + _REDO), event)
         crashpoint("monitor.overdue.after")
-        if held is None:
+        if claimed is None:
             return
-        detail = f"past its deadline of {seconds:g} s: its unfinished tasks were queued again, {tries} of {most} times"
+        detail = f"past its deadline of {seconds:g} s: its unfinished tasks were requeued, {tries} of {max_tries} times"
         await say_waiting(self._coordinator, job.run.run_id, Wait("deadline", detail, now + seconds), seconds)
         sent = await self._requeue(job)
         crashpoint("monitor.requeue.after")
         done = msgspec.structs.replace(begun, under_way=False)
-        await self._records.documents.replace_row(_with(held, done, now + seconds))
+        await self._records.documents.replace_row(_with(claimed, done, now + seconds))
         seen.overdue += 1
         log.warning("run is past its deadline", job=job.job_id, run=job.run.run_id, tries=tries, tasks=sent)
 
     async def _requeue(self, job: Job) -> int:
-        """Queue all pending tasks again, in bounded memory. What was in a queue already falls to the status guard."""
-        sent = 0
+        """Requeue all pending tasks, in bounded memory, and request the ingest if it has not finished."""
         if not job.run.last_batch:
-            ingest = msgspec.json.encode(IngestJob(job.tenant, job.job_id, job.run.run_id))
-            await send_all(self._queue, CONTROL, [Outgoing(ingest)], self._clock)
-        async for page in self._pending(job, _ROWS):
-            outgoing = messages(job.key, page, job.options.chunk_size)
-            await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
-            sent += len(page)
-        return sent
+            await request_ingest(self._queue, job, self._clock)
+        queue = recovery_queue(job.run.run_id)
+        return await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
 
-    async def _pending(self, job: Job, limit: int) -> AsyncGenerator[list[TaskSeed], None]:
-        """The tasks that have not ended, so many at a time."""
-        for shard in range(max(1, job.task_shard_count)):
-            after: TaskId | None = None
-            while page := await self._tasks.page(job.key, shard, after, limit, TaskFilter(status=TaskStatus.PENDING)):
-                yield [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
-                after = page[-1].task_id
-
-    async def _give_up(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
+    async def _fail(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         counts = await self._tasks.counts(job.key)
         left = job.run.total - counts.ended if job.run.last_batch else None
         unfinished = "its list is not ingested" if left is None else f"{left} tasks are unfinished"
-        most = self._settings.deadline_tries
-        again = f", nor after its tasks were queued again {most} times" if most else ""
-        reason = f"deadline: not done within {seconds:g} s{again}; {unfinished}"
-        begun = msgspec.structs.replace(deadline, tries=most + 1, under_way=True)
+        max_tries = self._settings.deadline_tries
+        requeued = f", nor after its tasks were requeued {max_tries} times" if max_tries else ""
+        reason = f"deadline: not finished within {seconds:g} s{requeued}; {unfinished}"
+        begun = msgspec.structs.replace(deadline, tries=max_tries + 1, under_way=True)
         crashpoint("monitor.expire.before")
-        held = await self._records.documents.replace_row(_with(row, begun, self._clock.now() + _REDO))
+        claimed = await self._records.documents.replace_row(_with(row, begun, self._clock.now() + _REDO))
         crashpoint("monitor.expire.after")
-        if held is None:
+        if claimed is None:
             return
-        # The letter first: a run that shows as failed for this always has one.
-        await self._write_letter(job, reason)
+        # The dead letter first: an overdue run that shows as failed always has one.
+        await self._write_dead_letter(job, reason)
         crashpoint("monitor.letter.after")
-        await self._lifecycle.move(job, RunState.FAILED, reason, counts)
-        await self._records.documents.remove_row(held)
+        await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.DEADLINE)
+        await self._records.documents.remove_row(claimed)
         seen.expired += 1
-        log.error("run given up", job=job.job_id, run=job.run.run_id, reason=reason)
+        log.error("overdue run failed", job=job.job_id, run=job.run.run_id, reason=reason)
 
-    async def _write_letter(self, job: Job, reason: str) -> None:
-        """A dead letter with the first of the tasks that are left. A message is buried by who holds it: so it is sent,
-        received and buried, and with it any that another monitor left there."""
-        pages = self._pending(job, job.options.chunk_size)
+    async def _write_dead_letter(self, job: Job, reason: str) -> None:
+        """Write a dead letter with the first of the unfinished tasks. Only a received message can be dead-lettered: it
+        is sent, received and dead-lettered, and with it any that another monitor left there."""
+        pages = pending_seeds(self._tasks, job, job.options.chunk_size)
         left: list[TaskSeed] = await anext(pages, [])
         await pages.aclose()
         (first, *_) = messages(job.key, left, job.options.chunk_size) or [encode(Chunk(job.key, []))]
@@ -172,9 +158,9 @@ class Deadlines:
                 if letter.run == job.key:
                     return
             await self._clock.sleep(_LOOK_PAUSE)
-        raise EngineFailed("The dead letter of a run that is past its deadline did not come back from its queue.")
+        raise EngineFailed("The dead letter of an overdue run was not received from its queue.")
 
-    def _notice(self, job: Job, data: dict[str, object]) -> OutboxEvent:
+    def _event(self, job: Job, data: dict[str, object]) -> OutboxEvent:
         return OutboxEvent(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,

@@ -1,7 +1,7 @@
-"""Retention: removes what has expired or was deleted, a bounded step at a time, and can be interrupted anywhere.
+"""Retention: purges what has expired or was deleted, in bounded steps that can be interrupted anywhere.
 
-Readers compare expiry themselves and see none of it any more; this only gives the space back. The job's own row goes
-last: while it is there, the rest is found again. So it is everywhere: an object goes before the row that names it.
+Readers check expiry themselves and do not see it any more; retention only frees the space. The row of a job is removed
+last: while it exists, the rest is found again. In general an object is removed before the row that names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
-# Seconds that workers and ingesters have to see that a job is gone: what they write after it is removed stays.
+# Seconds in which workers and ingesters notice that a job was deleted: what they write after the purge would stay.
 SETTLE_SECONDS = 15.0
 
 _EVERY = 5.0
@@ -38,7 +38,7 @@ _EXPIRED = 1000
 
 
 class Removed(msgspec.Struct):
-    """What one pass removed."""
+    """What one pass purged."""
 
     jobs: int = 0
     tasks: int = 0
@@ -46,7 +46,7 @@ class Removed(msgspec.Struct):
     letters: int = 0
     uploads: int = 0
     exports: int = 0
-    # Idempotency rows, and rows of all kinds.
+    # Idempotency claims, and documents of all kinds.
     expired: int = 0
 
 
@@ -68,7 +68,7 @@ class Retention:
         self._isolation = Isolation(self.name, clock)
 
     async def tick(self) -> float:
-        """Each step is bounded, and the next follows at once while there is more: what arrives is removed as fast."""
+        """Each pass is bounded, and the next follows at once while there is more to purge."""
         removed = await self.run_once()
         metrics.count(metrics.REMOVED, removed)
         if removed == Removed():
@@ -77,7 +77,7 @@ class Retention:
         return 0.0
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def run_once(self) -> Removed:
         removed = Removed()
@@ -104,7 +104,7 @@ class Retention:
         removed.expired += await self._records.access.purge_expired(_EXPIRED)
 
     async def _empty(self, job: Job, removed: Removed) -> bool:
-        """Remove some of a job; True when nothing was left but its rows in the records."""
+        """Remove a part of a job; True when only its rows in the records are left."""
         crashpoint("retention.remove.before")
         tasks = 0
         for run in await self._runs(job):
@@ -121,12 +121,12 @@ class Retention:
         return not tasks and not blobs
 
     async def _runs(self, job: Job) -> list[RunKey]:
-        """Where the tasks of all runs of a job are."""
+        """The keys of all runs of a job."""
         runs = await self._records.jobs.runs(job.job_id)
-        return [RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count) for run in runs] or [job.key]
+        return [job.key_of(run) for run in runs] or [job.key]
 
     async def _remove_exports(self, removed: Removed) -> None:
-        """Exports that expired or were deleted: their files, some at a time, and then the row."""
+        """Remove expired and deleted exports: their files, in bounded steps, and then the document."""
         by = self._clock.now() - SETTLE_SECONDS
         for row in await self._records.documents.due_rows(EXPORT, by, _EXPORTS + self._isolation.failing):
             if row.job_id is None or row.expires_at is None or row.expires_at > by:
@@ -144,8 +144,8 @@ class Retention:
             removed.exports += await self._records.documents.remove_row(row)
 
     async def _remove_uploads(self, removed: Removed) -> None:
-        """Uploads that expired and that nothing refers to. Whoever saw one before it expired has had the time to refer
-        to it."""
+        """Remove expired uploads that nothing refers to. A request that read one before it expired has had the time to
+        refer to it."""
         by = self._clock.now() - SETTLE_SECONDS
         for upload in await self._records.access.expired_uploads(by, _UPLOADS + self._isolation.failing):
             if not self._isolation.is_resting(upload.upload_id):
@@ -185,5 +185,5 @@ class Retention:
 
 
 def _prefixes(job: Job) -> list[str]:
-    """All that was ever written for a job: bodies, lines that were no task, batches of an open job, and exports."""
+    """The prefixes of all objects of a job: bodies, invalid lines, batches of an open job, and exports."""
     return [f"{kind}/{job.tenant}/{job.job_id}" for kind in ("results", "invalid", "lists", "exports")]

@@ -1,5 +1,5 @@
-"""Sampler: a role that looks, once in a while and within bounds, at what waits and how late it is. A scrape reads what
-it found and costs the stores nothing. It runs with the role `sweep`; where several do, each shows the same.
+"""Sampler: measures at intervals, within bounds, how much work waits and how late it is. A scrape of the metrics reads
+these samples and costs the stores nothing. It runs with the role `sweep`; several samplers show the same figures.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from conveyor.states import WORKABLE, RunState
 from conveyor.system import System
 from conveyor.telemetry import metrics
 
-# Kinds of rows that somebody is late with once they are due; the names are those of the metric.
+# The kinds of documents that have a due time, by their label in the metric.
 _DUE = {
     "delivery": "delivery",
     "schedule": "schedule",
@@ -25,11 +25,11 @@ _DUE = {
     "worker": BEAT,
 }
 _ACTIVE = (RunState.INGESTING, RunState.RUNNING, RunState.PAUSED)
-# Runs whose queues one pass looks at, and dead letters that it counts.
+# The maximum number of runs whose queues one pass reads, and of dead letters that it counts.
 _RUNS = 100
 _LETTERS = 100
 
-# How far a run is: tasks that ended, its total, and when it was last touched.
+# The progress of a run: finished tasks, total, and when a batch was last added.
 _Mark = tuple[int, int, float]
 
 
@@ -41,7 +41,7 @@ class Sampler:
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._system = system
-        # How far each run was, and since when.
+        # The progress of each run, and since when it has not changed.
         self._marks: dict[RunId, tuple[_Mark, float]] = {}
 
     async def tick(self) -> float:
@@ -60,7 +60,7 @@ class Sampler:
         return self._system.settings.sample_seconds
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def _queues(self, jobs: Sequence[Job]) -> None:
         lanes = {
@@ -77,7 +77,7 @@ class Sampler:
                 metrics.QUEUE_AGE_SECONDS.set(self._late(since), lane)
 
     async def _depth(self, queues: Sequence[QueueName]) -> tuple[Depth, float | None]:
-        """Of all these together, and since when the oldest message waits."""
+        """The sum over these queues, and since when the oldest message waits."""
         queue, ready, held, delayed = self._system.queue, 0, 0, 0
         oldest: float | None = None
         for name in queues:
@@ -109,8 +109,8 @@ class Sampler:
         for kind, row_kind in _DUE.items():
             rows = await records.documents.due_rows(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
-        notices = await records.outbox.untold(1)
-        metrics.DUE_LAG_SECONDS.set(self._late(notices[0].at if notices else None), "outbox")
+        events = await records.outbox.untold(1)
+        metrics.DUE_LAG_SECONDS.set(self._late(events[0].at if events else None), "notice")
 
     async def _coordinated(self) -> None:
         coordinator = self._system.coordinator
@@ -118,7 +118,7 @@ class Sampler:
             opened, half_open = await breaker_counts(coordinator, self._system.clock)
             metrics.WORKERS.set(await coordinator.held(WORKERS))
         except ConveyorError:
-            # Everything goes on without it; that it does not answer is counted at its seam.
+            # Roles continue without the coordinator; its failures are counted at its seam.
             return
         metrics.BREAKERS.set(opened, "open")
         metrics.BREAKERS.set(half_open, "half_open")

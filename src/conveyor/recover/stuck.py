@@ -1,9 +1,9 @@
-"""Stuck: takes long tasks from attempts that do not move, or whose worker is gone, and sends them again by the recovery
-queue with the progress that they have; gives up those that never move.
+"""Stuck tasks: takes long tasks from attempts without progress and from dead workers, and requeues them on the recovery
+queue with their checkpoint. A task that never makes progress fails.
 
-It looks only at rows of long tasks that are due, and at those of workers that give no sign of life. A task is taken
-over by writing its row on the version that was seen: that shuts out the attempt that had it, and every other monitor.
-The row is due again until the next attempt begins, so that a message that was lost between the two steps is sent again.
+It reads only progress documents that are due, and overdue heartbeats of workers. A task is taken over by writing its
+document on the version that was read: that supersedes the attempt, and excludes every other monitor. The document
+becomes due again until the next attempt starts, so that a message that was lost between the two steps is sent again.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,25 +42,25 @@ from conveyor.states import WORKABLE, RunState, TaskStatus
 log = structlog.get_logger()
 
 _PAGE = 100
-# Pages of due rows that one pass looks at.
+# Pages of due documents that one pass reads.
 _PAGES = 50
-# The part of a lease in which a worker that died may have written after its last sign of life. What was written later
-# was so by another: messages lapse after a whole one.
+# The part of a lease in which a dead worker may have written progress after its last heartbeat. Later progress is that
+# of another worker: the message was redelivered after a whole lease.
 _LAST_WORDS = 2 / 3
 
 _progress = msgspec.json.Decoder(TaskProgress)
 _beat = msgspec.json.Decoder(Beat)
 
-# Is told of each task that was found stuck, or was its worker's that is gone.
+# Called for each task that is taken over.
 Told = Callable[[Job, TaskProgress], Awaitable[None]]
 
 
 class OverdueProgress(msgspec.Struct, frozen=True):
-    """A row that wants attention, read."""
+    """A progress document that is due, decoded."""
 
     row: Document
     progress: TaskProgress
-    # Its worker is gone, as its own row says.
+    # Its worker is dead.
     orphaned: bool = False
 
 
@@ -85,13 +85,13 @@ class Stuck:
         self._isolation = Isolation("monitor", clock)
 
     async def run_once(self, seen: Monitored) -> None:
-        await in_turn(partial(self._bury_workers, seen), partial(self._look_at_tasks, seen))
+        await in_turn(partial(self._check_workers, seen), partial(self._look_at_tasks, seen))
 
-    async def _bury_workers(self, seen: Monitored) -> None:
+    async def _check_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             beats = await self._records.documents.due_rows(BEAT, self._clock.now(), _PAGE)
             for beat in beats:
-                await self._isolation.due_row(self._records, beat, partial(self._bury_worker, beat, seen))
+                await self._isolation.due_row(self._records, beat, partial(self._release_worker, beat, seen))
             if len(beats) < _PAGE:
                 break
 
@@ -100,8 +100,8 @@ class Stuck:
         for _ in range(_PAGES):
             rows = await self._records.documents.due_rows(PROGRESS, self._clock.now(), limit)
             found = await self._read(rows, seen)
-            # A row that is put off moves its version, which would shut an attempt out: those of a run that makes this
-            # fail stay due, and more rows are asked for behind them.
+            # Postponing a document would change its version, and so supersede an attempt: documents of a failing run
+            # stay due, and more documents are read after them.
             fresh = [one for one in found if not self._isolation.is_resting(one.progress.run_id)]
             seen.looked += len(rows) - (len(found) - len(fresh))
             await self._look(fresh, seen)
@@ -109,7 +109,7 @@ class Stuck:
                 break
             limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
 
-    async def _bury_worker(self, row: Document, seen: Monitored) -> None:
+    async def _release_worker(self, row: Document, seen: Monitored) -> None:
         """Send again what a dead worker ran. Its row goes last: whoever finds it again finds the tasks taken over."""
         try:
             beat = _beat.decode(row.body)
@@ -143,12 +143,12 @@ class Stuck:
                 found.append(OverdueProgress(row, progress))
                 continue
             if progress is None:
-                log.error("the row of a task can not be read", tenant=row.tenant, row=row.id)
+                log.error("progress document cannot be decoded", tenant=row.tenant, row=row.id)
             seen.settled += await self._records.documents.remove_row(row)
         return found
 
     async def _look(self, found: Sequence[OverdueProgress], seen: Monitored) -> bool:
-        """Look after tasks, run by run; False if one of them failed."""
+        """Handle tasks, run by run; False if the handling of a run failed."""
         by_run: dict[tuple[TenantId, JobId | None, str], list[OverdueProgress]] = {}
         for one in found:
             by_run.setdefault((one.row.tenant, one.row.job_id, one.progress.run_id), []).append(one)
@@ -164,7 +164,7 @@ class Stuck:
         if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
             paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
             for one in group:
-                seen.settled += await self._rest(one, paused=paused)
+                seen.settled += await self._settle(one, paused=paused)
             return
         await self._take_over(job, group, seen)
 
@@ -174,9 +174,9 @@ class Stuck:
         for one in group:
             task = tasks.get(one.progress.index)
             if task is None or task.status is not TaskStatus.PENDING:
-                seen.settled += await self._rest(one)
+                seen.settled += await self._settle(one)
                 continue
-            message = await self._taken(job, one, task, seen)
+            message = await self._take(job, one, task, seen)
             if message is not None:
                 outgoing.append(message)
         if outgoing:
@@ -184,14 +184,14 @@ class Stuck:
             await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
             crashpoint("monitor.send.after")
 
-    async def _taken(self, job: Job, one: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
-        """The message by which the task goes on, or is given up, once it is taken from whoever had it."""
+    async def _take(self, job: Job, one: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
+        """Take the task over; returns the message that requeues it, or that has a worker fail it."""
         before = one.progress
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = self._clock.now() + stuck_after
         waits = before.holder == ""
         if waits and (await self._queue.depth(recovery_queue(job.run.run_id))).total:
-            # It was sent, and nobody has had time for it.
+            # It was requeued, and no worker has received it yet.
             await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=due_at))
             return None
         lost = before.lost if waits else 1 if before.done > before.begun else before.lost + 1
@@ -204,7 +204,7 @@ class Stuck:
         )
         crashpoint("monitor.take.after")
         if taken is None:
-            # It moves after all, or another monitor was first.
+            # It has made progress after all, or another monitor was first.
             return None
         if self._told is not None:
             await self._told(job, after)
@@ -217,14 +217,14 @@ class Stuck:
             log.warning("task taken over", run=job.run.run_id, index=before.index, orphaned=one.orphaned, lost=lost)
             return encode(Chunk(job.key, [ref], turn=after.turn))
         seen.failed += 1
-        why = f"The task did not move for {stuck_after:g} seconds, {lost} times in a row."
+        why = f"The task made no progress for {stuck_after:g} seconds, {lost} times in a row."
         if one.orphaned:
-            why = f"The worker was lost {lost} times while it ran this task, which did not move."
+            why = f"The worker was lost {lost} times while it ran this task, without progress."
         code = "" if one.orphaned else "stuck"
         return encode(Chunk(job.key, [ref], alone=True, lost=why, code=code, turn=after.turn))
 
-    async def _rest(self, one: OverdueProgress, *, paused: bool = False) -> bool:
-        """Nobody is late with a task that has ended, or is not to run now; only the former is forgotten."""
+    async def _settle(self, one: OverdueProgress, *, paused: bool = False) -> bool:
+        """A task that has finished, or must not run now, is not late: remove its document, or clear its due time."""
         if not paused:
             return await self._records.documents.remove_row(one.row)
         return await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None

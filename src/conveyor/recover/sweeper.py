@@ -1,7 +1,7 @@
-"""Sweeper: finishes runs whose completion was missed, sends lost references again, has stalled ingests go on, closes
-open jobs that nobody closes, clears up after ended runs. A run that makes it fail stops no other.
+"""Sweeper: completes runs whose completion was missed, requeues lost references, requests stalled ingests, closes idle
+open jobs, clears finished runs. A run that makes it fail stops no other.
 
-It looks at runs that are active or just ended, never at all tasks; `run_once` returns what it did.
+It reads runs that are active or just finished, never all tasks; `run_once` returns counts.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation, in_turn
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, run_queue, run_queues
+from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import messages, send_all
+from conveyor.jobs.chunks import request_ingest, requeue_pending
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
-from conveyor.states import RunState, TaskStatus
+from conveyor.model import Counts, Job, Mode, RunId
+from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -27,10 +27,10 @@ log = structlog.get_logger()
 _EVERY = 2.0
 _RUNS = 100
 _ROWS = 5000
-# Seconds after which an ingest without a message is thought to have lost it.
+# Seconds without a change after which an ingest may have lost its message.
 _STALLED = 10.0
 _ASK_AGAIN = 60.0
-# Seconds that the queues of an ended run are kept for those who still hold messages of it.
+# Seconds for which the queues of a finished run are kept while messages are in flight.
 _HOLDERS = 30.0
 
 
@@ -70,7 +70,7 @@ class Sweeper:
         return _EVERY
 
     async def close(self) -> None:
-        """Nothing is held between ticks."""
+        """Nothing to release between ticks."""
 
     async def run_once(self) -> Swept:
         swept = Swept()
@@ -102,44 +102,41 @@ class Sweeper:
                     await self._clear(job, swept)
 
     async def _check_ingest(self, job: Job, swept: Swept) -> None:
-        """A message may be lost between the row that asks for it and its sending; sending it twice does no harm."""
+        """A crash between the row and the message loses the message. A second message does no harm."""
         swept.checked += 1
         quiet = self._clock.now() - job.run.touched_at
         open_still = job.mode is Mode.OPEN and not job.run.sealed and job.run.lineage is None
         if open_still and quiet > job.options.idle_timeout:
             reason = f"closed: nothing was added for {job.options.idle_timeout:g} s"
             crashpoint("sweeper.seal.before")
-            # A batch may have been accepted since the job was read: then it is not idle.
-            sealed = await self._records.ingests.seal(job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at)
+            # With `touched_at`: a batch that was accepted since the job was read keeps it open.
+            sealed = await self._records.ingests.seal(
+                job.job_id, job.run.run_id, reason, touched_at=job.run.touched_at, code=ReasonCode.IDLE_TIMEOUT
+            )
             crashpoint("sweeper.seal.after")
             if sealed:
                 swept.closed += 1
-                await self._request_ingest(job)
+                await request_ingest(self._queue, job, self._clock)
             return
         if quiet < _STALLED or (open_still and (await self._records.ingests.ingested(job.run.run_id)).done):
             return
         depth = await self._queue.depth(CONTROL)
-        # While others keep the queue busy nobody can tell whether a message of this run is among them; one more does
-        # no harm.
-        again = self._asked_at.get(job.run.run_id, job.run.touched_at) + _ASK_AGAIN <= self._clock.now()
-        if again or depth.ready + depth.held + depth.delayed == 0:
-            await self._request_ingest(job)
+        # In a busy queue it is unknown whether it holds a message of this run; one more does no harm.
+        is_due = self._asked_at.get(job.run.run_id, job.run.touched_at) + _ASK_AGAIN <= self._clock.now()
+        if is_due or depth.ready + depth.held + depth.delayed == 0:
+            await request_ingest(self._queue, job, self._clock)
             self._asked_at[job.run.run_id] = self._clock.now()
             swept.resumed += 1
-
-    async def _request_ingest(self, job: Job) -> None:
-        message = IngestJob(job.tenant, job.job_id, job.run.run_id)
-        await send_all(self._queue, CONTROL, [Outgoing(msgspec.json.encode(message))], self._clock)
 
     async def _check(self, job: Job, swept: Swept) -> None:
         swept.checked += 1
         empty = await self._is_empty(job)
-        # Depth first: references are acknowledged after their tasks are counted, so counts read now include them.
+        # Depth first: a reference is acknowledged after its task is counted, so that the counts include it.
         counts = await self._tasks.counts(job.key)
         if await self._lifecycle.settle(job, counts):
             swept.completed += 1
         elif empty and job.run.last_batch:
-            await self._mend(job, counts, swept)
+            await self._repair(job, counts, swept)
 
     async def _is_empty(self, job: Job) -> bool:
         """Whether no queue of the run holds a reference."""
@@ -148,9 +145,9 @@ class Sweeper:
                 return False
         return True
 
-    async def _is_held(self, job: Job) -> bool:
-        """Whether somebody may still send to a queue of this ended run: who holds a message of it may, until they hear
-        of its end."""
+    async def _has_messages_in_flight(self, job: Job) -> bool:
+        """Whether a worker may still send to a queue of this finished run: one with a message in flight may, until it
+        sees that the run has finished."""
         if job.run.ended_at is None or self._clock.now() - job.run.ended_at > _HOLDERS:
             return False
         for queue in run_queues(job.run.run_id):
@@ -158,44 +155,30 @@ class Sweeper:
                 return True
         return False
 
-    async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
-        """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
-        truth = await self._tasks.recount(job.key)
-        if truth != counts:
-            metrics.DRIFT.add(_difference(counts, truth))
-            log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=truth)
-            if await self._lifecycle.settle(job, truth):
+    async def _repair(self, job: Job, counts: Counts, swept: Swept) -> None:
+        """The queues are empty and the run is not complete: the counts have drifted, or references were lost."""
+        counted = await self._tasks.recount(job.key)
+        if counted != counts:
+            metrics.DRIFT.add(_difference(counts, counted))
+            log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=counted)
+            if await self._lifecycle.settle(job, counted):
                 swept.completed += 1
                 return
-        for shard in range(max(1, job.task_shard_count)):
-            swept.requeued += await self._requeue(job, shard)
-
-    async def _requeue(self, job: Job, shard: int) -> int:
-        sent = 0
-        after: TaskId | None = None
-        while True:
-            page = await self._tasks.page(job.key, shard, after, _ROWS, TaskFilter(status=TaskStatus.PENDING))
-            if not page:
-                return sent
-            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page]
-            outgoing = messages(job.key, seeds, job.options.chunk_size)
-            await send_all(self._queue, run_queue(job.run.run_id), outgoing, self._clock)
-            sent += len(page)
-            after = page[-1].task_id
+        queue = run_queue(job.run.run_id)
+        swept.requeued += await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
 
     async def _clear(self, job: Job, swept: Swept) -> None:
-        """Cancel what an ended run left pending, a bounded step at a time, then drop its queue. A completed one left
-        nothing."""
+        """Cancel the pending tasks of a finished run, in bounded steps, then drop its queues."""
         completed = job.run.state is RunState.COMPLETED
         moved = 0 if completed else await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
         swept.cancelled += moved
         if moved == 0:
-            if await self._is_held(job):
+            if await self._has_messages_in_flight(job):
                 return
             for queue in run_queues(job.run.run_id):
                 await self._queue.drop(queue)
             if not job.run.last_batch:
-                # It ended while its list was read: its total is what was written of it.
+                # It finished during its ingest: its total is the number of tasks that were written.
                 counts = await self._tasks.counts(job.key)
                 await self._records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
             await self._records.jobs.mark_swept(job.job_id, job.run.run_id)
@@ -204,6 +187,6 @@ class Sweeper:
             self.wake()
 
 
-def _difference(kept: Counts, truth: Counts) -> int:
-    pairs = zip(msgspec.structs.astuple(kept), msgspec.structs.astuple(truth), strict=True)
-    return sum(abs(one - other) for one, other in pairs)
+def _difference(stored: Counts, counted: Counts) -> int:
+    pairs = zip(msgspec.structs.astuple(stored), msgspec.structs.astuple(counted), strict=True)
+    return sum(abs(left - right) for left, right in pairs)

@@ -137,7 +137,15 @@ class DynamoIngests:
 
         return await self._table.change(plan)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
+    async def seal(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
+    ) -> bool:
         async def plan() -> WritePlan[bool]:
             head = await read_head(self._table, job_id)
             row = head.row
@@ -145,7 +153,7 @@ class DynamoIngests:
                 return WritePlan(False)
             if touched_at is not None and row.latest.run.touched_at != touched_at:
                 return WritePlan(False)
-            run = replace(row.latest.run, sealed=True)
+            run = replace(row.latest.run, sealed=True, reason_code=code or row.latest.run.reason_code)
             changed = row.with_run(replace(row.latest, run=run), reason=reason or row.job.reason)
             return WritePlan(True, [self._table.save(head.job, job_item(changed))])
 

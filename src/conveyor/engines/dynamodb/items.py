@@ -8,6 +8,7 @@ Items are never rewritten, so keys and attributes keep the words of the first ve
 an outbox event is `…#notice#…` with a `notice_id`, and an event that is not dispatched yet is indexed as `Untold#…`.
 """
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,7 +33,7 @@ from conveyor.model import (
     TenantId,
     UploadRecord,
 )
-from conveyor.states import ENDED, RunState
+from conveyor.states import ENDED, ReasonCode, RunState
 
 T = TypeVar("T")
 
@@ -41,6 +42,22 @@ FORM = 1
 _options = msgspec.json.Decoder(Options)
 _source = msgspec.json.Decoder(Source)
 _lineage = msgspec.json.Decoder(Lineage)
+
+# Reasons that earlier versions wrote without a code, in the order in which they are tried.
+_REASONS = [
+    (re.compile(pattern, re.DOTALL), code)
+    for pattern, code in (
+        (r"ingest failed: .*\(tried \d+ times\)", ReasonCode.INGEST_FAILED),
+        (r"ingest failed: The list has .* not valid: .*", ReasonCode.LIST_REJECTED),
+        (r"ingest failed: .*", ReasonCode.LIST_UNREADABLE),
+        (r"failure threshold: .*", ReasonCode.FAILURE_THRESHOLD),
+        (r"deadline: .*", ReasonCode.DEADLINE),
+        (r"cancelled on request", ReasonCode.CANCELLED),
+        (r"paused on request", ReasonCode.PAUSED),
+        (r".*(there were no tasks|the list has no tasks \(.*)", ReasonCode.NO_TASKS),
+        (r"closed: nothing was added for .*", ReasonCode.IDLE_TIMEOUT),
+    )
+]
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -200,11 +217,17 @@ def run_row(item: Item) -> RunRow:
             invalid=run.get("invalid", 0),
             touched_at=float(run.get("touched_at", 0.0)),
             lineage=_lineage.decode(run["lineage"]) if "lineage" in run else None,
+            reason_code=run.get("reason_code") or _code_of(item.get("reason")),
         ),
         swept=item.get("swept", False),
         next_index=item.get("next_index", 0),
         ranges=item.get("ranges", 0),
     )
+
+
+def _code_of(reason: str | None) -> str | None:
+    """The code of a run in an item that an earlier version wrote: it had the reason alone."""
+    return next((code for pattern, code in _REASONS if reason is not None and pattern.fullmatch(reason)), None)
 
 
 def notice_item(notice: OutboxEvent, seq: int) -> Item:

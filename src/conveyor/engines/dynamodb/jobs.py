@@ -181,6 +181,7 @@ class DynamoJobs:
         reason: str | None,
         notice: OutboxEvent | None,
         keep: bool = False,
+        code: str | None = None,
     ) -> bool:
         async def plan() -> WritePlan[bool]:
             head = await self._head(job_id)
@@ -190,7 +191,8 @@ class DynamoJobs:
                 return WritePlan(False)
             ended_at = self._clock.now() if target in ENDED else None
             shown = row.job.reason if reason is None and target is RunState.COMPLETED else reason
-            run = replace(row.latest.run, state=target, ended_at=ended_at)
+            kept = row.latest.run.reason_code if code is None and target is RunState.COMPLETED else code
+            run = replace(row.latest.run, state=target, ended_at=ended_at, reason_code=kept)
             changed = row.with_run(replace(row.latest, run=run, swept=keep), reason=shown)
             writes = [
                 self._table.save(head.job, job_item(changed)),

@@ -17,7 +17,6 @@ writes, and counts them. Counts are kept apart (counters.py).
 """
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -45,10 +44,9 @@ from conveyor.engines.dynamodb.trail import Trail
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.engines.tasks import Finished, Scanned, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, shard_of
+from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, is_task_id, shard_of
 from conveyor.states import TaskStatus
 
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 _MOST_KNOWN_RUNS = 10_000
 # Items that a query looks at in one page, if a filter lets only some of them through.
 _FILTERED_PAGE = 1000
@@ -125,7 +123,7 @@ class DynamoTasks:
         return sorted(codes.items(), key=lambda entry: (-entry[1], entry[0]))[:limit]
 
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
-        if not _TASK_ID.fullmatch(task_id):
+        if not is_task_id(task_id):
             return None
         found = await self._table.read_raw([task_key(run, task_id)])
         return task_of(found[0]) if found else None

@@ -26,7 +26,7 @@ class PostgresIngests:
         self._clock = clock
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
-        values = {"job_id": job_id, "run_id": run_id, "touched_at": None}
+        values = {"job_id": job_id, "run_id": run_id, "touched_at": None, "reason_code": None}
 
         async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:
@@ -112,8 +112,16 @@ class PostgresIngests:
 
         return await self._database.write(work)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
-        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "touched_at": touched_at}
+    async def seal(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
+    ) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "reason_code": code, "touched_at": touched_at}
 
         async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["seal_run"], values) == 0:

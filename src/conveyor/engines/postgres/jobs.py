@@ -142,6 +142,7 @@ class PostgresJobs:
         reason: str | None,
         notice: OutboxEvent | None,
         keep: bool = False,
+        code: str | None = None,
     ) -> bool:
         values = {
             "keep": keep,
@@ -150,6 +151,7 @@ class PostgresJobs:
             "sources": sorted(sources),
             "target": target,
             "reason": reason,
+            "reason_code": code,
             "ended_at": self._clock.now() if target in ENDED else None,
         }
 
@@ -250,6 +252,7 @@ def _run(row: Any) -> Run:
         invalid=row["invalid"],
         touched_at=row["touched_at"],
         lineage=row["lineage"] and _lineage.decode(row["lineage"]),
+        reason_code=row["reason_code"],
     )
 
 

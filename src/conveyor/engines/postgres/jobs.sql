@@ -11,10 +11,11 @@ INSERT INTO jobs (
 
 -- name: insert_run
 INSERT INTO runs (
-    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage
+    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage,
+    reason_code
 ) VALUES (
     :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at,
-    :lineage
+    :lineage, :reason_code
 );
 
 -- name: show_new_run
@@ -57,12 +58,12 @@ UPDATE runs SET swept = true WHERE job_id = :job_id AND run_id = :run_id AND end
 
 -- name: run
 SELECT run_id, number, state AS run_state, total, last_batch, created_at AS run_created_at, ended_at, sealed, invalid,
-    touched_at, lineage
+    touched_at, lineage, reason_code
 FROM runs WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: runs
 SELECT run_id, number, state AS run_state, total, last_batch, created_at AS run_created_at, ended_at, sealed, invalid,
-    touched_at, lineage
+    touched_at, lineage, reason_code
 FROM runs WHERE job_id = :job_id ORDER BY number;
 
 -- name: set_total
@@ -78,7 +79,8 @@ UPDATE jobs SET state = (SELECT state FROM runs WHERE run_id = :run_id)
 WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: move_run
-UPDATE runs SET state = :target::text, ended_at = :ended_at, swept = :keep
+UPDATE runs SET state = :target::text, ended_at = :ended_at, swept = :keep,
+    reason_code = CASE WHEN :target = 'completed' THEN coalesce(:reason_code, reason_code) ELSE :reason_code END
 WHERE job_id = :job_id AND run_id = :run_id
     AND state = ANY(:sources::text[])
     AND (:target <> 'completed' OR last_batch)

@@ -4,7 +4,6 @@ A task is a row of `tasks`, which is never changed; its end is a row of `ends`, 
 have tables of their own (tables.py).
 """
 
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
@@ -42,6 +41,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    is_task_id,
     shard_of,
     task_id,
 )
@@ -51,7 +51,6 @@ SQL = named_texts("tasks.sql")
 
 T = TypeVar("T")
 
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 _MOST_KNOWN = 10_000
 # Higher than any sort key, and any index.
 _BEYOND = 1 << 62
@@ -160,7 +159,7 @@ class PostgresTasks:
         return await self._on(run, work, [], ())
 
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
-        if not _TASK_ID.fullmatch(task_id):
+        if not is_task_id(task_id):
             return None
 
         async def work(one: Numbered) -> Task | None:

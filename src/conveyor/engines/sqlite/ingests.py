@@ -27,7 +27,7 @@ class SqliteIngests:
 
     async def split(self, job_id: JobId, run_id: RunId, ranges: Sequence[Range]) -> bool:
         def work(db: apsw.Connection) -> bool:
-            db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id, "touched_at": None})
+            db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id, "touched_at": None, "reason_code": None})
             if db.changes() == 0:
                 return False
             for one in ranges:
@@ -98,8 +98,16 @@ class SqliteIngests:
 
         return await self._database.write(work)
 
-    async def seal(self, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None) -> bool:
-        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "touched_at": touched_at}
+    async def seal(
+        self,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
+    ) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "reason": reason, "reason_code": code, "touched_at": touched_at}
 
         def work(db: apsw.Connection) -> bool:
             db.execute(SQL["seal_run"], values)

@@ -1,5 +1,5 @@
 -- name: seal_run
-UPDATE runs SET sealed = 1
+UPDATE runs SET sealed = 1, reason_code = coalesce(:reason_code, reason_code)
 WHERE job_id = :job_id AND run_id = :run_id AND sealed = 0 AND ended_at IS NULL
     AND touched_at = coalesce(:touched_at, touched_at);
 

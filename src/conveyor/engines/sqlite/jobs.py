@@ -131,6 +131,7 @@ class SqliteJobs:
         reason: str | None,
         notice: OutboxEvent | None,
         keep: bool = False,
+        code: str | None = None,
     ) -> bool:
         values = {
             "keep": keep,
@@ -139,6 +140,7 @@ class SqliteJobs:
             "sources": msgspec.json.encode(sorted(sources)).decode(),
             "target": target,
             "reason": reason,
+            "reason_code": code,
             "ended_at": self._clock.now() if target in ENDED else None,
         }
 
@@ -236,7 +238,8 @@ def _find_run(db: apsw.Connection, job_id: JobId, run_id: RunId) -> Run | None:
 
 
 def _run(row: Any) -> Run:
-    run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage = row[:11]
+    run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at = row[:10]
+    lineage, reason_code = row[10:12]
     return Run(
         run_id=run_id,
         number=number,
@@ -249,6 +252,7 @@ def _run(row: Any) -> Run:
         invalid=invalid,
         touched_at=touched_at,
         lineage=lineage and _lineage.decode(lineage),
+        reason_code=reason_code,
     )
 
 

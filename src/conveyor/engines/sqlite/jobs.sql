@@ -9,10 +9,11 @@ INSERT INTO jobs (
 
 -- name: insert_run
 INSERT INTO runs (
-    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage
+    run_id, job_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage,
+    reason_code
 ) VALUES (
     :run_id, :job_id, :number, :state, :total, :last_batch, :created_at, :ended_at, :sealed, :invalid, :created_at,
-    :lineage
+    :lineage, :reason_code
 );
 
 -- name: show_new_run
@@ -54,11 +55,15 @@ WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
 UPDATE runs SET swept = 1 WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;
 
 -- name: run
-SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage FROM runs
+SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage,
+    reason_code
+FROM runs
 WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: runs
-SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage FROM runs
+SELECT run_id, number, state, total, last_batch, created_at, ended_at, sealed, invalid, touched_at, lineage,
+    reason_code
+FROM runs
 WHERE job_id = :job_id ORDER BY number;
 
 -- name: set_total
@@ -74,7 +79,8 @@ UPDATE jobs SET state = (SELECT state FROM runs WHERE run_id = :run_id)
 WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: move_run
-UPDATE runs SET state = :target, ended_at = :ended_at, swept = :keep
+UPDATE runs SET state = :target, ended_at = :ended_at, swept = :keep,
+    reason_code = iif(:target = 'completed', coalesce(:reason_code, reason_code), :reason_code)
 WHERE job_id = :job_id AND run_id = :run_id
     AND state IN (SELECT value FROM json_each(:sources))
     AND (:target <> 'completed' OR last_batch = 1)

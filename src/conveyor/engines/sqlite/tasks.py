@@ -1,6 +1,5 @@
 """Tasks on SQLite. A batch goes in as one JSON value and moves in one statement."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    is_task_id,
     shard_of,
     task_id,
 )
@@ -44,7 +44,6 @@ SQL = named_queries("tasks.sql")
 _SORT_DIGITS = 15
 # Higher than any sort key, and any index.
 _BEYOND = 1 << 62
-_TASK_ID = re.compile(r"[0-9a-f]{64}")
 
 _encode = msgspec.json.encode
 _indexes = msgspec.json.Decoder(list[int])
@@ -149,7 +148,7 @@ class SqliteTasks:
 
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         number = await self._number(run)
-        if number is None or not _TASK_ID.fullmatch(task_id):
+        if number is None or not is_task_id(task_id):
             return None
         values = {
             "run_no": number,
