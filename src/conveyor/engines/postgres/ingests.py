@@ -1,4 +1,4 @@
-"""Ranges of lists on Postgres."""
+"""Ranges of lists, and their checkpoints, on Postgres."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +55,7 @@ class PostgresIngests:
                 if own:
                     return own[-1]
             if await db.row(SQL["lock_open_run"], values) is None:
-                # It may be this very request that closed it, carried out by whoever took the claim over.
+                # Another process may have taken over the claim of this very request and sealed the run.
                 return await answered(db, answer)
             standing = await answer_claim(db, answer)
             if standing is not None:

@@ -39,7 +39,7 @@ _NEWEST = "~"
 
 
 class _PostgresBusy(Exception):
-    """The latest run has not ended, or is not the one before."""
+    """The latest run has not finished, or does not have the previous number."""
 
 
 class PostgresJobs:
@@ -70,7 +70,7 @@ class PostgresJobs:
         async def work(db: PostgresSession) -> bool | IdempotencyClaim:
             if await is_own(db, notice):
                 return True
-            # The claim first: the run that stands in the way may be the one that this very request made.
+            # Answer the claim first: this very request may have added the run that blocks it.
             standing = await answer_claim(db, answer)
             if standing is not None:
                 return standing

@@ -1,4 +1,4 @@
-"""Notices on Postgres: the outbox, which is also the audit trail of a job."""
+"""The outbox on Postgres. It is also the audit trail of a job."""
 
 from collections.abc import Sequence
 
