@@ -412,7 +412,7 @@ class TestLocalDirectory:
     async def test_killed_at_a_crash_point(self, root: Path, point: str, there: bool) -> None:
         script = (
             "import asyncio, sys; from pathlib import Path; from conveyor import faults;"
-            "from conveyor.engines.local import LocalBlobs; faults.arm(faults.kill_at(sys.argv[2]));"
+            "from conveyor.engines.local_blobs import LocalBlobs; faults.arm(faults.kill_at(sys.argv[2]));"
             "asyncio.run(LocalBlobs(Path(sys.argv[1])).put('a/b', b'x' * 100_000))"
         )
         killed = subprocess.run([sys.executable, "-c", script, str(root), point], check=False)

@@ -100,8 +100,8 @@ class PostgresDocuments:
 
 
 async def insert_documents(db: PostgresSession, rows: Sequence[Document], now: float) -> None:
-    """Part of a transaction; those that are there already stay as they are. In one order, whoever writes them: two that
-    wrote the same rows in two orders would wait for each other."""
+    """Part of a transaction: insert documents. A document that already exists stays as it is. All writers insert in the
+    same order: different orders would deadlock."""
     for row in sorted(rows, key=lambda each: (each.kind, each.tenant, each.id)):
         await db.change(SQL["insert_document"], {**msgspec.structs.asdict(row), "now": now})
 

@@ -50,7 +50,7 @@ class PostgresIngests:
 
         async def work(db: PostgresSession) -> Range | IdempotencyClaim | None:
             if db.again:
-                # Every batch is staged under a name of its own.
+                # Every batch has a staging key of its own.
                 own = [one for one in await _ranges(db, run_id) if one.source == source]
                 if own:
                     return own[-1]

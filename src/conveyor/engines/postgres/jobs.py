@@ -206,8 +206,8 @@ class PostgresJobs:
 async def insert_job(
     db: PostgresSession, job: Job, answer: IdempotencyClaim | None, rows: Sequence[Document], now: float
 ) -> IdempotencyClaim | None:
-    """Part of a transaction: the job with its run and rows, unless the claimed request is no longer the caller's. Its
-    notice is left to the caller, for the end."""
+    """Part of a transaction: insert the job with its run and documents. If the caller lost the claim, insert nothing
+    and return the stored claim. The caller inserts the event last."""
     standing = await answer_claim(db, answer)
     if standing is not None:
         return standing
