@@ -1,7 +1,7 @@
 """The composition root: Settings in, System out. The only module that imports concrete engines.
 
-Each of the five seams is behind a URL in the settings, or embedded where there is none. Seams with the same URL share
-one engine: so records, tasks and queue on one Postgres are one database, and a small job is written there in one step.
+A URL in the settings selects the engine of each seam; without one, the seam is embedded. Seams with the same URL share
+one engine: records, tasks and queue on one Postgres are one database, so one transaction accepts a small job.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +28,7 @@ EMBEDDED = ""
 
 SEAMS = ("records", "tasks", "queue", "coordinator", "blobs")
 
-# Which engines can stand behind a seam, by the scheme of the URL.
+# The URL schemes that each seam supports.
 _SCHEMES = {
     "records": ("postgres", "dynamodb"),
     "tasks": ("postgres", "dynamodb"),
@@ -36,14 +36,14 @@ _SCHEMES = {
     "coordinator": ("redis", "rediss"),
     "blobs": ("s3", "gs", "az"),
 }
-# Queues that nobody else may fill.
+# Queues that only Conveyor itself may send to.
 _OWN_QUEUES = ("control", "overdue")
 _EXTRAS = {"postgres": "postgres", "redis": "postgres", "rediss": "postgres"}
 
 
 @dataclass(frozen=True)
 class System:
-    """The engines that the settings chose, and the inputs that all stages share."""
+    """The engines that the settings select, and the inputs that all stages share."""
 
     settings: Settings
     clock: Clock
@@ -52,23 +52,23 @@ class System:
     queue: Queue
     coordinator: Coordinator
     blobs: Blobs
-    # None where records, tasks and queue are not one database.
+    # None unless records, tasks and queue are one database.
     atomic_accept: AtomicAccept | None
-    # Calls back with the name of each queue that any process sends to; None where the engine can not tell.
+    # Calls back with the name of each queue that any process sends to; None if the engine cannot notify.
     wakes: Callable[[Callable[[QueueName], None]], AbstractAsyncContextManager[None]] | None
-    # What upload links are signed with.
+    # Signs upload links.
     signing_key: bytes
     # Whether large and open jobs are split over shards (settings.task_shard_count).
     sharded: bool
-    # None where no state machine can wait for jobs.
+    # None if Step Functions are not configured.
     step_functions: StepFunctions | None = None
-    # Queues that jobs come in by, the first one first.
+    # Queues from which jobs are taken in, in order of preference.
     inboxes: Sequence[Inbox] = ()
 
 
 @asynccontextmanager
 async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIterator[System]:
-    """Open every engine, hand out the system, and close them."""
+    """Open every engine, yield the system, and close the engines."""
     clock = clock or SystemClock()
     if settings.crash_at is not None:
         faults.arm(faults.kill_at(settings.crash_at))
@@ -88,7 +88,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             ),
             wakes=getattr(engines["queue"], "wakes", None),
             signing_key=key,
-            # SQL has no partitions that writes would have to be spread over.
+            # SQL engines have no partitions to spread writes over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
             step_functions=await _step_functions(settings, key, stack),
             inboxes=await _inboxes(settings, clock, measured["queue"], stack),
@@ -106,7 +106,7 @@ def _engine(settings: Settings, seam: str) -> str:
 
 
 async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
-    """Have spans sent to where the settings say."""
+    """Send spans to the configured OTLP endpoint."""
     if settings.otlp_endpoint is None:
         return
     try:
@@ -119,7 +119,7 @@ async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
 
 @asynccontextmanager
 async def opened_engines(settings: Settings, clock: Clock) -> AsyncIterator[dict[str, Any]]:
-    """The engine behind each seam; one that stands behind several is opened once."""
+    """The engine of each seam. An engine that serves several seams is opened once."""
     async with AsyncExitStack() as stack:
         opened: dict[str, Any] = {}
         engines: dict[str, Any] = {}
@@ -150,7 +150,7 @@ async def _inboxes(settings: Settings, clock: Clock, queue: Queue, stack: AsyncE
     for named in (settings.intake or "").split():
         if ":" not in named:
             if named in _OWN_QUEUES:
-                raise InvalidSetting(f"CONVEYOR_INTAKE: the queue `{named}` has another use")
+                raise InvalidSetting(f"CONVEYOR_INTAKE: the queue `{named}` is reserved. Use another name.")
             inboxes.append(QueueInbox(queue, QueueName(named)))
             continue
         try:
@@ -162,7 +162,7 @@ async def _inboxes(settings: Settings, clock: Clock, queue: Queue, stack: AsyncE
 
 
 async def migrate(settings: Settings, clock: Clock) -> list[str]:
-    """Make the tables, queues and buckets that the settings name, or bring them up to date. Returns which."""
+    """Create or update the tables, queues and buckets that the settings name. Returns which."""
     done = []
     async with AsyncExitStack() as stack:
         engines: dict[str, Any] = {}
@@ -187,7 +187,7 @@ async def migrate(settings: Settings, clock: Clock) -> list[str]:
 
 
 async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:
-    """What each engine that a URL names says of itself: what was looked at, and what to fix, or None."""
+    """The checks of every engine that has a URL: the name of each check, and what to fix, or None."""
     findings: list[tuple[str, str | None]] = []
     asked: set[str] = set()
     engines: dict[str, Any] = {}
@@ -209,7 +209,7 @@ async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, s
 
 
 async def step_functions_findings(url: str) -> list[tuple[str, str | None]]:
-    """The same of Step Functions."""
+    """The checks of Step Functions, in the same form."""
     try:
         from conveyor.engines.step_functions_client import StepFunctionsClient
     except ImportError as error:
@@ -229,7 +229,9 @@ def _opener(
         return _embedded(settings, clock)
     if scheme not in _SCHEMES[seam]:
         forms = " or ".join(f"{form}://…" for form in _SCHEMES[seam])
-        raise InvalidSetting(f"CONVEYOR_{seam.upper()} must be {forms}, or empty for the embedded one: {_shown(url)}")
+        raise InvalidSetting(
+            f"CONVEYOR_{seam.upper()} must be {forms}, or empty for the embedded engine: {_shown(url)}"
+        )
     try:
         return _OPENERS[scheme](settings, clock, url, engines)
     except ImportError as error:
@@ -243,7 +245,7 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
 
     blobs = LocalBlobs(settings.data / "blobs")
     if all(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
-        # No database is made, and none is locked, where several processes share a directory of blobs.
+        # Several processes share a directory of blobs: create and lock no database in it.
         yield SimpleNamespace(blobs=blobs)
         return
     async with SqliteEngine.open(settings.data, clock) as engine:
@@ -304,7 +306,7 @@ _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsy
 
 def _extra_missing(setting: str, extra: str, error: ImportError) -> InvalidSetting:
     return InvalidSetting(
-        f"CONVEYOR_{setting} needs more: pip install 'conveyor-jobs[{extra}]' ({error.name} is missing)"
+        f"CONVEYOR_{setting} needs the extra '{extra}': pip install 'conveyor-jobs[{extra}]' ({error.name} is missing)"
     )
 
 
@@ -319,6 +321,6 @@ def _scheme(settings: Settings, seam: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """Without a password."""
+    """The URL without its password."""
     head, at, tail = url.rpartition("@")
     return f"{head.partition('://')[0]}://…@{tail}" if at else url

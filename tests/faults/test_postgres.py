@@ -176,7 +176,7 @@ class TestRestarts:
                 await engine.records.jobs.active_jobs()
             with pytest.raises(EngineFailed, match="does not answer"):
                 await engine.queue.send(QUEUE, [Outgoing(b"x")])
-            with pytest.raises(EngineFailed, match="can not be reached"):
+            with pytest.raises(EngineFailed, match="is unreachable"):
                 async with PostgresEngine.open(url, RestlessClock()):
                     pass
             await asyncio.to_thread(fragile.start)

@@ -324,7 +324,7 @@ class TestBatches:
     async def test_a_message_that_will_never_be_taken_is_an_error(self, site: Site) -> None:
         queue = await site.process()
         noise = random.Random(1).randbytes(300_000)
-        with pytest.raises(EngineFailed, match="does not take a message of"):
+        with pytest.raises(EngineFailed, match="does not accept a message of"):
             await queue.send(ONE, [Outgoing(noise)])
 
     async def test_patience_ends(self, site: Site) -> None:

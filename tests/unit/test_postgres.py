@@ -121,10 +121,10 @@ class TestMigrations:
     ) -> None:
         await migrate(url_of(place))
         monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:-1])
-        with pytest.raises(EngineFailed, match="newer than this Conveyor knows"):
+        with pytest.raises(EngineFailed, match="newer than this Conveyor supports"):
             async with PostgresEngine.open(url_of(place), clock):
                 pass
-        with pytest.raises(EngineFailed, match="newer than this Conveyor knows"):
+        with pytest.raises(EngineFailed, match="newer than this Conveyor supports"):
             await migrate(url_of(place))
 
     async def test_ranges_from_before_the_sums_are_added_up(

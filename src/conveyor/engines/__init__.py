@@ -1,1 +1,1 @@
-"""The five seams and the engines behind them. Each seam is a Protocol of intents: one method, one atomic change."""
+"""The storage seams and the engines behind them. A seam is a Protocol of intents: one method is one atomic change."""

@@ -1,4 +1,4 @@
-"""The session of AWS for this process: what it has read of the services' descriptions is read once."""
+"""One botocore session per process, so that service descriptions are loaded once."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Blobs: staged lists, result bodies, exports. Whole objects, written once, readable by range."""
+"""The Blobs seam: staged lists, result bodies and exports. An object is written once and readable by range."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
@@ -7,14 +7,14 @@ import msgspec
 
 
 class BlobInfo(msgspec.Struct, frozen=True):
-    """An object as a listing shows it."""
+    """An object in a listing."""
 
     key: str
     size: int
 
 
 class Presigned(msgspec.Struct, frozen=True):
-    """A request that the store itself answers to whoever holds it, until it lapses."""
+    """A signed request that the store answers directly until it expires."""
 
     url: str
     method: str
@@ -22,36 +22,36 @@ class Presigned(msgspec.Struct, frozen=True):
 
 
 class Blobs(Protocol):
-    """A key is a relative path of plain segments, chosen by us. `put` returns once the object would survive a power
-    cut: a row that points to it may be written then, and not before."""
+    """Keys are relative paths of plain segments that Conveyor chooses. `put` returns once the object is durable: only
+    then may a record refer to it."""
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Write an object whole; readers see all of it or none."""
+        """Write an object; readers see all of it or none."""
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
-        """Write an object from a stream in flat memory; returns its size. If the stream raises, nothing is left."""
+        """Write an object from a stream in constant memory. Returns its size. A stream that raises writes nothing."""
 
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
-        """The object, or a range of it; None if there is none."""
+        """The object or a range of it; None if it does not exist."""
 
     def stream(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """The object's bytes from `offset`, in pieces. Raises NotFound at the first piece if there is none."""
+        """The object's bytes from `offset`, in pieces. Raises NotFound at the first piece if it does not exist."""
 
     async def size(self, key: str) -> int | None:
-        """The object's size; None if there is none."""
+        """The object's size; None if it does not exist."""
 
     def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """Objects under a prefix, in order of key."""
 
     async def delete(self, keys: list[str]) -> None:
-        """Remove objects; those that are not there are no error."""
+        """Delete objects. A missing object is not an error."""
 
     async def delete_prefix(self, prefix: str, limit: int) -> int:
-        """Remove up to `limit` objects under a prefix; returns how many."""
+        """Delete up to `limit` objects under a prefix. Returns how many."""
 
     async def presigned_put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
-        """A request that stores this object and no other: its size and hash are bound into the signature. None where
-        the API itself takes it."""
+        """A request that uploads exactly this object: the signature covers its size and hash. None if clients upload
+        through the API instead."""
 
     async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
-        """A request that reads the object, always as an attachment. None where the API itself serves it."""
+        """A request that downloads the object as an attachment. None if the API serves it instead."""

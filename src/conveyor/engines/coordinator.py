@@ -1,6 +1,7 @@
-"""Coordinator: leases, semaphores, rate limits and a cache. Primitives; the policies stand in coordination/.
+"""The Coordinator seam: leases, semaphores, rate limits, counters and a cache. Primitives only; coordination/ has the
+policies.
 
-Losing all of it costs no correctness: what must not be lost is in Records and Tasks.
+Losing all of it costs no correctness: Records and Tasks hold whatever must survive.
 """
 
 from collections.abc import Mapping
@@ -13,18 +14,18 @@ from conveyor.model import JobId, RunId
 
 
 def ingest_lease(run_id: RunId, number: int | None = None) -> str:
-    """Names what one ingester does at a time: a range of a run's list, or its split. The second is the beginning of
-    the first."""
+    """The lease under which one ingester works on a range of a run's list, or splits the list. The name of the split is
+    a prefix of the names of the ranges."""
     return f"ingest:{run_id}" if number is None else f"ingest:{run_id}:{number}"
 
 
 def export_lease(job_id: JobId, export_id: str | None = None) -> str:
-    """Names the making of one export of a job; without it, the beginning of all of them."""
+    """The lease under which one process makes an export of a job; without an export, the prefix of all of them."""
     return f"export:{job_id}:{export_id or ''}"
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A right that lapses. `fence` grows with every grant of the same name, over restarts too."""
+    """Time-bounded ownership of a name. `fence` grows with every grant of the name, across restarts too."""
 
     name: str
     holder: str
@@ -32,40 +33,40 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Coordinator(Protocol):
-    """Times are the engine's own clock, so that holders need not agree on theirs."""
+    """All times are by the engine's clock, so holders need no synchronized clocks."""
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """Grant the lease if nobody else holds it; a holder that asks again gets a new fence."""
+        """Grant the lease unless another holder has it. A holder that asks again gets a new fence."""
 
     async def renew(self, lease: Lease, ttl: float) -> bool:
-        """Prolong it. False if it lapsed or another holds it: the holder must stop."""
+        """Renew the lease. False if it expired or another holder has it: the caller must stop."""
 
     async def release(self, lease: Lease) -> None:
-        """Give it back. A stale lease changes nothing."""
+        """Release the lease. A stale lease changes nothing."""
 
     async def forget(self, prefix: str) -> None:
-        """Forget all leases whose names begin so, and their fences: what they guarded is gone."""
+        """Forget all leases with this prefix and their fences, once the things that they guarded are purged."""
 
     async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
-        """Set what this holder holds to as much of `want` as `limit` leaves after the others; returns it. It lapses
-        after `ttl` unless set again. 0 lets go."""
+        """Set this holder's permits to `want`, or to what `limit` leaves after the other holders. Returns the number.
+        The permits expire after `ttl` seconds unless acquired again; 0 releases them."""
 
     async def held(self, semaphore: str) -> int:
-        """What all holders hold together."""
+        """The number of permits that all holders have."""
 
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
-        """GCRA: reserve `count` passes at `rate` a second; returns how long to wait before using them. If that is above
-        `within`, and only then, nothing is reserved."""
+        """GCRA: reserve `count` passes at `rate` per second. Returns how many seconds to wait before using them. If
+        that is above `within`, and only then, nothing is reserved."""
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
-        """Add to the named counters and return all of that name; they lapse `ttl` seconds after the last addition.
-        What was added under the same `once` before is not added again."""
+        """Add to the counters of a name and return all of them. They expire `ttl` seconds after the last addition. An
+        addition with the same `once` is applied once."""
 
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl: float) -> bool:
-        """Replace a cached value if it is still `old`; None stands for none."""
+        """Replace a cached value if it is still `old`; None stands for a missing value."""
 
     async def cache(self, key: str, value: bytes, ttl: float) -> None:
-        """Keep a value that can be made again."""
+        """Cache a value that can be computed again."""
 
     async def cached(self, key: str) -> bytes | None:
-        """A kept value, if it has not lapsed."""
+        """A cached value that has not expired."""

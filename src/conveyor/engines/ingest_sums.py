@@ -1,5 +1,5 @@
-"""Sums over the ranges of a run, kept beside them by every engine and changed with each of them in one step. So neither
-a checkpoint nor a status adds the ranges up: an open job may have any number of batches."""
+"""Sums over the ranges of a run. Every engine stores them and updates them in the transaction of each checkpoint, so
+that no reader adds up the ranges: an open job may have any number of them."""
 
 import msgspec
 
@@ -7,14 +7,14 @@ from conveyor.model import Compression, Ingested, Range
 
 
 class IngestSums(msgspec.Struct, frozen=True):
-    """What some ranges have together, or by how much that changes."""
+    """The sums of some ranges, or a change of the sums."""
 
     ranges: int = 0
     ranges_done: int = 0
     range_tasks: int = 0
     range_invalid: int = 0
     bytes_read: int = 0
-    # Of the ranges whose end is known, and how many there are whose end is not.
+    # Bytes of the ranges whose end is known, and the number of ranges whose end is unknown.
     bytes_known: int = 0
     ranges_endless: int = 0
 
@@ -52,7 +52,7 @@ def sums_of(*ranges: Range) -> IngestSums:
 
 
 def change_of(before: Range, to: Range) -> IngestSums:
-    """By how much the sums change when a range comes as far as another value of it says."""
+    """The change of the sums when a range advances."""
     after = msgspec.structs.replace(
         before, index=to.index, offset=to.offset, tasks=to.tasks, invalid=to.invalid, done=to.done
     )
@@ -60,7 +60,7 @@ def change_of(before: Range, to: Range) -> IngestSums:
 
 
 def _stop(one: Range) -> int | None:
-    """Where a range ends; the end of a compressed list is not known before it is reached."""
+    """The end of a range. The end of a compressed list is unknown until it is reached."""
     if one.end is not None:
         return one.end
     if one.compression is Compression.NONE:

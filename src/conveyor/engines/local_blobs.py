@@ -1,10 +1,8 @@
-"""Blobs on a directory. Gets whole objects and streams, writes each as one file named by its key, and
-returns once a power cut would leave it there: temporary file, fsync, rename, fsync of the directory and
-of new ones above it.
+"""Blobs in a directory. An object is one file, named by its key. A put returns once the object is durable: temporary
+file, fsync, rename, fsync of the directory and of its new parents.
 
-All file work runs in threads of its own, so that an fsync holds neither the event loop nor the threads that
-others share. One process owns the directory. An object and a directory can not have the same name here: a key
-must not be the beginning, up to a slash, of another.
+File work runs in a thread pool of its own, so that an fsync blocks neither the event loop nor the shared threads. One
+process owns the directory. An object and a directory cannot share a name: no key may be a parent path of another key.
 """
 
 import asyncio
@@ -35,18 +33,18 @@ _LIST_BATCH = 1000
 _STREAM_BUFFER = 1024 * 1024
 _SETTLED_LIMIT = 10_000
 _PUBLISH_TRIES = 100
-# One count for all instances: two on the same directory then never choose the same temporary name.
+# One counter for all instances, so that two on the same directory never choose the same temporary name.
 _drafts = itertools.count()
 
 
 class LocalBlobs:
-    """A prefix is whole segments: `a/b` and `a/b/` both mean what lies under `a/b/`, never `a/bc`."""
+    """A prefix consists of whole segments: `a/b` and `a/b/` both match keys under `a/b/`, never `a/bc`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._drafts = root / ".tmp"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blobs")
-        # Directories known to be on disk with all above them, so that a put syncs only its own.
+        # Directories that are durable with all their parents: a put syncs only its own directory.
         self._settled: set[Path] = set()
         self._tree = threading.Lock()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -81,7 +79,7 @@ class LocalBlobs:
         reader = _Reader(self._path(key))
         try:
             if await self._run(reader.open) is None:
-                raise NotFound(f"There is no object {key}.")
+                raise NotFound(f"Object not found: {key}.")
             while piece := await self._run(reader.read, offset, PIECE_BYTES):
                 offset += len(piece)
                 yield piece
@@ -116,8 +114,8 @@ class LocalBlobs:
         return self._root / check_key(key)
 
     async def _run(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """One step in a thread. A caller that is cancelled leaves only when the step has ended: closing a
-        file under a running write could hand its descriptor to another file."""
+        """Run one step in a thread. A cancelled caller still waits for the step: closing a file during a write could
+        hand its descriptor to another file."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
         try:
             return await asyncio.shield(future)
@@ -140,10 +138,10 @@ class LocalBlobs:
         crashpoint("blob.put.before")
         draft.sync()
         self._move(draft, path)
-        # Only an empty directory is taken away: if it is gone, somebody has deleted the object meanwhile.
+        # Only empty directories are removed: if it is missing, another caller has deleted the object.
         with suppress(FileNotFoundError):
             _sync_directory(path.parent)
-        # A directory that was taken away and made again since the first look may not be on disk yet.
+        # A directory that was removed and created again since the check may not be durable yet.
         self._settle(path.parent)
         crashpoint("blob.put.after")
 
@@ -154,14 +152,14 @@ class LocalBlobs:
                 draft.move(path)
                 return
             except FileNotFoundError:
-                # Somebody deleted the last object beside this one, and the directory with it.
+                # Another caller deleted the last object in the directory, and the directory with it.
                 if last == 1:
                     raise
                 with self._tree:
                     self._settled.clear()
 
     def _settle(self, directory: Path) -> None:
-        """Make a directory and those above it, on disk as well: an fsync of a file does not reach them."""
+        """Create a directory and its parents durably: an fsync of a file does not cover them."""
         if directory in self._settled or directory == self._root:
             return
         with self._tree:
@@ -177,7 +175,7 @@ class LocalBlobs:
         return directory != self._root and directory not in self._settled
 
     def _prune(self, directory: Path) -> None:
-        """Remove a directory if it is empty, and those above it that are empty then."""
+        """Remove a directory if it is empty, then its empty parents."""
         with self._tree:
             while directory != self._root:
                 try:
@@ -207,14 +205,14 @@ class LocalBlobs:
         if last is not None:
             self._prune(last)
         if removed < limit:
-            # What is left are directories of puts that never came to a rename.
+            # The rest are directories of puts that crashed before the rename.
             for directory, _, _ in os.walk(self._root / folder, topdown=False):
                 self._prune(Path(directory))
         return removed
 
 
 class _Draft:
-    """A file on its way in. Its writer holds a lock on it: one that nobody locks was left by a crash."""
+    """A temporary file of a put. Its writer locks it: an unlocked one was left by a crash."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -227,7 +225,7 @@ class _Draft:
             try:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:
-                # A process with our id died here, and what it left is locked by nobody but not swept yet.
+                # A process with the same id crashed here; its unlocked file is not swept yet.
                 continue
             self._path = path
             fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -255,14 +253,14 @@ class _Draft:
 
 
 class _Reader:
-    """An object that is open: it can be read to its end even when it is deleted or replaced meanwhile."""
+    """An open object: it stays readable to its end when another caller deletes or replaces it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
 
     def open(self) -> int | None:
-        """The object's size; None if there is none."""
+        """The object's size; None if it does not exist."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -271,7 +269,7 @@ class _Reader:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes, fewer only at the end. A system call reads at most 2 GiB, hence the loop."""
+        """Read up to `length` bytes, fewer only at the end. One system call reads at most 2 GiB, hence the loop."""
         data = os.pread(self._fd, length, offset)
         if len(data) in {0, length}:
             return data
@@ -294,12 +292,12 @@ async def _outlast(future: asyncio.Future[T]) -> None:
             await asyncio.wait({future})
         except asyncio.CancelledError:
             continue
-    # Fetched so that asyncio does not report it as lost; the caller is leaving with its cancellation.
+    # Retrieve the exception, or asyncio would report it as lost; the caller raises its cancellation.
     future.exception()
 
 
 async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | bytearray]:
-    """The same bytes in large blocks: a visit to a thread costs more than writing a small piece."""
+    """The same bytes in large blocks: a hop to a thread costs more than writing a small piece."""
     held = bytearray()
     async for chunk in chunks:
         held += chunk
@@ -345,7 +343,7 @@ def _infos(root: Path, folder: str) -> Iterator[BlobInfo]:
 
 
 def _walk(root: Path, folder: str) -> Iterator[str]:
-    """Keys in order. Holds the names of one directory for each level, never the whole tree."""
+    """Keys in order. Keeps the names of one directory per level in memory, never the whole tree."""
     levels = [(folder, iter(_names(root / folder)))]
     while levels:
         above, names = levels[-1]
@@ -360,7 +358,7 @@ def _walk(root: Path, folder: str) -> Iterator[str]:
 
 
 def _names(directory: Path) -> list[str]:
-    """Sorted with a directory's slash in place: `a-b` comes before `a/b`, though `a` comes before `a-b`."""
+    """Sorted as if a directory's name ended with a slash: `a-b` comes before `a/b`, though `a` comes before `a-b`."""
     try:
         with os.scandir(directory) as entries:
             return sorted(
@@ -373,12 +371,12 @@ def _names(directory: Path) -> list[str]:
 
 
 def _sweep(drafts: Path) -> None:
-    """Remove what dead processes left. The kernel lets go of a dead writer's lock, whatever killed it."""
+    """Remove the temporary files of dead processes. The kernel releases the lock of a dead writer."""
     for path in drafts.iterdir():
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Its writer lives, and has just given it its name.
+            # Its writer is alive and has just renamed it.
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,7 +397,7 @@ def _sync_directory(directory: Path) -> None:
 
 def _sync(fd: int) -> None:
     if sys.platform == "darwin":
-        # fsync there stops at the drive's own cache.
+        # Here fsync reaches only the cache of the drive.
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:
         os.fsync(fd)

@@ -1,8 +1,8 @@
 """Blobs on an object store, through obstore: S3, and with it Google Cloud Storage and Azure.
 
-Gets a URL: `s3://BUCKET/PREFIX?region=…&endpoint=…`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; keys stand under
-the prefix. A put that was answered is durable, and readers see all of it or none. Only S3 signs requests that bind a
-size and a hash (s3.py): on the others the API itself takes lists and serves bodies.
+The URL is `s3://BUCKET/PREFIX?region=…&endpoint=…`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; all keys are under
+the prefix. An acknowledged put is durable, and readers see all of it or none. Only S3 signs requests that cover a size
+and a hash (s3.py): on the other stores, clients upload and download through the API.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ PIECE_BYTES = 256 * 1024
 
 _FORMS = "s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
 _OPTIONS = {"s3": frozenset({"region", "endpoint"}), "gs": frozenset[str](), "az": frozenset({"account"})}
-# A stream asks for so much at a time: a slow reader then holds no connection open.
+# A stream reads this much per request, so that a slow reader keeps no connection open.
 _BLOCK = 8 * 1024 * 1024
 _PART = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 2
-# Up to here an object goes in one request, which costs a quarter of the smallest multipart upload.
+# A smaller object is one request, which costs a quarter of the smallest multipart upload.
 _MOST_IN_ONE = 64 * 1024 * 1024
 _LIST_BATCH = 1000
 _DELETE_BATCH = 1000
@@ -49,7 +49,7 @@ Store = S3Store | GCSStore | AzureStore
 
 
 class ObjectBlobs:
-    """A prefix is whole segments: `a/b` and `a/b/` both mean what lies under `a/b/`, never `a/bc`."""
+    """A prefix consists of whole segments: `a/b` and `a/b/` both match keys under `a/b/`, never `a/bc`."""
 
     def __init__(self, store: Store, signer: Signer | None = None) -> None:
         self._store = store
@@ -67,7 +67,7 @@ class ObjectBlobs:
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
         path = check_key(key)
         size = 0
-        # Left by an exception, the writer gives the upload up, and the store drops its parts.
+        # On an exception the writer aborts the upload, and the store drops its parts.
         async with _writing(self._store, path) as write:
             async for chunk in chunks:
                 if chunk:
@@ -87,10 +87,10 @@ class ObjectBlobs:
         path = check_key(key)
         etag: str | None = None
         while True:
-            # Only the object that was begun: another that took its place meanwhile is an error, never a mixture.
+            # Only the object of the first request: a replaced object is an error, never a mixture of both.
             block = await self._block(path, offset, offset + _BLOCK, etag)
             if block is None:
-                raise NotFound(f"There is no object {key}.")
+                raise NotFound(f"Object not found: {key}.")
             view = memoryview(block.data)
             for start in range(0, len(view), PIECE_BYTES):
                 yield bytes(view[start : start + PIECE_BYTES])
@@ -117,7 +117,7 @@ class ObjectBlobs:
             try:
                 await _asked(obstore.delete_async(self._store, paths[start : start + _DELETE_BATCH]))
             except FileNotFoundError:
-                # A store that minds names one of several: each is tried by itself.
+                # The store named one failed key of several: delete each by itself.
                 await asyncio.gather(*(self._delete(path) for path in paths[start : start + _DELETE_BATCH]))
 
     async def delete_prefix(self, prefix: str, limit: int) -> int:
@@ -145,7 +145,7 @@ class ObjectBlobs:
         return None if self._signer is None else await self._signer.get(key, seconds, content_type, filename)
 
     async def _block(self, path: str, start: int, end: int | None, etag: str | None = None) -> "_Block | None":
-        """Bytes from `start` up to `end`, if that is not past the object's own end."""
+        """Bytes from `start` to `end`, or to the end of the object."""
         options: dict[str, Any] = {"range": {"offset": start} if end is None else (start, end)}
         if etag is not None:
             options["if_match"] = etag
@@ -158,7 +158,7 @@ class ObjectBlobs:
             _check_bucket(error)
             return None
         except BaseError as error:
-            # A range behind the end is an error there, and the same one as any other.
+            # The store answers a range past the end with the same error as any other failure.
             size = None if whole else await self.size(path)
             if size is None or start < size:
                 raise _failed(error) from error
@@ -173,7 +173,7 @@ class ObjectBlobs:
 
 
 class ObjectEngine:
-    """Blobs under one URL, and what an operator asks of them."""
+    """Blobs under one URL, with migration and checks."""
 
     def __init__(self, store: Store, bucket: Bucket | None, clock: Clock) -> None:
         self._store = store
@@ -184,7 +184,7 @@ class ObjectEngine:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, clock: Clock) -> AsyncIterator[Self]:
-        """Check the URL; nothing is asked of the store yet."""
+        """Check the URL. It sends no request to the store."""
         parts, options = _parsed(url)
         prefix = parts.path.strip("/") or None
         if prefix is not None:
@@ -200,12 +200,12 @@ class ObjectEngine:
             yield cls(_s3_store(bucket), bucket, clock)
 
     async def migrate(self) -> None:
-        """Make the bucket if it is not there, and have it drop what is left over. May be done again."""
+        """Create the bucket if it is missing, and set its lifecycle rules. Safe to repeat."""
         if self._bucket is not None:
             await self._bucket.migrate()
 
     async def checks(self) -> list[tuple[str, str | None]]:
-        """What was tried, and what to mend if it failed."""
+        """The name of each check, and what to fix, or None."""
         key = f"checks/{self._clock.new_id('check')}"
         data = key.encode()
         unwritten = await _tried(self.blobs.put(key, data))
@@ -225,11 +225,11 @@ class ObjectEngine:
 
     async def _reads(self, key: str, data: bytes) -> None:
         if await self.blobs.get(key) != data:
-            raise EngineFailed("another object came back than was written")
+            raise EngineFailed("the object that was read differs from the one that was written")
 
     async def _lists(self, key: str) -> None:
         if key not in [info.key async for info in self.blobs.listing("checks")]:
-            raise EngineFailed("an object that was written is not listed")
+            raise EngineFailed("the listing lacks an object that was written")
 
 
 class _Block:
@@ -237,7 +237,7 @@ class _Block:
 
     def __init__(self, data: Any, size: int, etag: str | None) -> None:
         self.data = data
-        # Of the whole object.
+        # The size of the whole object.
         self.size = size
         self.etag = etag
 
@@ -254,7 +254,7 @@ async def _writing(store: Store, path: str) -> AsyncIterator[Callable[[bytes], A
                 inside = error
                 raise
     except (BaseError, FileNotFoundError) as error:
-        # What the source of the stream raised is the caller's.
+        # An error of the stream's source belongs to the caller.
         if error is inside:
             raise
         raise _failed(error) from error
@@ -265,7 +265,7 @@ async def _one(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def _asked(call: Awaitable[T]) -> T:
-    """A call of the store. A missing object stays FileNotFoundError."""
+    """Call the store. A missing object remains FileNotFoundError."""
     try:
         return await call
     except BaseError as error:
@@ -273,7 +273,7 @@ async def _asked(call: Awaitable[T]) -> T:
 
 
 async def _written(call: Awaitable[object]) -> None:
-    """A write, which needs no object but a bucket."""
+    """A write: the object may be missing, the bucket must exist."""
     try:
         await _asked(call)
     except FileNotFoundError as error:
@@ -281,7 +281,7 @@ async def _written(call: Awaitable[object]) -> None:
 
 
 def _check_bucket(error: FileNotFoundError) -> None:
-    """That there is no such bucket looks much like no such object, and is a failure."""
+    """Whether the bucket is missing. The error resembles that of a missing object, but is a failure."""
     if "NoSuchBucket" in str(error):
         raise _failed(error) from error
 
@@ -295,7 +295,7 @@ async def _tried(step: Awaitable[object]) -> str | None:
 
 
 def _failed(error: Exception) -> EngineFailed:
-    # The first line says what was refused; behind it come the request and a document of the store.
+    # The first line names the problem; the request and a document of the store follow.
     return EngineFailed(f"The object store failed: {str(error).splitlines()[0][:300]}")
 
 
@@ -306,7 +306,7 @@ def _parsed(url: str) -> tuple[Any, dict[str, str]]:
     options = dict(parse_qsl(parts.query))
     unknown = options.keys() - _OPTIONS[parts.scheme]
     if unknown:
-        raise InvalidSetting(f"CONVEYOR_BLOBS: `{min(unknown)}` is no option of {parts.scheme}; write {_FORMS}")
+        raise InvalidSetting(f"CONVEYOR_BLOBS: `{min(unknown)}` is not an option of {parts.scheme}. Use {_FORMS}.")
     return parts, options
 
 

@@ -1,4 +1,5 @@
-"""Queue: messages that are seen by one receiver at a time, until acknowledged. A hint; the rows are the truth."""
+"""The Queue seam: at-least-once messages with a visibility timeout. A message is a hint; the stored tasks are the
+truth."""
 
 from collections.abc import Collection, Sequence
 from typing import NewType, Protocol, runtime_checkable
@@ -10,30 +11,30 @@ from conveyor.model import Page, RunId
 QueueName = NewType("QueueName", str)
 
 CONTROL = QueueName("control")
-# The names of all queues of runs begin so, and those of the second kind end so.
+# Every run queue has the prefix; a recovery queue has the suffix too.
 RUN_PREFIX = "run:"
 _RECOVERY_SUFFIX = ":recovery"
 
 
 def run_queue(run_id: RunId) -> QueueName:
-    """The queue of one run's references."""
+    """The queue of a run's task references."""
     return QueueName(f"{RUN_PREFIX}{run_id}")
 
 
 def recovery_queue(run_id: RunId) -> QueueName:
-    """Beside it: references that come again (retried, parked, reclaimed, stuck). Its name begins with the other's, so
-    that an engine that treats the queues of runs in its own way treats both alike."""
+    """The queue of a run's requeued references: retried, parked, reclaimed, stuck. It has the prefix of run queues, so
+    an engine that treats run queues specially treats both alike."""
     return QueueName(f"{RUN_PREFIX}{run_id}{_RECOVERY_SUFFIX}")
 
 
 def run_queues(run_id: RunId) -> tuple[QueueName, QueueName]:
-    """Both. References move from the first to the second and never back: whoever looks whether they are empty looks
-    in this order."""
+    """Both queues of a run. References move from the first to the second and never back, so check for emptiness in this
+    order."""
     return run_queue(run_id), recovery_queue(run_id)
 
 
 def kind_of(queue: QueueName) -> str:
-    """What is counted together: the queues of all runs are one kind, and those beside them another."""
+    """The metric label of a queue: all run queues share one, all recovery queues another."""
     if queue.startswith(RUN_PREFIX):
         return "recovery" if queue.endswith(_RECOVERY_SUFFIX) else "runs"
     return queue
@@ -47,19 +48,19 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A message as received. `receipt` is good for this delivery only: a later one makes it stale."""
+    """A received message. `receipt` is valid for this delivery only: a redelivery makes it stale."""
 
     message_id: str
     receipt: str
     # Deliveries so far, this one included.
     receives: int
     body: bytes
-    # Deliveries before this one whose start was marked: each was lost at work.
+    # Earlier deliveries that were marked as started: each was lost during work.
     lost_starts: int = 0
 
 
 class Depth(msgspec.Struct, frozen=True):
-    """How many messages wait, are held by receivers, or are delayed."""
+    """How many messages are ready, in flight, or delayed."""
 
     ready: int
     held: int
@@ -71,7 +72,7 @@ class Depth(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that was given up, with its reason."""
+    """A message that was dead-lettered, with the reason."""
 
     message_id: str
     queue: QueueName
@@ -81,87 +82,88 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class Queue(Protocol):
-    """At least once, in no promised order."""
+    """Delivers each message at least once, in no guaranteed order."""
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
-        """Send a batch. Returns the positions that were not taken, to be sent again; empty when all were."""
+        """Send a batch. Returns the positions that the engine did not accept, for the caller to send again."""
 
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
-        """Take up to `limit` visible messages; nobody else sees them for `visibility` seconds."""
+        """Receive up to `limit` visible messages; other receivers do not see them for `visibility` seconds."""
 
     async def extend(self, queue: QueueName, receipts: Sequence[str], visibility: float) -> frozenset[str]:
-        """Hold messages for `visibility` seconds from now. Returns the receipts that were stale: those are lost."""
+        """Extend the visibility timeout to `visibility` seconds from now. Returns the stale receipts: the caller has
+        lost those messages."""
 
     async def mark_started(self, queue: QueueName, receipts: Sequence[str]) -> None:
-        """Say that work on these messages begins: if they come again, they were lost at work and not while they
-        waited. Only asked for messages that have come before."""
+        """Mark work on these messages as started: a redelivery then counts as lost during work, not while waiting.
+        Called for redelivered messages only."""
 
     async def ack(self, queue: QueueName, receipts: Sequence[str]) -> frozenset[str]:
-        """Remove messages for good. Returns the receipts that were stale."""
+        """Acknowledge messages. Returns the stale receipts."""
 
     async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
-        """Give messages back unprocessed, visible after `delay` seconds, without counting the receive."""
+        """Return messages unprocessed, visible after `delay` seconds, without counting the receive."""
 
     async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
-        """Move messages to the dead letters."""
+        """Dead-letter messages."""
 
     async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
-        """What was buried, oldest first."""
+        """Dead letters, oldest first."""
 
     async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
-        """Those of these dead letters that are there."""
+        """The dead letters with these ids, without those that do not exist."""
 
     async def discard(self, message_ids: Collection[str]) -> int:
-        """Remove dead letters for good; returns how many."""
+        """Delete dead letters. Returns how many."""
 
     async def redrive(self, message_ids: Collection[str]) -> int:
-        """Send dead letters back to the queues that they came from; returns how many."""
+        """Redrive dead letters: send each back to its queue. Returns how many."""
 
     async def depth(self, queue: QueueName) -> Depth:
-        """Approximate on engines that only know it so."""
+        """The number of messages by state; approximate on some engines."""
 
     async def drop(self, queue: QueueName) -> None:
-        """Remove a queue and all in it."""
+        """Delete a queue with all its messages."""
 
 
 @runtime_checkable
 class TellsAge(Protocol):
-    """A capability: it is known how long messages wait."""
+    """A capability: the engine knows the age of waiting messages."""
 
     async def waiting_since(self, queue: QueueName) -> float | None:
-        """Since when the message that waits longest could have been taken; None if none waits."""
+        """The time at which the oldest ready message became visible; None if no message is ready."""
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A message that somebody else sent, as it came."""
+    """A message from another sender, as received."""
 
     message_id: str
     receipt: str
     body: bytes
     # Deliveries so far, this one included.
     receives: int
-    # When it was sent, where that is known.
+    # When it was sent, if the engine knows.
     sent_at: float | None = None
 
 
 class Inbox(Protocol):
-    """A queue that others fill. At least once, in no promised order."""
+    """A queue that other systems send to. Delivers at least once, in no guaranteed order."""
 
     async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
-        """Up to `limit` messages that are there now; nobody else sees them for `visibility` seconds."""
+        """Receive up to `limit` visible messages; other receivers do not see them for `visibility` seconds."""
 
     async def done(self, message: Arrived) -> None:
-        """Remove a message for good."""
+        """Acknowledge a message."""
 
     async def put_off(self, message: Arrived, delay: float) -> None:
-        """Have it come again after `delay` seconds."""
+        """Redeliver the message after `delay` seconds."""
 
     async def bury(self, message: Arrived, reason: str) -> None:
-        """Move it to the dead letters."""
+        """Dead-letter the message."""
 
 
 class QueueInbox:
-    """An inbox that is a queue of our own."""
+    """An inbox on one of Conveyor's own queues."""
 
     def __init__(self, queue: Queue, name: QueueName) -> None:
         self._queue = queue

@@ -1,8 +1,8 @@
-"""What only S3 has: credentials of the standard chain, requests that carry their own right, rules of the bucket.
+"""S3 only: the standard credential chain, presigned requests, and lifecycle rules of the bucket.
 
-A signed PUT binds the object's key, its size, its sha256 and its type, and If-None-Match: * makes it good for one time
-where the store honours that; where it does not, a second PUT can only write the same bytes. A signed GET binds the
-type and the name that the object is downloaded under.
+A presigned PUT covers the object's key, size, sha256 and type. If-None-Match: * makes it valid once, if the store
+supports that; otherwise a second PUT can only write the same bytes. A presigned GET covers the content type and the
+file name of the download.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import EngineFailed, InvalidSetting
 
-# The most that S3 takes in one PUT, and the longest that a signature may hold.
+# The maximum size of one PUT, and the maximum lifetime of a signature.
 MOST_IN_ONE_PUT = 5 * 1024**3
 LONGEST_SECONDS = 7 * 86_400
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
-# The store asks again for credentials after so long; those of a role last longer and are renewed in time.
+# The store refreshes credentials after this many seconds; those of a role last longer.
 _CREDENTIAL_SECONDS = 300
 _MOST_SKEW = 60.0
-# As long as any job may keep its list, and a day for the sweep.
+# The maximum retention of a job's list, and a day for the sweep.
 _UPLOAD_DAYS = 366
 _ABANDONED_DAYS = 2
 
@@ -80,7 +80,7 @@ class Signer:
 
 
 class Bucket:
-    """A bucket, and the prefix under which everything of ours stands."""
+    """A bucket, and the prefix of all objects of Conveyor."""
 
     def __init__(self, name: str, prefix: str | None, region: str | None, endpoint: str | None, clock: Clock) -> None:
         self._clock = clock
@@ -103,14 +103,14 @@ class Bucket:
         return f"https://{host}/{self.name}/{path}" if "." in self.name else f"https://{self.name}.{host}/{path}"
 
     async def credentials(self) -> Any:
-        """Those of the environment, a profile or a role, as they are now."""
-        # To find them, and to renew those of a role, others are asked: not on the loop.
+        """The current credentials of the environment, a profile or a role."""
+        # Finding and renewing credentials may call other services: not on the event loop.
         if self._found is None or getattr(self._found, "refresh_needed", bool)():
             return await asyncio.to_thread(self._frozen)
         return self._found.get_frozen_credentials()
 
     def provider(self) -> Any:
-        """The same credentials, for the store, which asks for them in threads of its own."""
+        """The same credentials for the store, which calls this in its own threads."""
         frozen = self._frozen()
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         return {
@@ -126,13 +126,13 @@ class Bucket:
                 if self._found is None:
                     self._found = get_session().get_credentials()
             if self._found is None:
-                raise EngineFailed("There are no AWS credentials: set AWS_ACCESS_KEY_ID, AWS_PROFILE, or give a role.")
+                raise EngineFailed("No AWS credentials found: set AWS_ACCESS_KEY_ID or AWS_PROFILE, or assign a role.")
             return self._found.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise EngineFailed(f"The AWS credentials could not be had: {error}") from error
+            raise EngineFailed(f"The AWS credentials could not be loaded: {error}") from error
 
     async def migrate(self) -> None:
-        """Make the bucket, unless it is there, and put our rules beside those that others put."""
+        """Create the bucket unless it exists, and add the lifecycle rules of Conveyor to the existing ones."""
         try:
             async with self._client() as client:
                 await self._make(client)
@@ -141,7 +141,7 @@ class Bucket:
             raise EngineFailed(f"The bucket {self.name} could not be prepared: {error}") from error
 
     async def checks(self, key: str, data: bytes, sha256: str) -> list[tuple[str, str | None]]:
-        """A signed PUT and GET of an object, as a client would make them, the clocks, and the bucket's rules."""
+        """Check a presigned PUT and GET, as a client makes them, the clocks, and the rules of the bucket."""
         try:
             put = await self.signer.put(key, len(data), sha256, 60)
             got = await self.signer.get(key, 60, "application/octet-stream", "check")
@@ -165,14 +165,18 @@ class Bucket:
         if date is None:
             return None
         skew = abs(parsedate_to_datetime(date).timestamp() - self._clock.now())
-        return None if skew <= _MOST_SKEW else f"this clock and that of S3 are {skew:.0f} s apart: set the time"
+        return (
+            None
+            if skew <= _MOST_SKEW
+            else f"this clock and the clock of S3 are {skew:.0f} s apart: synchronize it with NTP"
+        )
 
     async def _rules_missing(self) -> str | None:
         try:
             async with self._client() as client:
                 there = {rule.get("ID") for rule in await _rules(client, self.name)}
         except (BotoCoreError, ClientError) as error:
-            return f"can not be read: {error}"
+            return f"cannot be read: {error}"
         missing = {rule["ID"] for rule in self._our_rules()} - there
         return f"run `conveyor migrate`: {', '.join(sorted(missing))} is missing" if missing else None
 
@@ -182,7 +186,7 @@ class Bucket:
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                 raise
-            # The first region there was has no name here.
+            # The first region has no name here.
             where = {} if self.region == "us-east-1" else {"LocationConstraint": self.region}
             await client.create_bucket(Bucket=self.name, **({"CreateBucketConfiguration": where} if where else {}))
 
@@ -212,7 +216,7 @@ class Bucket:
         ]
 
     def _client(self) -> AbstractAsyncContextManager[Any]:
-        # A name with dots, or an endpoint of one's own, is no part of a host's name.
+        # Path style for a name with dots, or a custom endpoint.
         style = "path" if self.endpoint is not None or "." in self.name else "virtual"
         config = Config(s3={"addressing_style": style}, connect_timeout=5, read_timeout=30)
         client: AbstractAsyncContextManager[Any] = get_async_session().create_client(
@@ -234,7 +238,7 @@ class _PresignedAnswer:
 
 async def _sent(request: Presigned, body: bytes | None = None) -> _PresignedAnswer:
     builder = ClientBuilder().error_for_status(False).timeout(timedelta(seconds=30))
-    # The proxy of the environment has no way to this machine's own loopback.
+    # A proxy cannot reach this machine's loopback.
     local = urlsplit(request.url).hostname in {"127.0.0.1", "::1", "localhost"}
     async with (builder.no_proxy() if local else builder).build() as client:
         asked = client.request(request.method, request.url).headers(dict(request.headers))
@@ -255,7 +259,7 @@ async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
 
 def _checked_name(name: str) -> str:
     if not _BUCKET.fullmatch(name):
-        raise InvalidSetting(f"CONVEYOR_BLOBS: {name!r} is not the name of a bucket")
+        raise InvalidSetting(f"CONVEYOR_BLOBS: {name!r} is not a valid bucket name")
     return name
 
 

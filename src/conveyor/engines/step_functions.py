@@ -1,33 +1,33 @@
-"""StepFunctions: the state machines that wait for jobs with a task token."""
+"""The StepFunctions seam: callbacks to state machines that wait for jobs with a task token."""
 
 from enum import Enum
 from typing import Protocol
 
 
 class CallOutcome(Enum):
-    """What became of a call of Step Functions."""
+    """The outcome of a call to Step Functions."""
 
     TAKEN = "taken"
-    # Nobody waits with this token: it was answered, timed out, or never was.
+    # No task waits with this token: it was answered, timed out, or never existed.
     GONE = "gone"
-    # Not carried out; the same call may be later.
+    # Not executed; the call may be retried.
     LATER = "later"
-    # Nobody knows whether it was carried out.
+    # Unknown whether it was executed.
     UNKNOWN = "unknown"
 
 
 class StepFunctions(Protocol):
-    """The state machines that wait. A token is sealed for one name, and can be used under that name only; it is in the
-    clear nowhere else."""
+    """Calls back state machines. A token is sealed for one name and usable under that name only; it is never stored in
+    clear text."""
 
     def seal(self, token: str, name: str) -> str:
-        """The token as it may be kept; the same each time."""
+        """Seal a token for storage. Deterministic."""
 
     async def heartbeat(self, sealed: str, name: str) -> CallOutcome:
-        """Say that work goes on."""
+        """Send a heartbeat."""
 
     async def succeed(self, sealed: str, name: str, output: str) -> CallOutcome:
-        """Answer with a result, as JSON."""
+        """Report success, with a JSON result."""
 
     async def fail(self, sealed: str, name: str, error: str, cause: str) -> CallOutcome:
-        """Answer with an error."""
+        """Report failure, with an error."""

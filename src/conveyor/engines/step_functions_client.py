@@ -1,7 +1,7 @@
-"""Step Functions, through aiobotocore: heartbeats and answers to tasks that wait with a token.
+"""Step Functions through aiobotocore: heartbeats and results for tasks that wait with a token.
 
-`stepfunctions://REGION?endpoint=…`. A call is tried once: when it is tried again is the caller's affair, who knows how
-long the state machine waits.
+`stepfunctions://REGION?endpoint=…`. A call is attempted once: the caller, who knows how long the state machine waits,
+decides about retries.
 """
 
 import re
@@ -28,11 +28,11 @@ _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _CONNECTIONS = 32
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 10
-# What Step Functions takes of these.
+# The maximum lengths that Step Functions accepts.
 _MAX_ERROR = 256
 _MAX_CAUSE = 32_768
 
-# What no state machine has handed out.
+# A token that no state machine issued.
 _NOBODY = "conveyor-doctor"
 _ALLOW = "Allow states:SendTaskHeartbeat, states:SendTaskSuccess and states:SendTaskFailure."
 
@@ -52,21 +52,21 @@ _THROTTLES = frozenset(
 
 
 class StepFunctionsAddress(NamedTuple):
-    """What the URL says."""
+    """The parts of the URL."""
 
     region: str
     endpoint: str | None = None
 
 
 def parse(url: str) -> StepFunctionsAddress:
-    """Raises InvalidSetting, which says what to write."""
+    """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if parts.scheme != "stepfunctions" or not _REGION.fullmatch(parts.netloc) or parts.path.strip("/"):
         raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS must be {_FORM}")
     unknown = options.keys() - {"endpoint"}
     if unknown:
-        raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS: `{min(unknown)}` is no option; there is endpoint")
+        raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS: unknown option `{min(unknown)}`. Use endpoint.")
     endpoint = options.get("endpoint")
     if endpoint is not None:
         target = urlsplit(endpoint)
@@ -76,7 +76,7 @@ def parse(url: str) -> StepFunctionsAddress:
 
 
 class StepFunctionsClient:
-    """The seam of callbacks.py."""
+    """StepFunctions, on AWS."""
 
     def __init__(self, client: Any, seals: Seals) -> None:
         self._client = client
@@ -85,7 +85,7 @@ class StepFunctionsClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, keys: Sequence[bytes]) -> AsyncIterator[Self]:
-        """Check the URL and make the client; nothing is asked of AWS yet."""
+        """Check the URL and create the client. It sends no request to AWS."""
         address = parse(url)
         config = Config(
             connect_timeout=_CONNECT_SECONDS,
@@ -99,7 +99,7 @@ class StepFunctionsClient:
         try:
             opened = await client.__aenter__()
         except BotoCoreError as error:
-            raise EngineFailed(f"The client of Step Functions could not be made: {error}") from error
+            raise EngineFailed(f"The Step Functions client could not be created: {error}") from error
         try:
             yield cls(opened, Seals(keys))
         finally:
@@ -118,7 +118,7 @@ class StepFunctionsClient:
         return await self._told("send_task_failure", sealed, name, error=error[:_MAX_ERROR], cause=cause[:_MAX_CAUSE])
 
     async def checks(self) -> list[tuple[str, str | None]]:
-        """For the doctor: whether it may be told anything. It is asked with a token that nobody has."""
+        """Check the permissions, with a token that no state machine issued."""
         try:
             await self._client.send_task_heartbeat(taskToken=_NOBODY)
         except ClientError as error:
@@ -131,7 +131,7 @@ class StepFunctionsClient:
     async def _told(self, operation: str, sealed: str, name: str, **params: str) -> CallOutcome:
         token = self._seals.open(sealed, name)
         if token is None:
-            log.error("a task token can not be opened: is CONVEYOR_SIGNING_KEY another?", callback=name)
+            log.error("a task token cannot be unsealed: did CONVEYOR_SIGNING_KEY change?", callback=name)
             return CallOutcome.LATER
         try:
             await getattr(self._client, operation)(taskToken=token, **params)

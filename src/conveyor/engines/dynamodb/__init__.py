@@ -1,6 +1,6 @@
 """Records and Tasks on DynamoDB, in two tables: `<prefix>-records` and `<prefix>-tasks`.
 
-`conveyor migrate` makes them. What is written how, and why, stands in schema.py, items.py, table.py and tasks.py.
+`conveyor migrate` creates them. schema.py, items.py, table.py and tasks.py describe the layout and the reasons for it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ from conveyor.errors import EngineFailed
 from conveyor.model import InputJson, JobId, RunId, RunKey, TaskEnd, TaskSeed, TenantId
 from conveyor.states import TaskStatus
 
-# AWS refuses requests that are five minutes off.
+# AWS refuses requests whose time is off by five minutes.
 _MOST_SKEW = 60.0
 
 
@@ -52,17 +52,17 @@ class DynamoEngine:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, clock: Clock, patience: Patience | None = None) -> AsyncIterator[Self]:
-        """Connect to the tables behind a URL; nothing is made or checked before it is used."""
+        """Connect to the tables of a URL. It creates and checks nothing."""
         address = parse_address(url)
         async with make_session() as session:
             yield cls(Wire(session, address, clock, patience or Patience()), address, clock)
 
     async def migrate(self) -> None:
-        """Make the tables, their indexes and TTL, and wait until they can be used."""
+        """Create the tables, their indexes and TTL, and wait until they are active."""
         await schema.migrate(self._wire, self._address)
 
     async def checks(self) -> list[tuple[str, str | None]]:
-        """What was looked at, and for each what to fix, or None."""
+        """The name of each check, and what to fix, or None."""
         try:
             skew = await self._skew()
             problems = await schema.problems(self._wire, self._address)
@@ -76,7 +76,7 @@ class DynamoEngine:
         return found
 
     async def _change(self) -> bool:
-        """A write, a transaction whose condition does not hold, and a removal."""
+        """Write an item, try a transaction whose condition does not hold, and delete the item."""
         table = self._records_table
         probe = ReadItem(Key(f"Check#{self._clock.new_id('check')}", "check"), None)
         await table.write([table.save(probe, {"ttl": int(self._clock.now()) + 3600})])
@@ -89,7 +89,7 @@ class DynamoEngine:
         return False
 
     async def _run(self) -> bool:
-        """A task that is put, ends once and not a second time, and is removed."""
+        """Put a task, finish it twice, of which only the first may count, and delete it."""
         run = RunKey(TenantId("check"), JobId(self._clock.new_id("check")), RunId(self._clock.new_id("check")))
         ends = [TaskEnd(0, TaskStatus.SUCCEEDED, 1, None, None, "{}", self._clock.now())]
         try:
@@ -115,4 +115,4 @@ async def _wrong(probe: Callable[[], Awaitable[bool]]) -> str | None:
         held = await probe()
     except EngineFailed as failure:
         return f"{failure.message} The role must be allowed to read and write items, and to run PartiQL statements."
-    return None if held else "a write went through although its condition did not hold"
+    return None if held else "a write succeeded although its condition did not hold"

@@ -1,4 +1,4 @@
-"""Keys, idempotent requests and uploads on DynamoDB."""
+"""API keys, idempotency claims and uploads on DynamoDB."""
 
 from collections.abc import Sequence
 
@@ -26,16 +26,16 @@ from conveyor.model import ApiKey, TenantId, UploadRecord
 
 replace = msgspec.structs.replace
 
-# An upload that has expired and is referred to is looked at again after this.
+# An expired upload that is still referred to is checked again after this many seconds.
 _KEPT_SECONDS = 86_400.0
 
 
 class Requested(msgspec.Struct, frozen=True):
-    """A claimed request as it was read together with what it is to make."""
+    """A claim, read together with the items that the request changes."""
 
     found: ReadItem | None = None
     answer: IdempotencyClaim | None = None
-    # Set if the claim is not the caller's any more.
+    # The stored claim, if the caller has lost it.
     standing: IdempotencyClaim | None = None
 
     def writes(self, table: Table) -> list[Operation]:
@@ -46,13 +46,13 @@ class Requested(msgspec.Struct, frozen=True):
 
     @property
     def answered(self) -> IdempotencyClaim | None:
-        """The answer that the request has by now, if it has one."""
+        """The stored claim, if another process has answered it."""
         row = self.standing
         return row if row is not None and row != self.answer and row.status != 0 else None
 
 
 class DynamoAccess:
-    """AccessRecords. Expired requests are left to TTL: a claim takes no notice of them."""
+    """AccessRecords. TTL removes expired claims: a new claim ignores them."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -129,7 +129,7 @@ class DynamoAccess:
         used = [await _is_used(self._table, upload.upload_id) for upload in uploads]
         for upload, kept in zip(uploads, used, strict=True):
             if kept:
-                # Out of the way of those behind it.
+                # Move it back, so that it does not block the uploads after it.
                 await self.keep_upload(upload.upload_id, self._clock.now() + _KEPT_SECONDS)
         return [upload for upload, kept in zip(uploads, used, strict=True) if not kept]
 
@@ -145,7 +145,7 @@ class DynamoAccess:
         return await self._table.change(plan)
 
     async def purge_expired(self, limit: int) -> int:
-        """Left to TTL."""
+        """Nothing to do: TTL removes expired items."""
         return 0
 
     async def create_key(self, key: ApiKey) -> None:
@@ -172,8 +172,8 @@ class DynamoAccess:
 
 
 async def release_upload(table: Table, upload_id: str, now: float) -> None:
-    """Something that referred to an upload is gone. It expires unless something else does. Who refers to it at this
-    very moment is not seen, and need not be: readers and retention look for references, too."""
+    """Expire an upload that lost a reference, unless another reference remains. It may miss a concurrent reference,
+    which does no harm: readers and retention look for references too."""
 
     async def plan() -> WritePlan[None]:
         (found,) = await table.read(upload_key(upload_id))
@@ -185,18 +185,18 @@ async def release_upload(table: Table, upload_id: str, now: float) -> None:
 
 
 async def _is_used(table: Table, upload_id: str) -> bool:
-    """Whether a job or a row refers to it: their items stand before its own."""
+    """Whether a job or a document refers to the upload: their items sort before its own."""
     own = upload_key(upload_id)
     return bool(await table.query(HashKey("pk", own.pk) & RangeKey("sk").lt(own.sk), most=1))
 
 
 def request_keys(answer: IdempotencyClaim | None) -> list[Key]:
-    """What is to be read to answer a request: nothing, if it came without a key."""
+    """The key of the claim to read; none without an idempotency key."""
     return [] if answer is None else [request_key(answer)]
 
 
 def read_request(found: Sequence[ReadItem], answer: IdempotencyClaim | None) -> Requested:
-    """The request among what was read, which begins with it if there is an answer to give."""
+    """The claim, which is the first of the items that were read if there is an answer to write."""
     if answer is None:
         return Requested()
     (request, *_) = found

@@ -17,11 +17,11 @@ _YES_NO = {"true": True, "1": True, "false": False, "0": False}
 
 
 class DynamoAddress(msgspec.Struct, frozen=True):
-    """A place for the two tables of one Conveyor."""
+    """The location of the two tables of one installation."""
 
     region: str
     prefix: str
-    # None: the region's own.
+    # None: the region's default endpoint.
     endpoint: str | None = None
     # Whether `migrate` turns point-in-time recovery on.
     pitr: bool = False
@@ -36,15 +36,15 @@ class DynamoAddress(msgspec.Struct, frozen=True):
 
 
 def parse_address(url: str) -> DynamoAddress:
-    """Raises InvalidSetting with what to write instead."""
+    """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     region, prefix = parts.netloc, parts.path.removeprefix("/")
     if parts.scheme != SCHEME:
         raise InvalidSetting(f"The URL of DynamoDB tables is {FORM}.")
     if not _REGION.fullmatch(region):
-        raise InvalidSetting(f"{region!r} is no AWS region; write {FORM}.")
+        raise InvalidSetting(f"{region!r} is not an AWS region. Use {FORM}.")
     if not _PREFIX.fullmatch(prefix):
-        raise InvalidSetting(f"{prefix!r} is no prefix of table names: 1 to 200 of A-Z a-z 0-9 _ . -; write {FORM}.")
+        raise InvalidSetting(f"{prefix!r} is not a valid table prefix: 1 to 200 of A-Z a-z 0-9 _ . -. Use {FORM}.")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     endpoint = given.pop("endpoint", None)
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):

@@ -1,10 +1,10 @@
-"""The kept counts of a run: a few items, each added to once for a batch of ended tasks.
+"""The stored counts of a run: a few items, each incremented once per batch of finished tasks.
 
-An ADD that is sent twice counts twice, so each addition carries the number that its writer gave it, and an item takes
-a number of a writer once. A recount sets all items of a run to the truth, on the condition that none was added to
-since before it began to count, and starts a new epoch. An addition names the epoch that was known before its tasks
-were moved: the recount may or may not have seen them, so one of an earlier epoch is not taken, and its writer recounts
-too. So the counts can lag when a process dies between moving and adding, and never lead.
+An ADD that is sent twice counts twice, so each addition carries a sequence number of its writer, and an item accepts
+each number once. A recount sets all items of a run to the counted values, on the condition that no addition happened
+since it began, and starts a new epoch. An addition names the epoch that its writer knew before it moved the tasks: the
+recount may or may not have seen these tasks, so an item refuses an addition of an earlier epoch, and the writer
+recounts too. So the counts may lag after a crash between moving and adding, but never lead.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from conveyor.model import Counts, RunKey
 
 SLOTS = 8
 
-# Codes that one item keeps apart: an item has an end, and what handlers call their errors need not have one.
+# Maximum number of error codes per item: items are bounded, the error codes of handlers are not.
 _MOST_CODES = 200
 _LONGEST_CODE = 200
-# A recount by another process is rare, and happens where nobody has ended a task for a while.
+# Another process recounts rarely, and only when no task has finished for a while.
 _EPOCH_SECONDS = 2.0
 _MOST_RUNS = 1000
 
@@ -36,14 +36,14 @@ _STATUSES = ("succeeded", "failed", "cancelled")
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Ended tasks by status, and failed ones by code."""
+    """Finished tasks by status, and failed tasks by code."""
 
     counts: Counts
     codes: Counter[str]
 
 
 class _Known:
-    """What this process knows of a run's counts."""
+    """This process's knowledge of a run's counts."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -54,7 +54,7 @@ class _Known:
 
 
 class Counters:
-    """For one process: it is one writer, and adds to one item of each run."""
+    """The counters of one process: it is one writer, and adds to one item of each run."""
 
     def __init__(self, table: Table, clock: Clock, writer: str) -> None:
         self._table = table
@@ -64,14 +64,14 @@ class Counters:
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     async def epoch(self, run: RunKey) -> int:
-        """To be asked before tasks are moved."""
+        """The current epoch. Ask before moving tasks."""
         known = self._known(run)
         if known.epoch_until <= self._clock.monotonic():
             self._learn(known, await self._table.get(count_key(run, self._slot)) or {})
         return known.epoch
 
     async def add(self, run: RunKey, epoch: int, tally: Tally) -> bool:
-        """Add what was moved. False if a recount came between: then it is for the caller to recount."""
+        """Add the moved tasks. False after a recount in between: then the caller must recount."""
         known = self._known(run)
         async with known.lock:
             known.sequence += 1
@@ -83,7 +83,7 @@ class Counters:
             except DynamoRefused:
                 item = await self._table.get(count_key(run, self._slot)) or {}
                 self._learn(known, item)
-                # A try before this one went through, and its answer was lost.
+                # An earlier attempt succeeded, and its answer was lost.
                 return bool(item.get(self._writer, 0) >= known.sequence)
             self._learn(known, plain(answer["Attributes"]))
         crashpoint("tasks.count.after")
@@ -93,7 +93,7 @@ class Counters:
         return _sum(item for item in await self._slots(run) if item is not None)
 
     async def mend(self, run: RunKey, before: "CountItems", truth: Tally) -> bool:
-        """Set the counts to the truth, unless something was added since `before`."""
+        """Set the counts, unless an addition happened since `before`."""
         if _sum(item for item in before.items if item is not None) == truth:
             return True
         epoch = max((item.get("epoch", 0) for item in before.items if item is not None), default=0) + 1
@@ -107,7 +107,7 @@ class Counters:
         return True
 
     async def standing(self, run: RunKey) -> "CountItems":
-        """All items of a run, to be read before its tasks are counted."""
+        """All count items of a run. Read them before counting its tasks."""
         return CountItems(await self._slots(run))
 
     def forget(self, run: RunKey) -> None:
@@ -124,7 +124,7 @@ class Counters:
         known = self._runs.get(key)
         if known is None:
             known = self._runs[key] = _Known()
-            # A number is not used again: the sequence of a run that was forgotten here goes on from the clock.
+            # A number is never reused: the sequence of a run that was evicted here restarts from the clock.
             known.sequence = int(self._clock.now() * 1000)
         self._runs.move_to_end(key)
         if len(self._runs) > _MOST_RUNS:
@@ -167,7 +167,7 @@ class Counters:
 
 
 class CountItems(msgspec.Struct, frozen=True):
-    """The items of a run's counts at one moment; None where there is none."""
+    """The count items of a run at one moment; None for a missing item."""
 
     items: list[Item | None]
 

@@ -1,4 +1,4 @@
-"""Rows on DynamoDB: small documents of many kinds."""
+"""Documents on DynamoDB."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Item, Key, ReadItem
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
-# Longer than any id; a client's cursor may be anything.
+# Longer than any id: a client may send any cursor.
 _LONGEST_CURSOR = 200
 
 
 class DynamoDocuments:
-    """DocumentRecords. Expired rows are left to TTL: nobody reads them."""
+    """DocumentRecords. TTL removes expired documents; no reader sees them."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -31,7 +31,7 @@ class DynamoDocuments:
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
         if len(rows) > MOST_IN_A_WRITE:
-            raise ValueError(f"at most {MOST_IN_A_WRITE} rows are written at once, not {len(rows)}")
+            raise ValueError(f"at most {MOST_IN_A_WRITE} documents per call, not {len(rows)}")
         asked = request_keys(answer)
         keys = [*asked, *(row_key(row.kind, row.tenant, row.id) for row in rows), *_counter_keys(notice)]
 
@@ -57,7 +57,7 @@ class DynamoDocuments:
     async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         key = row_key(row.kind, row.tenant, row.id)
         replaced = msgspec.structs.replace(row, version=row.version + 1)
-        # The upload that it referred to until then.
+        # The upload that the document referred to before.
         left: list[str] = []
 
         async def plan() -> WritePlan[Document | None]:
@@ -99,7 +99,7 @@ class DynamoDocuments:
         return removed
 
     async def _release(self, uploads: Sequence[str]) -> None:
-        """A step of its own: if it is never made, an upload that nothing refers to expires in its time."""
+        """A separate step. After a crash before it, the upload still expires at its own time."""
         for upload_id in uploads:
             await release_upload(self._table, upload_id, self._clock.now())
 
@@ -111,7 +111,7 @@ class DynamoDocuments:
         where: KeyCondition = HashKey("pk", row_key(kind, tenant, "").pk) & RangeKey("sk").gt(f"row#{after}")
         if job_id is not None:
             index, under = LISTED, f"{kind}#{tenant}#"
-            # Above `after`, and not beyond the kind and tenant: "$" is the character behind "#".
+            # After `after`, within the kind and tenant: "$" is the character after "#".
             within = RangeKey("ls").between(f"{under}{after}\0", f"{under[:-1]}$")
             where = HashKey("lp", f"JobRows#{job_id}") & within
         found = await self._table.query(where, most=limit + 1, index=index, keep=_unexpired(self._clock.now()))
@@ -124,7 +124,7 @@ class DynamoDocuments:
 
 
 def row_writes(table: Table, found: Sequence[ReadItem], rows: Sequence[Document], now: float) -> list[Operation]:
-    """Part of a transaction: rows that are not there yet. One that has expired is as good as gone."""
+    """Part of a transaction: insert documents that do not exist. An expired document counts as missing."""
     writes: dict[Key, list[Operation]] = {}
     for there, row in zip(found, rows, strict=True):
         if there.key not in writes and (there.item is None or _expired(there.item, now)):
@@ -133,7 +133,7 @@ def row_writes(table: Table, found: Sequence[ReadItem], rows: Sequence[Document]
 
 
 def _refer(table: Table, row: Document) -> list[Operation]:
-    """Say at an upload that the row refers to it."""
+    """Record at the upload that the document refers to it."""
     return [] if row.upload_id is None else [table.put(upload_row_key(row.upload_id, row), {"kind": row.kind})]
 
 

@@ -2,7 +2,7 @@
 
 from conveyor.errors import BadCursor
 
-# As many digits as a number in a sort key has.
+# The number of digits of a sequence number in a sort key.
 DIGITS = 12
 
 

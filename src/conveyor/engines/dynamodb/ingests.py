@@ -1,8 +1,8 @@
-"""Ranges of lists on DynamoDB.
+"""Ranges of lists, and their checkpoints, on DynamoDB.
 
-What does not change of a range stands in the run's plan, many ranges to an item, so that the list of any size is split
-in one transaction; how far a range is stands in an item of its own, from its first checkpoint on. What all ranges have
-together is one more item, added to with each of them; runs from before it have none, and theirs are added up.
+The fixed part of a range is in the run's plan, many ranges to an item, so that one transaction splits a list of any
+size. The checkpoint of a range is an item of its own. The sums over all ranges are one more item, updated with each
+checkpoint; older runs have none, and their ranges are added up.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class DynamoIngests:
             request = read_request(found, answer)
             row = head.row
             if row is None or not _takes_more(row, run_id):
-                # It may be this very request that closed it, carried out by whoever took the claim over.
+                # Another process may have taken over the claim of this very request and sealed the run.
                 return WritePlan(request.answered)
             if request.standing is not None:
                 return WritePlan(request.standing)
@@ -160,8 +160,8 @@ class DynamoIngests:
         return await self._table.change(plan)
 
     def _show(self, head: JobHead, row: JobRow, tasks: int, invalid: int) -> Operation:
-        """The run shows what all its ranges have together, until it is latched. Added to, not set: ranges that are
-        ingested side by side do not get into each other's way."""
+        """Add to the totals of the run until it is latched. They are added to, not set, so that concurrent checkpoints
+        of several ranges do not conflict."""
         run = row.latest.run
         goes_on: Condition = F("run", "run_id").equals(run.run_id) & F("run", "ended_at").does_not_exist()
         condition = goes_on & F("run", "last_batch").equals(run.last_batch)
@@ -173,7 +173,7 @@ class DynamoIngests:
         return Update(self._table.name, key, expression, condition)
 
     def _add(self, sums: ReadItem, more: IngestSums) -> list[Operation]:
-        """Added to, as above; nothing where there are no sums yet."""
+        """Add to the sums, if the run has them."""
         changed = {name: value for name, value in msgspec.structs.asdict(more).items() if value}
         if sums.item is None or not changed:
             return []
@@ -193,7 +193,7 @@ class DynamoIngests:
         ]
 
     async def _planned(self, run_id: RunId, number: int) -> tuple[Item | None, Range | None]:
-        """The part of the plan that has a range, and the range."""
+        """The item of the plan that contains a range, and the range."""
         where = HashKey("pk", ranges_partition(run_id)) & RangeKey("sk").between("plan#", f"plan#{number:08d}")
         for item in await self._table.query(where, most=1, forward=False):
             for one in _plan.decode(item["ranges"]):
@@ -208,7 +208,7 @@ def _takes_more(row: JobRow, run_id: RunId) -> bool:
 
 
 def _parts(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Ranges that fit into an item together."""
+    """Group ranges so that each group fits into an item."""
     parts: list[list[Range]] = []
     size = 0
     for one in ranges:

@@ -61,17 +61,17 @@ _REASONS = [
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """A run and what only the engine knows of it."""
+    """A run with the engine's own fields."""
 
     run: Run
     swept: bool = False
-    # Of an open job: the index of the next range, and its number.
+    # For an open job: the first index and the number of the next range.
     next_index: int = 0
     ranges: int = 0
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job with its latest run. The runs before it are items of their own."""
+    """A job with its latest run. Earlier runs are items of their own."""
 
     job: Job
     latest: RunRow
@@ -92,7 +92,7 @@ def job_key(tenant: TenantId, job_id: JobId) -> Key:
 
 
 def notices_key(tenant: TenantId, job_id: JobId) -> Key:
-    """How many notices a job has. It stands right behind the job: both are read at once."""
+    """The number of outbox events of a job. It sorts right after the job, so one query reads both."""
     return Key(job_partition(job_id), f"{tenant}#job#notices")
 
 
@@ -117,12 +117,12 @@ def upload_key(upload_id: str) -> Key:
 
 
 def upload_use_key(upload_id: str, job_id: JobId) -> Key:
-    """Says that a job was made of an upload."""
+    """The reference of a job to its upload."""
     return Key(f"Upload#{upload_id}", f"job#{job_id}")
 
 
 def upload_row_key(upload_id: str, row: Document) -> Key:
-    """Says that a row refers to an upload."""
+    """The reference of a document to an upload."""
     return Key(f"Upload#{upload_id}", f"row#{row.kind}#{row.tenant}#{row.id}")
 
 
@@ -135,7 +135,7 @@ def row_key(kind: str, tenant: TenantId, id: str) -> Key:
 
 
 def checked(item: Item) -> Item:
-    """Refuse what a later version wrote in a form that is not known here."""
+    """Refuse an item that a newer Conveyor wrote in an unknown form."""
     if item.get("v", FORM) > FORM:
         raise EngineFailed("An item in DynamoDB was written by a newer Conveyor: upgrade this one.")
     return item
@@ -189,7 +189,7 @@ def job_row(item: Item) -> JobRow:
 
 
 def run_item(tenant: TenantId, job_id: JobId, row: RunRow) -> Item:
-    """A run that is not the latest of its job."""
+    """An earlier run of a job."""
     unswept = row.run.ended_at is not None and not row.swept
     return {
         "v": FORM,
@@ -263,7 +263,7 @@ def request_of(item: Item) -> IdempotencyClaim:
 
 
 def upload_item(upload: UploadRecord) -> Item:
-    # No TTL: an expired upload is handed out once more, for its blob.
+    # No TTL: retention deletes the blob of an expired upload first.
     return {
         "v": FORM,
         **_fields(upload),
@@ -292,7 +292,7 @@ def row_item(row: Document) -> Item:
         "ds": row.due_at,
         "lp": None if row.job_id is None else f"JobRows#{row.job_id}",
         "ls": None if row.job_id is None else f"{row.kind}#{row.tenant}#{row.id}",
-        # One that is due is its owner's to see through, expired or not.
+        # A due document has no TTL: its owner still acts on it, expired or not.
         "ttl": None if row.expires_at is None or row.due_at is not None else _ttl(row.expires_at),
     }
 
@@ -328,5 +328,5 @@ def _float(value: float | None) -> float | None:
 
 
 def _ttl(expires_at: float) -> int:
-    # DynamoDB's own clock decides; a minute keeps it from being ahead of ours.
+    # DynamoDB uses its own clock; a minute of margin covers the difference.
     return int(expires_at) + 60

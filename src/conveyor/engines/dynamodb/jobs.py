@@ -36,12 +36,12 @@ from conveyor.states import ENDED, RunState
 
 replace = msgspec.structs.replace
 
-# Longer than any id; a client's cursor may be anything.
+# Longer than any id: a client may send any cursor.
 _LONGEST_CURSOR = 100
 
 
 class JobHead(NamedTuple):
-    """A job and the number of its notices, as they were read together."""
+    """A job and the number of its outbox events, read together."""
 
     job: ReadItem
     notices: ReadItem
@@ -49,7 +49,7 @@ class JobHead(NamedTuple):
 
 
 class DynamoJobs:
-    """JobRecords, but for what is told."""
+    """JobRecords: every change is one transaction."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -88,7 +88,7 @@ class DynamoJobs:
             head, found = await asyncio.gather(
                 self._head(job.job_id, job.tenant), self._table.read(*request_keys(answer))
             )
-            # The claim first: the run that stands in the way may be the one that this very request made.
+            # Answer the claim first: this very request may have added the run that blocks it.
             request = read_request(found, answer)
             if request.standing is not None:
                 return WritePlan(request.standing)
@@ -186,7 +186,7 @@ class DynamoJobs:
         async def plan() -> WritePlan[bool]:
             head = await self._head(job_id)
             row = head.row
-            # Only the latest run of a job moves: those before it have ended.
+            # Only the latest run of a job moves: earlier runs have finished.
             if row is None or row.latest.run.run_id != run_id or not _may_move(row.latest.run, sources, target):
                 return WritePlan(False)
             ended_at = self._clock.now() if target in ENDED else None
@@ -256,7 +256,7 @@ class DynamoJobs:
             [key for item in (*of_ranges, *of_rows, *own) if (key := Key(item["pk"], item["sk"])) != kept]
         )
         await self._release_upload(row.job)
-        # Last: while it is there, the rest is found again.
+        # Last: as long as the job exists, a retry finds the rest.
         await self._table.delete([kept])
 
     async def _release_upload(self, job: Job) -> None:
@@ -272,7 +272,7 @@ class DynamoJobs:
         return [self._table.save(ReadItem(upload_use_key(upload_id, job.job_id), None), {"job_id": job.job_id})]
 
     async def _change_run(self, job_id: JobId, run_id: RunId, change: Callable[[RunRow], RunRow]) -> Run | None:
-        """Change a run of a job, the latest or one before; returns it as it then is."""
+        """Change the latest or an earlier run of a job. Returns the changed run."""
 
         async def plan() -> WritePlan[Run | None]:
             head = await self._head(job_id)
@@ -313,7 +313,7 @@ class DynamoJobs:
 
 
 async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> JobHead:
-    """A job and the number of its notices: they are the first two items of its partition."""
+    """A job and the number of its outbox events: the first two items of its partition."""
     pk = HashKey("pk", job_partition(job_id))
     where: KeyCondition = pk if tenant is None else pk & RangeKey("sk").begins_with(f"{tenant}#job")
     items = {item["sk"]: item for item in await table.query(where, most=2)}

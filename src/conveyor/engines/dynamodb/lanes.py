@@ -1,6 +1,6 @@
-"""Many items through calls that take a few each. There is a lane for each partition: lanes go side by side, and one
-that is throttled holds up no other. What does not fill a call of its own lane shares one with the rest of others, once;
-what is left of that goes on in its own lane."""
+"""Sends many items in calls of a few items each. Each partition has a lane: lanes run concurrently, and a throttled
+lane delays no other. The remainders of several lanes share a call once; items that it did not accept return to their
+own lane."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -10,10 +10,10 @@ from conveyor.engines.dynamodb.wire import Pauses, Transient, Wire
 
 T = TypeVar("T")
 
-# Sends some items and returns those that are to be sent again. A Transient raised by it means: all of them.
+# Sends items and returns those to send again. If it raises Transient, all are sent again.
 Send = Callable[[list[T]], Awaitable[Sequence[T]]]
 
-# Calls at once, over all lanes of one request, and in one lane.
+# Concurrent calls, over all lanes of one request, and in one lane.
 _CALLS = 16
 _FEWEST_IN_A_LANE = 2
 _MOST_IN_A_LANE = 8
@@ -23,14 +23,14 @@ class Way(NamedTuple):
     """How items are sent."""
 
     wire: Wire
-    # Items to a call.
+    # Items per call.
     size: int
-    # Calls at once in a lane.
+    # Concurrent calls in a lane.
     width: int
 
 
 async def drain(wire: Wire, lanes: Collection[Sequence[T]], size: int, send: Send[T]) -> None:
-    """Send every item of every lane, `size` to a call, until all have gone through."""
+    """Send every item of every lane, `size` per call, until all are accepted."""
     given = [lane for lane in lanes if lane]
     if not given:
         return
@@ -43,7 +43,7 @@ async def drain(wire: Wire, lanes: Collection[Sequence[T]], size: int, send: Sen
 
 
 def _divide(lanes: Sequence[Sequence[T]], size: int) -> tuple[list[Sequence[T]], list[list[list[T]]]]:
-    """What fills calls of its own lane, and what shares one: for each shared call, the items by lane."""
+    """The items that fill calls of their own lane, and for each shared call, the items by lane."""
     if len(lanes) == 1:
         return list(lanes), []
     whole = [lane[: len(lane) - len(lane) % size] for lane in lanes if len(lane) >= size]
@@ -61,7 +61,7 @@ def _divide(lanes: Sequence[Sequence[T]], size: int) -> tuple[list[Sequence[T]],
 
 
 async def _shared(way: Way, parts: list[list[T]], send: Send[T]) -> int:
-    """One call for the rest of several lanes; what is left of it is each lane's own again."""
+    """One call for the remainders of several lanes. Items that it did not accept return to their lanes."""
     batch = [item for part in parts for item in part]
     try:
         left = await send(batch)
@@ -72,7 +72,7 @@ async def _shared(way: Way, parts: list[list[T]], send: Send[T]) -> int:
     known = {id(item) for item in left}
     own = [[item for item in part if id(item) in known] for part in parts]
     if sum(map(len, own)) != len(left):
-        # The call gave back copies.
+        # The call returned copies.
         own = [list(left)]
     done = await _together(_lane(way, lane, send) for lane in own if lane)
     return len(batch) - len(left) + sum(done)
@@ -85,7 +85,7 @@ async def _lane(way: Way, items: Sequence[T], send: Send[T]) -> int:
 
 
 async def _sender(pauses: Pauses, waiting: list[T], size: int, send: Send[T]) -> int:
-    """Take from the lane until it is empty; returns how many went through. What comes back is this sender's own."""
+    """Send from the lane until it is empty. Returns how many items were accepted. This sender retries its own items."""
     done = 0
     mine: list[T] = []
     while batch := mine or _take(waiting, size):
@@ -110,7 +110,7 @@ def _take(waiting: list[T], size: int) -> list[T]:
 
 
 async def _together(steps: Iterable[Awaitable[int]]) -> list[int]:
-    """All of them; when one fails, the others are ended before its error goes on."""
+    """Run all of them. If one fails, cancel the others, then raise its error."""
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:
         return await asyncio.gather(*tasks)

@@ -1,9 +1,8 @@
-"""Where the rows of a run are in the table of tasks.
+"""The keys of a run in the table of tasks.
 
-Tasks and their events stand in the partition of their shard, `Job#<job>#TS<n>`; a job of one shard has a single
-partition, `Job#<job>`, as every job had before there were shards. What a run has once is in `Job#<job>`, whatever the
-number of shards. Sort keys begin with tenant and run, so that a run is a range of keys, and no key leads to a run of
-another tenant.
+Tasks and their events are in the partition of their shard, `Job#<job>#TS<n>`. A job with one shard has a single
+partition, `Job#<job>`, like every job before shards existed. Items that a run has once are in `Job#<job>`, whatever the
+number of shards. Sort keys start with tenant and run: a run is a range of keys, and no key reaches another tenant.
 """
 
 from conveyor.engines.dynamodb.events import DIGITS
@@ -24,7 +23,7 @@ def partition(run: RunKey, shard: int) -> str:
 
 
 def prefix(run: RunKey) -> str:
-    """What all sort keys of a run begin with."""
+    """The prefix of all sort keys of a run."""
     return f"{run.tenant}#{run.run_id}#"
 
 
@@ -57,5 +56,5 @@ def count_key(run: RunKey, slot: int) -> Key:
 
 
 def first_key(run: RunKey) -> Key:
-    """The item that a run's first put makes: it numbers the run's events."""
+    """The item that the first put of a run creates: it numbers the run's events."""
     return Key(home(run), f"{prefix(run)}run")

@@ -1,4 +1,4 @@
-"""Notices on DynamoDB: the outbox, which is also the audit trail of a job. Each has the next number of its job."""
+"""The outbox on DynamoDB. It is also the audit trail of a job; events are numbered per job."""
 
 import asyncio
 from collections import OrderedDict
@@ -27,7 +27,7 @@ class DynamoOutbox:
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
         self._clock = clock
-        # Where the notices are that were last handed out to be told; their ids do not say.
+        # The keys of recently read undispatched events: an event's id does not contain its key.
         self._places: OrderedDict[str, Key] = OrderedDict()
 
     async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
@@ -55,7 +55,7 @@ class DynamoOutbox:
         key = self._places.get(notice.notice_id) or await self._find(notice)
         if key is None:
             return
-        # Only one that is there: telling of it brings nothing back.
+        # Only an existing item: the update must not recreate a purged event.
         update = Update(self._table.name, key._asdict(), F("dp").remove() & F("ds").remove(), F("pk").exists())
         try:
             await self._table.wire.call("UpdateItem", update.to_request_payload()["Update"])
@@ -69,7 +69,7 @@ class DynamoOutbox:
 
 
 def notice_writes(table: Table, counter: ReadItem, notice: OutboxEvent | None) -> list[Operation]:
-    """Part of a transaction: the notice under the next number of its job."""
+    """Part of a transaction: append an event under the next number of its job."""
     if notice is None:
         return []
     seq = 1 if counter.item is None else counter.item["count"] + 1

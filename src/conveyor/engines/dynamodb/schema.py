@@ -1,7 +1,7 @@
-"""The two tables: their keys, their indexes, and how they are made.
+"""The two tables: their keys, their indexes, and how `migrate` creates them.
 
-Both have the key (pk, sk). The table of tasks has no index. The table of records has three, each sparse: an item is
-in one only while it has its attributes, and what is read across tenants is spread over a few partitions.
+Both have the key (pk, sk). The table of tasks has no index. The table of records has three sparse indexes: an item is
+in an index only while it has its attributes. Entries that are read across tenants are spread over a few partitions.
 
 | index | key | holds |
 |---|---|---|
@@ -33,12 +33,12 @@ _POLLS = 600
 
 
 def bucket(name: str) -> int:
-    """Which partition of an index something stands in."""
+    """The partition of an index for this name."""
     return crc32(name.encode()) % BUCKETS
 
 
 async def migrate(wire: Wire, address: DynamoAddress) -> None:
-    """Make what is not there yet, and wait until it can be used. Doing it again changes nothing."""
+    """Create missing tables and indexes, and wait until they are active. Safe to repeat."""
     for name, indexes in _expected(address):
         await _ensure_table(wire, name, indexes)
         await _ensure_ttl(wire, name)
@@ -47,7 +47,7 @@ async def migrate(wire: Wire, address: DynamoAddress) -> None:
 
 
 async def describe(wire: Wire, name: str) -> dict[str, Any] | None:
-    """The table as DynamoDB describes it; None if there is none."""
+    """The description of the table; None if it does not exist."""
     try:
         answer = await wire.call("DescribeTable", {"TableName": name})
     except EngineFailed as failure:
@@ -59,7 +59,7 @@ async def describe(wire: Wire, name: str) -> dict[str, Any] | None:
 
 
 async def problems(wire: Wire, address: DynamoAddress) -> dict[str, str | None]:
-    """What is wrong with each table, None if nothing."""
+    """The problem of each table, or None."""
     return {name: await _problem(wire, name, indexes) for name, indexes in _expected(address)}
 
 
@@ -70,7 +70,7 @@ def _expected(address: DynamoAddress) -> list[tuple[str, dict[str, tuple[str, st
 async def _problem(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str]]) -> str | None:
     table = await describe(wire, name)
     if table is None:
-        return "it is not there: run `conveyor migrate`"
+        return "it does not exist: run `conveyor migrate`"
     if not _active(table):
         return f"it is {table['TableStatus']}: wait until it is ACTIVE"
     missing = set(indexes) - _index_names(table)
@@ -168,7 +168,7 @@ async def _until(done: Callable[[], Awaitable[bool]], complaint: str) -> None:
 
 
 async def _tolerate(wire: Wire, action: str, payload: dict[str, Any], *names: str) -> None:
-    """Somebody else may be making the same at this moment."""
+    """Ignore the conflict with a concurrent migration."""
     try:
         await wire.call(action, payload)
     except EngineFailed as failure:

@@ -19,7 +19,7 @@ async def spread(
     keep: Condition | None = None,
     limit: int | None = None,
 ) -> list[Item]:
-    """What an index has under a name, over all its partitions, in order of its sort key."""
+    """The entries of a name over all partitions of an index, in order of the sort key."""
 
     async def part(number: int) -> list[Item]:
         where = HashKey(pk, f"{name}#{number}")

@@ -1,4 +1,4 @@
-"""The statements that write tasks: how a task is put, ended and read."""
+"""The PartiQL statements that put, finish and read tasks."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -24,14 +24,14 @@ Statement = dict[str, Any]
 
 
 class Insertion(NamedTuple):
-    """A task to be put: its partition and the values of the statement."""
+    """A task to put: its partition and the values of the statement."""
 
     pk: str
     parameters: list[Raw]
 
 
 class TaskFinish(NamedTuple):
-    """A task to be ended."""
+    """A task to finish."""
 
     key: Key
     end: TaskEnd
@@ -53,7 +53,7 @@ def task_item(run: RunKey, seed: TaskSeed) -> Insertion:
 
 
 def task_of(item: Raw) -> Task:
-    """A task as it was read. One without `ended` is pending; its form is 1 unless it says otherwise."""
+    """Read a task from its item. A task without `ended` is pending; without `v`, its form is 1."""
     if item.get("v", {"N": FORM})["N"] != FORM:
         raise EngineFailed("A task in DynamoDB was written by a newer Conveyor: upgrade this one.")
     name = task_in(item["sk"]["S"])
@@ -75,7 +75,7 @@ def task_of(item: Raw) -> Task:
 
 
 async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
-    """Put tasks; one that is there already is left as it is."""
+    """Put tasks. A task that already exists stays as it is."""
     plain = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?}}"
     tagged = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?,'tag':?}}"
 
@@ -91,7 +91,7 @@ async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
 
 
 class Ender:
-    """Ends tasks, each once, and knows its own writes again."""
+    """Finishes tasks, each once, and recognizes its own earlier writes."""
 
     def __init__(self, table: Table, writer: str) -> None:
         self._table = table
@@ -101,9 +101,9 @@ class Ender:
         self._statement = f'UPDATE "{table.name}" SET "ended"=? WHERE {where}'  # noqa: S608  (the name was checked)
 
     async def end(self, ends: list[TaskFinish], moved: list[TaskEnd]) -> None:
-        """Adds to `moved` what this call moved, also if it fails on the way."""
+        """Add the tasks that this call moved to `moved`, even if it fails midway."""
         by = f"{self._writer}.{next(self._calls)}"
-        # Tasks of tries without an answer, and those of them that turned out to have ended.
+        # Tasks of unanswered attempts, and those of them that have finished.
         unsure: set[Key] = set()
         doubtful: list[TaskFinish] = []
 
@@ -142,14 +142,14 @@ class Ender:
             moved += await self._own(doubtful, by)
 
     async def _own(self, ends: list[TaskFinish], by: str) -> list[TaskEnd]:
-        """Which of these were ended by an earlier try of the same call."""
+        """Which of these an earlier attempt of the same call finished."""
         found = await self._table.read_raw([each.key for each in ends], F("sk") & F("ended", "by"))
         own = {item["sk"]["S"] for item in found if item.get("ended", {}).get("M", {}).get("by") == {"S": by}}
         return [each.end for each in ends if each.key.sk in own]
 
 
 async def _execute(table: Table, statements: list[Statement]) -> list[str | None]:
-    """Run statements; returns the code of each that was refused."""
+    """Run statements. Returns the code of each refused statement."""
     answer = await table.wire.once("BatchExecuteStatement", {"Statements": statements})
     responses: list[Raw] = answer["Responses"]
     if len(responses) != len(statements):
@@ -168,7 +168,7 @@ def _code(response: Raw) -> str | None:
 
 
 def _settled(code: str | None, refusal: str) -> bool:
-    """Whether a statement has had its say: carried out, or refused for good."""
+    """Whether a statement is done: executed, or refused for good."""
     return code is None or code == refusal
 
 
@@ -188,7 +188,7 @@ def _ended(end: TaskEnd, by: str) -> Raw:
 
 
 def _tag(given: str) -> str | None:
-    """The user's own, if the input is an object that has one."""
+    """The user's tag, if the input is an object with one."""
     if not given.startswith("{") or '"tag"' not in given:
         return None
     try:

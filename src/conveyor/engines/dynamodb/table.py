@@ -1,8 +1,8 @@
-"""One table: reads, queries, and changes that are planned on what was read.
+"""One table: reads, queries, and optimistic changes.
 
-Every item has a revision that each write raises. A change reads the items it depends on, plans the writes, and sends
-them as one transaction on the condition that all revisions still stand; if one does not, it reads and plans again. The
-transaction's token makes a repeated try of the same writes one write.
+Every write raises the revision of an item. A change reads the items that it depends on, plans the writes, and sends
+them as one transaction, on the condition that no revision has changed; otherwise it reads and plans again. The token of
+the transaction makes repeated attempts idempotent.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,21 +43,21 @@ class Key(NamedTuple):
 
 
 class ReadItem(NamedTuple):
-    """An item as it was read; None if there was none."""
+    """An item as it was read; None if it did not exist."""
 
     key: Key
     item: Item | None
 
 
 class WritePlan(msgspec.Struct, Generic[T], frozen=True):
-    """The writes of one change, none if it has nothing to write, and what it then returns."""
+    """The writes of one change, and its result. Without writes, nothing is sent."""
 
     result: T
     writes: Sequence[Operation] = ()
 
 
 class Table:
-    """A table under its name. Items are plain dictionaries here; numbers come back as int where they are whole."""
+    """A table by name. Items are plain dictionaries; whole numbers are read as int."""
 
     def __init__(self, wire: Wire, name: str, clock: Clock) -> None:
         self.wire = wire
@@ -65,13 +65,13 @@ class Table:
         self._clock = clock
 
     async def read(self, *keys: Key) -> list[ReadItem]:
-        """Items by key, as they are now, in the order of the keys."""
+        """Items by key, read consistently, in the order of the keys."""
         read = map(plain, await self.read_raw(list(dict.fromkeys(keys))))
         items = {Key(item["pk"], item["sk"]): item for item in read}
         return [ReadItem(key, items.get(key)) for key in keys]
 
     async def read_raw(self, keys: Sequence[Key], only: ProjectionExpression | None = None) -> list[Item]:
-        """Those of these items that are there, as they are now, in any order and as DynamoDB writes them."""
+        """The existing items of these keys, read consistently, in any order and in DynamoDB's own form."""
         shape: Item = {"ConsistentRead": True}
         if only is not None:
             parameters = Parameters()
@@ -102,8 +102,8 @@ class Table:
         forward: bool = True,
         only: ProjectionExpression | None = None,
     ) -> list[Item]:
-        """Items in order of the sort key, all or the first `most` that `keep` lets through. An index lags a little
-        behind the table; the table itself is read as it is now."""
+        """Items in order of the sort key: all, or the first `most` that match `keep`. The table is read consistently;
+        an index lags slightly behind it."""
         found: list[Item] = []
         start: Item | None = None
         while True:
@@ -118,11 +118,11 @@ class Table:
                 return found
 
     async def under(self, pk: str, only: ProjectionExpression | None = None) -> list[Item]:
-        """All of one partition."""
+        """All items of one partition."""
         return await self.query(HashKey("pk", pk), only=only)
 
     async def change(self, plan: Callable[[], Awaitable[WritePlan[T]]]) -> T:
-        """Carry a change out: plan, write, and plan again if what was read has changed meanwhile."""
+        """Make a change: plan, write, and plan again if an item has changed in between."""
         pauses = self.wire.pauses()
         while True:
             planned = await plan()
@@ -136,7 +136,7 @@ class Table:
                 return planned.result
 
     async def write(self, writes: Sequence[Operation]) -> None:
-        """All of these or none. Raises Refused if a condition did not hold."""
+        """Write all of these or none. Raises DynamoRefused if a condition did not hold."""
         payload = {
             # Also with the table's name: where several have one clock, their tokens differ.
             "ClientRequestToken": f"{crc32(self.name.encode()):08x}-{self._clock.new_id('t')[-26:]}",
@@ -147,7 +147,7 @@ class Table:
         crashpoint("dynamodb.write.after")
 
     async def delete(self, keys: Sequence[Key]) -> None:
-        """Remove items, whatever they are by now."""
+        """Delete items unconditionally."""
 
         async def send(batch: list[Key]) -> list[Key]:
             left = await self._batch_write([{"DeleteRequest": {"Key": raw_key(key)}} for key in batch])
@@ -156,7 +156,7 @@ class Table:
         await drain(self.wire, by_partition(keys), MOST_IN_A_WRITE, send)
 
     async def put_new(self, items: Sequence[Item]) -> None:
-        """Write items that nobody else writes."""
+        """Write items that no other process writes."""
         lanes: dict[str, list[Item]] = {}
         for item in items:
             lanes.setdefault(item["pk"], []).append(item)
@@ -175,8 +175,8 @@ class Table:
         return left
 
     def save(self, found: ReadItem, item: Item) -> Operation:
-        """Write an item over what was found. None as a value takes an attribute away; attributes that it does not
-        name stay, since a later version may have written them."""
+        """Write over the item that was read. A None value removes an attribute. Attributes that are not named stay: a
+        newer version may have written them."""
         item = _written(item)
         if found.item is None:
             kept = {name: value for name, value in item.items() if value is not None}
@@ -190,11 +190,11 @@ class Table:
         return Update(self.name, found.key._asdict(), expression, _stands(found.item))
 
     def put(self, key: Key, item: Item) -> Operation:
-        """Write an item that says nothing but that it is there, whether or not it was."""
+        """Write an item without attributes, whether or not it exists."""
         return Put(self.name, {**key._asdict(), **_written(item)})
 
     def remove(self, key: Key) -> Operation:
-        """Remove an item, whatever it is by now."""
+        """Delete an item unconditionally."""
         return Delete(self.name, key._asdict())
 
     def drop(self, found: ReadItem) -> Operation:
@@ -202,7 +202,7 @@ class Table:
         return Delete(self.name, found.key._asdict(), _stands(found.item))
 
     def unchanged(self, found: ReadItem) -> Operation:
-        """Nothing is written, but the others only if this is still as it was found."""
+        """Write nothing, but make the transaction depend on this item being unchanged."""
         condition = F("pk").does_not_exist() if found.item is None else _stands(found.item)
         return ConditionCheck(self.name, found.key._asdict(), condition)
 
@@ -218,7 +218,7 @@ def query_payload(
     limit: int | None = None,
     start: Item | None = None,
 ) -> dict[str, Any]:
-    """A Query, consistent unless it is of an index."""
+    """A Query; consistent, except on an index."""
     parameters = Parameters()
     payload: dict[str, Any] = {
         "TableName": table,
@@ -253,7 +253,7 @@ def by_partition(keys: Sequence[Key]) -> list[list[Key]]:
 
 
 def _written(value: Any) -> Any:
-    """Numbers as DynamoDB itself writes them: 5.0 is 5 there. A transaction that is sent again then looks the same."""
+    """Numbers in DynamoDB's own form: 5.0 is 5. A repeated transaction then has the same content."""
     if isinstance(value, dict):
         return {name: _written(each) for name, each in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -272,7 +272,7 @@ def raw_key(key: Key) -> dict[str, dict[str, str]]:
 
 
 def _stands(item: Item) -> Condition:
-    # Items from before revisions have none.
+    # Older items have no revision.
     revision = item.get("rev")
     exists = F("pk").exists()
     return exists & (F("rev").does_not_exist() if revision is None else F("rev").equals(revision))

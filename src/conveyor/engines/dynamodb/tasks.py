@@ -1,19 +1,19 @@
 """Tasks on DynamoDB.
 
-A task is one item: the seed, which never changes, and from its end on the attribute `ended`, a map. Both are written
-by PartiQL statements, 25 to a BatchExecuteStatement, each with a condition of its own: INSERT is refused if the task
-is there, UPDATE if it is not there or has ended. Measured against the other ways to the same, for one task:
+A task is one item: the seed, which never changes, and for a finished task the map `ended`. PartiQL statements write
+both, 25 to a BatchExecuteStatement, each with a condition of its own: INSERT is refused if the task exists, UPDATE if
+it is missing or finished. The cost per task, compared with the alternatives:
 
 | | calls | write units | |
 |---|---|---|---|
-| statements | 2/25 | 2 | what is done here |
-| BatchWriteItem | 1/25 | 1 | has no conditions: a second put of a task would undo its end |
-| seed and end as two items | 2/25 | 3 | a put may then repeat, but reads, and removal, pay for two |
+| statements | 2/25 | 2 | this engine |
+| BatchWriteItem | 1/25 | 1 | has no conditions: a second put would undo the outcome of a task |
+| seed and end as two items | 2/25 | 3 | a put may repeat, but reads and deletes cost twice |
 | TransactWriteItems | 2/100 | 4 | one refused condition undoes a hundred writes |
-| PutItem, UpdateItem | 2 | 2 | a call for each task |
+| PutItem, UpdateItem | 2 | 2 | a call per task |
 
-The end carries the name of the call that wrote it: one that is sent again because its answer was lost finds its own
-writes, and counts them. Counts are kept apart (counters.py).
+The outcome carries the name of the call that wrote it: a call that is retried after a lost answer recognizes its own
+writes, and counts them. Counts are separate items (counters.py).
 """
 
 import asyncio
@@ -48,9 +48,9 @@ from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, Tas
 from conveyor.states import TaskStatus
 
 _MOST_KNOWN_RUNS = 10_000
-# Items that a query looks at in one page, if a filter lets only some of them through.
+# Items that a filtered query reads per page.
 _FILTERED_PAGE = 1000
-# A page ends at a megabyte anyway.
+# DynamoDB ends a page at one megabyte anyway.
 _LARGEST_PAGE = 20_000
 _RECOUNTS = 5
 
@@ -58,7 +58,7 @@ Raw = dict[str, Any]
 
 
 class DynamoTasks:
-    """Rows of tasks, the counts kept with them, and their events."""
+    """Tasks, their counts and their events."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -67,9 +67,9 @@ class DynamoTasks:
         self._counters = Counters(table, clock, writer)
         self._ender = Ender(table, writer)
         self._trail = Trail(table)
-        # Runs whose first item is there.
+        # Runs whose first item exists.
         self._begun: set[tuple[str, str]] = set()
-        # How far each shard was looked through for pending tasks.
+        # Where the search for pending tasks stopped in each shard.
         self._looked: dict[tuple[str, str, int], str] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
@@ -91,7 +91,7 @@ class DynamoTasks:
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
         if not ends:
             return Finished(frozenset(), await self.counts(run))
-        # The first of several ends of one task in a batch counts.
+        # If a batch finishes a task twice, the first outcome counts.
         first = {end.index: TaskFinish(key_at(run, end.index), end) for end in reversed(ends)}
         crashpoint("tasks.finish.before")
         moved = await self._move(run, list(first.values()))
@@ -103,7 +103,7 @@ class DynamoTasks:
             pending = await self._pending(run, limit)
             ends = [TaskEnd(index, TaskStatus.CANCELLED, 0, None, None, "{}", at) for index in pending]
             moved = await self._move(run, [TaskFinish(key_at(run, end.index), end) for end in ends])
-            # Others may have ended all of these meanwhile; there may be more.
+            # Other processes may have finished all of these; there may be more.
             if moved or not pending:
                 return len(moved)
 
@@ -164,7 +164,7 @@ class DynamoTasks:
         return len(keys)
 
     async def _begin(self, run: RunKey) -> None:
-        """The first item of a run: without it nothing is noted of the run."""
+        """Write the first item of a run: without it, the run accepts no events."""
         known = (run.tenant, run.run_id)
         if known in self._begun:
             return
@@ -177,7 +177,7 @@ class DynamoTasks:
         self._begun.add(known)
 
     async def _move(self, run: RunKey, ends: list[TaskFinish]) -> list[TaskEnd]:
-        """End tasks and count those that moved. What moved is counted even if not all could be tried."""
+        """Finish tasks and count those that moved, even if the call fails midway."""
         if not ends:
             return []
         epoch = await self._counters.epoch(run)
@@ -190,8 +190,8 @@ class DynamoTasks:
         return moved
 
     async def _pending(self, run: RunKey, limit: int) -> list[int]:
-        """Up to `limit` pending tasks. Each call goes on where the last one ended; nothing is said to be left only
-        after a look through all of a shard."""
+        """Up to `limit` pending tasks. Each call resumes where the last one stopped, and searches all of a shard before
+        it returns none."""
         share = -(-limit // len(shards(run)))
 
         async def of(shard: int) -> list[int]:
@@ -210,7 +210,7 @@ class DynamoTasks:
         return [index for part in found for index in part][:limit]
 
     async def _truth(self, run: RunKey) -> Tally:
-        """What the rows say."""
+        """Count the tasks."""
         statuses: Counter[TaskStatus] = Counter()
         codes: Counter[str] = Counter()
 
@@ -236,7 +236,7 @@ class DynamoTasks:
         take: Callable[[list[Raw]], None],
         wanted: Callable[[], int],
     ) -> None:
-        """Hand on the tasks of a shard that match, in order of task_id, while any are wanted."""
+        """Yield the matching tasks of a shard in order of task_id."""
         first = task_prefix(run)
         low, high = f"{first}{after}\0" if after else first, f"{first}~"
         if low > high:

@@ -1,4 +1,4 @@
-"""The audit trail of a run: what was noted of its tasks, beside them in their partitions, numbered over the run."""
+"""The events of a run's tasks, in the partitions of the tasks, numbered over the run."""
 
 import asyncio
 import heapq
@@ -35,7 +35,7 @@ class Trail:
     async def page(
         self, run: RunKey, shards: Iterable[int], index: int | None, cursor: str | None, limit: int
     ) -> Page[EventRecord]:
-        """Events of these shards, of all tasks or of one."""
+        """Events of these shards, for all tasks or for one."""
         prefix = event_prefix(run)
         within = RangeKey("sk").between(f"{prefix}{after(cursor) + 1:0{DIGITS}d}", f"{prefix}~")
         keep = None if index is None else F("index").equals(index)
@@ -50,8 +50,7 @@ class Trail:
         return Page(items, str(items[-1].seq) if len(found) > limit else None)
 
     async def _take_numbers(self, run: RunKey, count: int) -> int | None:
-        """Numbers that nobody else has, by the last of them; None for a run that has no tasks. A try that is sent
-        again leaves a gap."""
+        """Reserve numbers, and return the last of them; None for a run without tasks. A retried call leaves a gap."""
         update = Update(self._table.name, first_key(run)._asdict(), F("events").add(count), F("pk").exists())
         payload: dict[str, Any] = {**update.to_request_payload()["Update"], "ReturnValues": "UPDATED_NEW"}
         try:

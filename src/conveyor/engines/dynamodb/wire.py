@@ -1,7 +1,7 @@
-"""Calls to DynamoDB through aiodynamo: what may be tried again is, everything else becomes an error of ours.
+"""Calls DynamoDB through aiodynamo, retries transient failures, and translates all other errors.
 
-A try that ended in a 500 or a lost connection may have been applied. `Transient.unsure` says so, to callers whose
-write is not idempotent by itself.
+An attempt that ended in a 500 or a lost connection may have been applied: `Transient.unsure` says so to callers whose
+write is not idempotent.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from conveyor.errors import EngineFailed
 
 T = TypeVar("T")
 
-# Nothing was applied; the next try may go through.
+# Nothing was applied; a retry may succeed.
 _REFUSED_FOR_NOW = (
     errors.Throttled,
     errors.ProvisionedThroughputExceeded,
@@ -40,10 +40,10 @@ _UNKNOWN_OUTCOME = (
     aiohttp.ClientError,
     TimeoutError,
     OSError,
-    # A body that is no JSON.
+    # A body that is not JSON.
     ValueError,
 )
-# Codes of one part of a transaction or a batch that say no more than: not now.
+# Transient codes of one part of a transaction or a batch.
 PASSING_CODES = frozenset(
     {
         "TransactionConflict",
@@ -60,14 +60,14 @@ _SECONDS_TO_CONNECT = 5.0
 
 
 class DynamoRefused(Exception):
-    """A condition did not hold; nothing was written by this try."""
+    """A condition did not hold; this attempt wrote nothing."""
 
     def __init__(self) -> None:
-        super().__init__("others kept changing what it depends on")
+        super().__init__("concurrent changes kept conflicting with this one")
 
 
 class Transient(Exception):
-    """Not now. If `unsure`, it may have been applied all the same."""
+    """A transient failure. If `unsure`, the call may have been applied."""
 
     def __init__(self, why: str, unsure: bool) -> None:
         super().__init__(why)
@@ -75,16 +75,16 @@ class Transient(Exception):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long and how often a call is tried again: full jitter up to base * 2**n, never more than cap."""
+    """The backoff of a call: full jitter up to base * 2**n, at most cap."""
 
     base: float = 0.025
     cap: float = 3.0
-    # Seconds without any progress after which it is given up.
+    # Seconds without progress after which the call fails.
     limit: float = 45.0
 
 
 class Pauses:
-    """The pauses between tries that make no progress."""
+    """The pauses between attempts without progress."""
 
     def __init__(self, clock: Clock, patience: Patience) -> None:
         self._clock = clock
@@ -93,17 +93,17 @@ class Pauses:
         self.progress()
 
     def progress(self) -> None:
-        """Something went through: begin with short pauses again."""
+        """Reset the backoff after progress."""
         self._failures = 0
         self._deadline = self._loop.time() + self._patience.limit
 
     async def after(self, failure: Exception) -> None:
-        """Wait before the next try; raises EngineFailed when it has lasted too long."""
+        """Wait before the next attempt. Raises EngineFailed once the limit is exceeded."""
         if self._loop.time() >= self._deadline:
-            raise EngineFailed(f"DynamoDB did not carry out a request in {self._patience.limit:g} s: {failure}")
+            raise EngineFailed(f"DynamoDB did not complete a request within {self._patience.limit:g} s: {failure}")
         most = min(self._patience.cap, self._patience.base * 2 ** min(self._failures, 30))
         self._failures += 1
-        # The network's time, not the product's: a test that stops the clock does not stop the server.
+        # Real time, not the injected clock: a test that stops the clock does not stop the server.
         await asyncio.sleep(most * self._clock.jitter())
 
 
@@ -120,7 +120,7 @@ class Wire:
             credentials=Credentials.auto(),
             region=address.region,
             endpoint=URL(self._endpoint),
-            # One try: which call may be made again, and how, is decided here.
+            # The client makes one attempt: this module decides about retries.
             throttle_config=StaticDelayRetry(time_limit_secs=-1),
         )
         self._clock = clock
@@ -130,7 +130,7 @@ class Wire:
         return Pauses(self._clock, self._patience)
 
     async def once(self, action: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """One try. Raises Refused, Transient or EngineFailed."""
+        """One attempt. Raises DynamoRefused, Transient or EngineFailed."""
         try:
             return await self._client.send_request(action=action, payload=payload)
         except errors.ConditionalCheckFailed as error:
@@ -146,7 +146,7 @@ class Wire:
                 raise Transient(_text(error), unsure=True) from error
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
         except errors.TableNotFound as error:
-            raise EngineFailed("A DynamoDB table is not there: `conveyor migrate` makes them.") from error
+            raise EngineFailed("A DynamoDB table does not exist. Run `conveyor migrate`.") from error
         except errors.NoCredentialsFound as error:
             raise EngineFailed(
                 "No AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role."
@@ -155,11 +155,11 @@ class Wire:
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
 
     async def call(self, action: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Try until it goes through. For reads, and for writes that do no harm twice."""
+        """Retry until it succeeds. For reads, and for idempotent writes."""
         return await self.again(lambda: self.once(action, payload))
 
     async def again(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an attempt while it says Transient."""
+        """Retry an attempt while it raises Transient."""
         pauses = self.pauses()
         while True:
             try:
@@ -168,8 +168,8 @@ class Wire:
                 await pauses.after(failure)
 
     async def _exchange(self, request: Request) -> Response:
-        """What aiodynamo calls to send a request."""
-        # aiohttp wants a large body as a file, to write it in pieces.
+        """The transport of aiodynamo."""
+        # aiohttp writes a large body in pieces only from a file.
         body = request.body
         data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
         try:
@@ -179,7 +179,7 @@ class Wire:
             raise RequestFailed(error) from error
 
     async def server_date(self) -> str | None:
-        """What the server says the date is; no signature is needed to ask."""
+        """The server's date; the request needs no signature."""
         try:
             async with self._session.get(self._endpoint) as response:
                 return response.headers.get("Date")
@@ -188,7 +188,7 @@ class Wire:
 
 
 def make_session() -> aiohttp.ClientSession:
-    """Connections to one endpoint, kept open."""
+    """A session with open connections to one endpoint."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=_SECONDS_FOR_A_CALL, sock_connect=_SECONDS_TO_CONNECT),
         connector=aiohttp.TCPConnector(limit=128, keepalive_timeout=60),

@@ -1,4 +1,4 @@
-"""The Postgres engine: Records, Tasks and Queue in one schema, for as many processes as there are."""
+"""The Postgres engine: Records, Tasks and Queue in one schema, shared by any number of processes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -46,8 +46,8 @@ class PostgresEngine:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, clock: Clock, own_from: int = OWN_FROM) -> AsyncIterator[Self]:
-        """Connect. Raises InvalidSetting for a URL that is none, and EngineFailed if the server is not there or its
-        schema is not of the version that this Conveyor knows. `own_from` is for tests (tables.py)."""
+        """Connect. Raises InvalidSetting for an invalid URL, and EngineFailed if the server is unreachable or its
+        schema has another version. `own_from` is for tests (tables.py)."""
         place = parse_url(url)
         async with open_database(place, clock) as database:
             await check_version(database)
@@ -84,9 +84,9 @@ class PostgresEngine:
         return standing
 
     def wakes(self, wake: Wake) -> AbstractAsyncContextManager[None]:
-        """Call `wake` with the name of each queue that any process sends to, while the block lasts."""
+        """Inside the block, call `wake` with the name of each queue that any process sends to."""
         return listening(self._place, self._clock, wake)
 
     async def checks(self) -> list[Finding]:
-        """What was checked, and None if it is fine, else what to do."""
+        """The name of each check, and what to fix, or None."""
         return await run_checks(self._database, self._clock, self._place.connections)

@@ -1,4 +1,4 @@
-"""Keys, idempotent requests and uploads on Postgres."""
+"""API keys, idempotency claims and uploads on Postgres."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ class PostgresAccess:
         async def work(db: PostgresSession) -> Claimed:
             granted = await db.change(SQL["claim"], values) > 0
             standing = await _standing(db, row)
-            # A claim of this very moment is the one whose commit went unanswered.
+            # A claim with the same lease is our own, from an attempt whose commit was not answered.
             own = db.again and standing.status == 0 and standing.lease_until == row.lease_until
             return Claimed(granted or own, standing)
 
@@ -79,7 +79,7 @@ class PostgresAccess:
 
     async def purge_expired(self, limit: int) -> int:
         values = {"now": self._clock.now(), "limit": limit}
-        # Each stands for itself: what a lost try removed is not counted, and there is nothing else to it.
+        # The two are independent: rows that an unanswered attempt removed are not counted, which does no harm.
         return sum([await self._database.change(SQL[query], values) for query in ("purge_claims", "purge_documents")])
 
     async def create_key(self, key: ApiKey) -> None:
@@ -103,21 +103,21 @@ class PostgresAccess:
 
 
 async def release_upload(db: PostgresSession, upload_id: str | None, now: float) -> None:
-    """Part of a transaction: something that referred to an upload is gone. It expires unless something else does. Who
-    refers to it at this very moment is not seen, and need not be: readers and retention look for references, too."""
+    """Part of a transaction: expire an upload that lost a reference, unless another reference remains. It may miss a
+    reference of a concurrent transaction, which does no harm: readers and retention look for references too."""
     if upload_id is not None:
         await db.change(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
 async def answer_claim(db: PostgresSession, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
-    """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
+    """Part of a transaction: answer the claimed request. Returns the stored claim if the caller lost it."""
     if answer is None or await db.change(SQL["answer"], msgspec.structs.asdict(answer)):
         return None
     return await _standing(db, answer)
 
 
 async def answered(db: PostgresSession, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
-    """The answer that the request has by now, if it has one."""
+    """The stored claim, if another process has answered it."""
     if answer is None:
         return None
     row = await _standing(db, answer)

@@ -72,7 +72,7 @@ DELETE FROM idempotency WHERE ctid = ANY(ARRAY(
 ));
 
 -- name: purge_documents
--- One that is still due is its owner's to see through.
+-- The owner of a due document still acts on it, expired or not.
 DELETE FROM documents WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM documents WHERE expires_at <= :now AND due_at IS NULL
     ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED

@@ -1,11 +1,11 @@
-"""The pool of connections: transactions that are tried again, and the driver's errors made ours.
+"""The connection pool: it retries transactions and translates the driver's errors.
 
-A transaction that fails for a passing reason, as a deadlock or a server that restarts, is done again from its start.
-If the connection is lost while it commits, nobody can say whether it did: the next try is told so by `again`, and takes
-what it finds done, and can tell for its own, for its own.
+A transaction that fails for a transient reason, such as a deadlock or a server restart, is retried from its start. If
+the connection is lost during the commit, the outcome is unknown: the next attempt sees `again`, and recognizes the
+changes of the lost attempt as its own.
 
-Every statement here looks things up by an index. Plans are made once and kept, some of them while a table is still
-empty, so the sessions have the other ways to look switched off: a plan that reads a whole table never gets better.
+Every statement uses an index. The server caches plans, some of them made while a table was empty, so the sessions
+disable sequential scans and similar plans: a cached plan that reads a whole table would never get better.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ _CONNECT_SECONDS = 10.0
 _COMMAND_SECONDS = 60.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
-# How long a server may be away before callers are told.
+# How long a server may be unreachable before calls fail.
 _PATIENCE = 30.0
 _MOST_COLLISIONS = 50
-# One in so many connections.
+# Roles get one connection in this many.
 _LEFT_TO_ROLES = 4
 
 _SESSION = {
@@ -49,14 +49,14 @@ _SESSION = {
     "standard_conforming_strings": "on",
 }
 
-# Two transactions got in each other's way, or a table was made anew: neither has changed anything.
+# Two transactions conflicted, or a table was recreated: nothing was changed.
 _COLLISIONS = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
     asyncpg.InvalidCachedStatementError,
     asyncpg.OutdatedSchemaCacheError,
 )
-# The server goes, comes, is another one now, or does not answer. TimeoutError is an OSError.
+# The server stops, starts, fails over, or does not answer. TimeoutError is an OSError.
 _AWAY = (
     OSError,
     asyncpg.PostgresConnectionError,
@@ -69,7 +69,7 @@ _AWAY = (
 
 
 class _Away(Exception):
-    """The server was lost; `unsure` if the transaction may have been committed all the same."""
+    """The connection was lost; `unsure` if the transaction may have been committed."""
 
     def __init__(self, cause: Exception, unsure: bool) -> None:
         self.cause = cause
@@ -77,11 +77,11 @@ class _Away(Exception):
 
 
 class PostgresSession:
-    """A connection, inside a transaction unless said otherwise."""
+    """A connection, by default inside a transaction."""
 
     def __init__(self, connection: Any, again: bool) -> None:
         self._connection = connection
-        # An earlier try may have been committed.
+        # An earlier attempt may have been committed.
         self.again = again
 
     async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
@@ -95,15 +95,15 @@ class PostgresSession:
         return await self._connection.fetchval(query.text, *query.arguments(values))
 
     async def change(self, query: Query, values: Mapping[str, Any]) -> int:
-        """Returns how many rows it changed."""
+        """Run a statement. Returns how many rows it changed."""
         return _changed(await self._connection.execute(query.text, *query.arguments(values)))
 
     async def run(self, script: str) -> None:
-        """Statements without parameters."""
+        """Run statements without parameters."""
         await self._connection.execute(script)
 
     async def copy(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
-        """The quickest way in; an error leaves nothing."""
+        """Insert rows by COPY, the fastest way. An error inserts nothing."""
         await self._connection.copy_records_to_table(table, columns=columns, records=records)
 
 
@@ -111,25 +111,25 @@ Work = Callable[[PostgresSession], Awaitable[T]]
 
 
 class PostgresDatabase:
-    """Made by `open_database`."""
+    """Use `open_database` to create it."""
 
     def __init__(self, pool: Any, clock: Clock, connections: int) -> None:
         self._pool = pool
         self._clock = clock
-        # Requests leave some of them to roles: however much is asked for, those go on.
+        # Some connections are reserved for roles, so that requests cannot starve them.
         self._for_requests = asyncio.Semaphore(max(1, connections - max(1, connections // _LEFT_TO_ROLES)))
 
     async def write(self, work: Work[T]) -> T:
-        """Do `work` in a transaction; returns once it is committed."""
+        """Run `work` in a transaction. Returns once it is committed."""
         return await self._tried(lambda again: self._transaction(work, again))
 
     async def step(self, work: Work[T]) -> T:
-        """Do `work`, which is one statement, or several that each stand for themselves. Saves the round trips of a
-        transaction; whenever the connection is lost, the statement may have been committed."""
+        """Run `work`, which is one statement or several independent ones, without the round trips of a transaction. If
+        the connection is lost, a statement may have been committed."""
         return await self._tried(lambda again: self._alone(work, again))
 
     async def change(self, query: Query, values: Mapping[str, Any]) -> int:
-        """One statement that may be done twice without harm; returns how many rows it changed."""
+        """Run one idempotent statement. Returns how many rows it changed."""
         return _changed(await self._single("execute", query, values))
 
     async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
@@ -198,7 +198,7 @@ class PostgresDatabase:
         try:
             yield connection
         finally:
-            # A connection that broke is thrown away; that must not hide what broke it.
+            # Discard the broken connection without hiding the error that broke it.
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await self._pool.release(connection)
 
@@ -221,7 +221,7 @@ class PostgresDatabase:
                 since = now if since is None else since
                 if now - since > _PATIENCE:
                     raise EngineFailed(f"Postgres does not answer: {_said(away.cause)}") from away.cause
-                log.warning("Postgres was lost; trying again", error=_said(away.cause), pause=pause)
+                log.warning("Postgres connection lost; retrying", error=_said(away.cause), pause=pause)
                 await self._clock.sleep(pause * (0.5 + self._clock.jitter() / 2))
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -236,9 +236,9 @@ def _raise(error: Exception, connection: Any, committing: bool) -> NoReturn:
 
 
 def _told(error: Exception, connection: Any, committing: bool) -> Exception:
-    """What the driver says, as what `_tried` and the callers of every engine know."""
+    """Translate the driver's errors for `_tried` and for the callers of the engine."""
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and connection is not None:
-        # A server that others took over from stays connected.
+        # A demoted server keeps its connections.
         connection.terminate()
     lost = isinstance(error, asyncpg.InterfaceError) and connection is not None and connection.is_closed()
     if isinstance(error, _AWAY) or (lost and not isinstance(error, asyncpg.DataError)):
@@ -249,12 +249,12 @@ def _told(error: Exception, connection: Any, committing: bool) -> Exception:
 
 
 def table_gone(error: EngineFailed) -> bool:
-    """Whether a table was not there; a moment ago it may have been."""
+    """Whether a table is missing; another process may have dropped it just now."""
     return isinstance(error.__cause__, asyncpg.UndefinedTableError)
 
 
 def already_there(error: EngineFailed) -> bool:
-    """Whether a row with the same key was there."""
+    """Whether a row with the same key already exists."""
     return isinstance(error.__cause__, asyncpg.UniqueViolationError)
 
 
@@ -267,7 +267,7 @@ def _said(error: Exception) -> str:
 
 
 def _changed(status: str) -> int:
-    """The count at the end of a status like UPDATE 3."""
+    """The count in a command status such as UPDATE 3."""
     return int(status.rpartition(" ")[2])
 
 
@@ -281,7 +281,7 @@ async def connect(place: PostgresPlace) -> Any:
             server_settings={**_SESSION, "search_path": place.schema},
         )
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
+        raise EngineFailed(f"Postgres at {place.shown} is unreachable: {_said(error)}") from error
 
 
 @asynccontextmanager
@@ -299,7 +299,7 @@ async def open_database(place: PostgresPlace, clock: Clock) -> AsyncIterator[Pos
     try:
         await pool
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise EngineFailed(f"Postgres at {place.shown} can not be reached: {_said(error)}") from error
+        raise EngineFailed(f"Postgres at {place.shown} is unreachable: {_said(error)}") from error
     try:
         yield PostgresDatabase(pool, clock, place.connections)
     finally:
@@ -311,6 +311,6 @@ async def open_database(place: PostgresPlace, clock: Clock) -> AsyncIterator[Pos
 
 
 async def _reset(connection: Any) -> None:
-    """Nothing here leaves a session other than it was, so that giving a connection back costs no round trip."""
+    """No statement changes session state, so releasing a connection needs no round trip."""
     if connection.is_in_transaction():
         await connection.execute("ROLLBACK")

@@ -1,4 +1,4 @@
-"""What `conveyor doctor` asks of a Postgres engine: each check with None if it is fine, or what to do."""
+"""The checks of `conveyor doctor` for Postgres: the name of each check, and what to fix, or None."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -37,11 +37,11 @@ _CONNECTIONS = parse(
 
 
 class _Undo(Exception):
-    """Nothing of a probe is to stay."""
+    """Rolls a probe back."""
 
 
 async def run_checks(database: PostgresDatabase, clock: Clock, connections: int) -> list[Finding]:
-    """In order; one that can not be made says so."""
+    """Run the checks in order. A check that fails to run reports its error."""
 
     async def connected() -> str | None:
         used, most = await database.row(_CONNECTIONS, {})
@@ -93,11 +93,11 @@ async def _schema_version(database: PostgresDatabase) -> str | None:
 
 async def _encoding(database: PostgresDatabase) -> str | None:
     found = await database.value(_ENCODING, {})
-    return None if found == "UTF8" else f"The database is encoded in {found}: make one with ENCODING 'UTF8'."
+    return None if found == "UTF8" else f"The database has the encoding {found}. Create one with ENCODING 'UTF8'."
 
 
 async def _writes(database: PostgresDatabase) -> str | None:
-    """A row, an update that its condition lets through, and one that it does not."""
+    """Write a row, then try an update whose condition holds, and one whose condition does not."""
     values = {
         "tenant": "",
         "route": "doctor",
@@ -118,23 +118,23 @@ async def _writes(database: PostgresDatabase) -> str | None:
 
     with suppress(_Undo):
         await database.write(work)
-    return None if changed == [1, 1, 0] else f"A conditional write went wrong: {changed} rows instead of [1, 1, 0]."
+    return None if changed == [1, 1, 0] else f"A conditional write failed: {changed} rows instead of [1, 1, 0]."
 
 
 async def _may_create(database: PostgresDatabase) -> str | None:
     if await database.value(_MAY_CREATE, {}):
         return None
-    return "Large runs get tables of their own: GRANT CREATE ON SCHEMA … to the user of the URL."
+    return "Large runs need tables of their own: GRANT CREATE ON SCHEMA … to the user of the URL."
 
 
 async def _durable(database: PostgresDatabase) -> str | None:
     durable, _ = await database.row(_SETTINGS, {})
-    return None if durable else "What was committed may be lost: set fsync, full_page_writes and synchronous_commit on."
+    return None if durable else "Committed data may be lost: turn on fsync, full_page_writes and synchronous_commit."
 
 
 async def _autovacuum(database: PostgresDatabase) -> str | None:
     _, on = await database.row(_SETTINGS, {})
-    return None if on else "Dead rows are never cleared away: set autovacuum on."
+    return None if on else "Dead rows are never removed: turn on autovacuum."
 
 
 async def _skew(database: PostgresDatabase, clock: Clock) -> str | None:
@@ -144,7 +144,7 @@ async def _skew(database: PostgresDatabase, clock: Clock) -> str | None:
     skew = max(before - there, there - after, 0.0)
     if skew <= _MOST_SKEW:
         return None
-    return f"The server's clock and this machine's are {skew:.1f} s apart: have both follow NTP."
+    return f"The server's clock and this machine's are {skew:.1f} s apart: synchronize both with NTP."
 
 
 async def _old_transactions(database: PostgresDatabase) -> str | None:
@@ -152,7 +152,7 @@ async def _old_transactions(database: PostgresDatabase) -> str | None:
     if seconds <= _LONGEST_TRANSACTION:
         return None
     return (
-        f"A transaction is open for {seconds / 60:.0f} min, and no dead row since can be cleared away: end it, and set "
+        f"A transaction has been open for {seconds / 60:.0f} min and blocks vacuum: end it, and set "
         "idle_in_transaction_session_timeout."
     )
 
@@ -161,4 +161,4 @@ async def _dead(database: PostgresDatabase) -> str | None:
     dead = await database.value(_DEAD, {})
     if dead <= _MOST_DEAD:
         return None
-    return f"{dead} dead rows in the table of messages: look for old transactions, and whether autovacuum keeps up."
+    return f"{dead} dead rows in the table `messages`: check for old transactions, and that autovacuum keeps up."

@@ -1,4 +1,4 @@
-"""Rows on Postgres: small documents of many kinds."""
+"""Documents on Postgres."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("documents.sql")
 
-# What every engine can write in one step.
-_MOST_AT_ONCE = 25
+# The maximum that every engine can write in one transaction.
+_MAX_DOCUMENTS = 25
 
 
 class PostgresDocuments:
@@ -29,8 +29,8 @@ class PostgresDocuments:
     async def create_rows(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
-        if len(rows) > _MOST_AT_ONCE:
-            raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
+        if len(rows) > _MAX_DOCUMENTS:
+            raise ValueError(f"at most {_MAX_DOCUMENTS} documents per call, not {len(rows)}")
         now = self._clock.now()
 
         async def work(db: PostgresSession) -> IdempotencyClaim | None:
@@ -100,8 +100,8 @@ class PostgresDocuments:
 
 
 async def insert_documents(db: PostgresSession, rows: Sequence[Document], now: float) -> None:
-    """Part of a transaction; those that are there already stay as they are. In one order, whoever writes them: two that
-    wrote the same rows in two orders would wait for each other."""
+    """Part of a transaction: insert documents. A document that already exists stays as it is. All writers insert in the
+    same order: different orders would deadlock."""
     for row in sorted(rows, key=lambda each: (each.kind, each.tenant, each.id)):
         await db.change(SQL["insert_document"], {**msgspec.structs.asdict(row), "now": now})
 

@@ -1,5 +1,5 @@
 -- name: insert_document
--- One that has expired is as good as gone.
+-- An expired document counts as missing.
 INSERT INTO documents (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)
 VALUES (:kind, :tenant, :id, :body, :version, :due_at, :expires_at, :job_id, :upload_id)
 ON CONFLICT (kind, tenant, id) DO UPDATE SET
@@ -12,7 +12,7 @@ SELECT kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id FR
 WHERE kind = :kind AND tenant = :tenant AND id = :id AND (expires_at IS NULL OR expires_at > :now);
 
 -- name: replace_document
--- With the upload that it referred to before.
+-- Returns the upload that the document referred to before.
 UPDATE documents
 SET body = :body, version = documents.version + 1, due_at = :due_at, expires_at = :expires_at, job_id = :job_id,
     upload_id = :upload_id

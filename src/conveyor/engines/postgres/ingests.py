@@ -1,4 +1,4 @@
-"""Ranges of lists on Postgres."""
+"""Ranges of lists, and their checkpoints, on Postgres."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,12 +50,12 @@ class PostgresIngests:
 
         async def work(db: PostgresSession) -> Range | IdempotencyClaim | None:
             if db.again:
-                # Every batch is staged under a name of its own.
+                # Every batch has a staging key of its own.
                 own = [one for one in await _ranges(db, run_id) if one.source == source]
                 if own:
                     return own[-1]
             if await db.row(SQL["lock_open_run"], values) is None:
-                # It may be this very request that closed it, carried out by whoever took the claim over.
+                # Another process may have taken over the claim of this very request and sealed the run.
                 return await answered(db, answer)
             standing = await answer_claim(db, answer)
             if standing is not None:

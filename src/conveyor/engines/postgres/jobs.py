@@ -39,7 +39,7 @@ _NEWEST = "~"
 
 
 class _PostgresBusy(Exception):
-    """The latest run has not ended, or is not the one before."""
+    """The latest run has not finished, or does not have the previous number."""
 
 
 class PostgresJobs:
@@ -70,7 +70,7 @@ class PostgresJobs:
         async def work(db: PostgresSession) -> bool | IdempotencyClaim:
             if await is_own(db, notice):
                 return True
-            # The claim first: the run that stands in the way may be the one that this very request made.
+            # Answer the claim first: this very request may have added the run that blocks it.
             standing = await answer_claim(db, answer)
             if standing is not None:
                 return standing
@@ -208,8 +208,8 @@ class PostgresJobs:
 async def insert_job(
     db: PostgresSession, job: Job, answer: IdempotencyClaim | None, rows: Sequence[Document], now: float
 ) -> IdempotencyClaim | None:
-    """Part of a transaction: the job with its run and rows, unless the claimed request is no longer the caller's. Its
-    notice is left to the caller, for the end."""
+    """Part of a transaction: insert the job with its run and documents. If the caller lost the claim, insert nothing
+    and return the stored claim. The caller inserts the event last."""
     standing = await answer_claim(db, answer)
     if standing is not None:
         return standing

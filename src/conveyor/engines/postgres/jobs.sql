@@ -1,4 +1,4 @@
--- Whoever locks a run and its job locks the run first.
+-- Lock order: the run first, then its job.
 
 -- name: insert_job
 INSERT INTO jobs (
@@ -45,7 +45,7 @@ WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
 ORDER BY job_id;
 
 -- name: unswept_jobs
--- All runs, not only the latest: one that ended just before another was added left something behind too.
+-- All runs, not only the latest: a run that finished just before the next one was added is not swept yet either.
 SELECT * FROM runs_shown
 WHERE ended_at IS NOT NULL AND NOT swept ORDER BY ended_at LIMIT :limit;
 

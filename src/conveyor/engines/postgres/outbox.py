@@ -1,4 +1,4 @@
-"""Notices on Postgres: the outbox, which is also the audit trail of a job."""
+"""The outbox on Postgres. It is also the audit trail of a job."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class PostgresOutbox:
 
 
 async def insert_event(db: PostgresSession, notice: OutboxEvent) -> None:
-    """The last part of a transaction."""
+    """The last part of a transaction: append an event to the outbox."""
     values = {
         "event_id": notice.notice_id,
         "tenant": notice.tenant,
@@ -52,7 +52,7 @@ async def insert_event(db: PostgresSession, notice: OutboxEvent) -> None:
 
 
 async def is_own(db: PostgresSession, notice: OutboxEvent | None) -> bool:
-    """Whether an earlier try, whose commit went unanswered, was committed: its notice is then there."""
+    """Whether an earlier attempt, whose commit was not answered, was committed: its event is then stored."""
     if not db.again or notice is None:
         return False
     return await db.value(SQL["stored_event"], {"event_id": notice.notice_id}) is not None

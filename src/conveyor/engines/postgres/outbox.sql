@@ -1,6 +1,6 @@
 -- name: insert_event
--- Those of one job are numbered in the order in which they are committed: a reader that has seen one has seen all
--- before it. Always the last step of a transaction, so that nobody waits for a row while holding this lock.
+-- Events of one job are numbered in the order of their commits: a reader that has seen one has seen all before it.
+-- Always the last step of a transaction, so that no transaction waits for a row while it holds this lock.
 WITH turn AS MATERIALIZED (
     SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' outbox ' || :job_id, 0))
 )

@@ -1,4 +1,4 @@
-"""Listings over the tables of a run: over the shared ones alone, or over those and the run's own."""
+"""Listings over the shared tables, and over a run's own tables if it has any."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.engines.postgres.database import PostgresDatabase
 from conveyor.engines.postgres.queries import Query, made_for
 
-# Of the rows of a large run, few are in the shared tables: they are asked for a small part of a page at first.
+# The shared tables hold few rows of a large run: ask them for a small part of a page first.
 _SHARED_PART = 16
 
 
@@ -20,7 +20,7 @@ def united(text: str, suffixes: tuple[str, ...], tail: str = "") -> Query:
 
 
 class RowStream:
-    """The rows of one table in order of (sort_key, idx), asked for as they are needed."""
+    """The rows of one table in order of (sort_key, idx), fetched on demand."""
 
     def __init__(self, database: PostgresDatabase, query: Query, values: Mapping[str, Any]) -> None:
         self._database = database
@@ -38,7 +38,7 @@ class RowStream:
 
 
 async def merged(streams: list[RowStream], limit: int) -> list[Any]:
-    """The first `limit` rows of all together. Left to the server, it would read every table to its end and sort."""
+    """Merge the first `limit` rows of all tables. The server would read every table to its end and sort."""
     for stream in streams[:-1]:
         await stream.fill(limit // _SHARED_PART + 1)
     await streams[-1].fill(limit)

@@ -1,4 +1,4 @@
-"""Named queries: the statements of the .sql files beside this one, with parameters by name."""
+"""Named queries: the statements of the .sql files in this folder, with named parameters."""
 
 import re
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-# Not the two colons of a cast.
+# Excludes the two colons of a cast.
 _PARAMETER = re.compile(r"(?<!:):([a-z]\w*)")
 
 
 class Query(NamedTuple):
-    """A statement as the server takes it, and the names of its parameters in order."""
+    """A statement with positional parameters, and their names in order."""
 
     text: str
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ class Query(NamedTuple):
 
 
 def parse(text: str) -> Query:
-    """A statement with parameters like :name."""
+    """Parse a statement with parameters like :name."""
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:
@@ -38,7 +38,7 @@ def named_queries(file: str) -> dict[str, Query]:
 
 
 def named_texts(file: str) -> dict[str, str]:
-    """The same as text, for those that are made for one run: {own} stands for the tables of a large one."""
+    """The statements as templates: {own} stands for the suffix of a large run's own tables."""
     texts: dict[str, str] = {}
     for part in resources.files(__package__).joinpath(file).read_text().split("-- name:")[1:]:
         title, _, text = part.partition("\n")
@@ -48,10 +48,10 @@ def named_texts(file: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def made_for(text: str, own: str) -> Query:
-    """A statement on the shared tables (own is empty), or on those of one run."""
+    """A statement on the shared tables (`own` is empty), or on the tables of one run."""
     return parse(text.replace("{own}", own))
 
 
 def _storable(value: Any) -> Any:
-    """Text in Postgres holds no NUL. None of our ids does, so that what has one is not found."""
+    """Postgres text cannot contain NUL. No id of Conveyor contains one, so a value with NUL matches nothing."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value

@@ -1,16 +1,14 @@
-"""Queue on Postgres. A receipt is "<id>.<delivery>", the delivery being a name that no other has.
+"""The Queue on Postgres. A receipt is "<id>.<delivery>"; the delivery is a unique name.
 
-Messages of all queues are one table, taken by SKIP LOCKED in the order of (visible_at, id). What was taken or
-acknowledged leaves dead entries in that index, and while anybody in the database holds an old snapshot, nothing can
-clear them away: a receiver that began at the start of the index would read all of them, each time. So each process
-remembers, for each queue, up to where it has found nothing left to take, and begins there: however many messages have
-passed, a receive reads those of the last moments. What may still come to stand below that mark, from a send that is
-slow to commit, a clock that is behind, a receiver that died while it took, is allowed for by keeping the mark a few
-seconds in the past, and by looking at everything every few seconds.
+All queues share one table. Receivers use SKIP LOCKED in the order of (visible_at, id). Received and acknowledged
+messages leave dead entries in that index, and vacuum cannot remove them while any transaction holds an old snapshot: a
+receiver that started at the beginning of the index would read all of them each time. So each process remembers, per
+queue, the position before which it found no message, and starts there: a receive reads recent entries only. A message
+may still appear below that position, because of a slow commit, a slow clock, or a receiver that crashed. So the
+position stays a few seconds in the past, and every few seconds a receiver scans from the start.
 
-(Tables by turns, emptied by TRUNCATE, would give the space back too; they would also have to be locked against every
-receiver, move what is left of each, and wait for whoever reads one. A body larger than 2 KB stands outside the row, so
-that what piles up under an old snapshot is small.)
+(Rotating tables with TRUNCATE would free the space too, but would lock out all receivers, move the remaining messages,
+and wait for every reader. Bodies above 2 KB are stored outside the row, so little accumulates under an old snapshot.)
 """
 
 from collections.abc import Collection, Sequence
@@ -28,20 +26,19 @@ SQL = named_queries("queue.sql")
 
 _LONGEST_ID = 18
 _LAST_ID = 1 << 62
-# Seconds that a message may come late to its place in the order.
+# Seconds by which a message may appear late in the order.
 _SLACK = 3.0
-# Seconds after which a receiver looks at everything again; sooner where there was nothing to take.
+# Seconds after which a receiver scans from the start again; sooner if the queue was empty.
 _LOOK_AT_ALL = 10.0
 _LOOK_IF_EMPTY = 1.0
 _MOST_KNOWN = 10_000
 _DROP_AT_ONCE = 5000
-# Receivers are woken for the first of many messages, not for each: a commit that wakes somebody waits for all others
-# that do.
+# Only the first of many messages wakes receivers: commits with NOTIFY run one at a time.
 _WAKE_EVERY = 0.1
 
 
 class _Floor(NamedTuple):
-    """Nothing is left to take at or before (visible_at, id); asked again, from the start, from `until` on."""
+    """No message is left at or before (visible_at, id). From `until` on, scan from the start again."""
 
     visible_at: float
     id: int
@@ -52,7 +49,7 @@ _BOTTOM = _Floor(0.0, 0, 0.0)
 
 
 class PostgresQueue:
-    """Messages of all queues in one table."""
+    """All queues in one table."""
 
     def __init__(self, database: PostgresDatabase, clock: Clock, channel: str) -> None:
         self._database = database
@@ -72,7 +69,7 @@ class PostgresQueue:
         return []
 
     async def wake(self, queue: QueueName) -> None:
-        """Have those who listen know that there is something on a queue."""
+        """Notify the listeners of a queue that it has a message."""
         now = self._clock.monotonic()
         if now - self._woken.get(queue, -_WAKE_EVERY) < _WAKE_EVERY:
             return
@@ -151,7 +148,7 @@ class PostgresQueue:
             there = {row[0] for row in await db.rows(SQL["lock_letters"], values)}
             if there:
                 await db.change(SQL[query], values)
-            # Those of a try whose commit went unanswered, if they went with it.
+            # Dead letters that an attempt with an unanswered commit has removed.
             ended.update(there)
             return len(ended)
 
@@ -181,7 +178,7 @@ class PostgresQueue:
 
 
 async def insert_messages(db: PostgresSession, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
-    """Part of a transaction, or a step."""
+    """Part of a transaction, or a statement of its own: insert messages."""
     values = {
         "queue": queue,
         "times": [now + one.delay for one in messages],
@@ -192,7 +189,7 @@ async def insert_messages(db: PostgresSession, now: float, queue: QueueName, mes
 
 async def _take(db: PostgresSession, values: dict[str, Any]) -> list[Any]:
     if db.again:
-        # A try that went unanswered may have taken some: nobody else has its delivery's name.
+        # An unanswered attempt may have received some: only it has this delivery name.
         taken = await db.rows(SQL["taken"], values)
         if taken:
             return [(*row, values["now"]) for row in taken]
@@ -200,11 +197,11 @@ async def _take(db: PostgresSession, values: dict[str, Any]) -> list[Any]:
 
 
 async def _apply(db: PostgresSession, query: str, values: dict[str, Any]) -> set[tuple[int, str]]:
-    """Which of the receipts counted, as (id, delivery)."""
+    """The receipts that were not stale, as (id, delivery)."""
     done = {(row[0], row[1]) for row in await db.rows(SQL[query], values)}
     if db.again and query == "ack":
         there = {row[0] for row in await db.rows(SQL["there"], values)}
-        # Gone by a try that went unanswered.
+        # An unanswered attempt removed these.
         done |= {each for each in zip(values["ids"], values["deliveries"], strict=True) if each[0] not in there}
     return done
 
@@ -215,7 +212,7 @@ def _parsed(receipt: str) -> tuple[int, str] | None:
 
 
 def _ids(message_ids: Collection[str]) -> list[int]:
-    """What is no id of ours names no message."""
+    """The ids, without those that cannot be ids."""
     return [int(text) for text in message_ids if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID]
 
 

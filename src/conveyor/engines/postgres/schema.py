@@ -28,7 +28,7 @@ MIGRATIONS = _migrations()
 
 
 async def migrate(url: str) -> list[int]:
-    """Bring the schema up to date, or make it; returns the versions that were applied."""
+    """Create or update the schema. Returns the versions that were applied."""
     place = parse_url(url)
     connection = await connect(place)
     try:
@@ -41,9 +41,9 @@ async def migrate(url: str) -> list[int]:
 
 
 async def _migrate(connection: Any, place: PostgresPlace) -> list[int]:
-    # Others that migrate wait here, and find nothing left to do.
+    # Concurrent migrations wait here, then find nothing to do.
     await connection.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", f"migrate {place.schema}")
-    # Asked first: who may not make schemas may be given one.
+    # Check first: the user may lack the right to create schemas and have been given one.
     if not await connection.fetchval("SELECT true FROM pg_namespace WHERE nspname = $1", place.schema):
         await connection.execute(f"CREATE SCHEMA {place.schema}")
     await connection.execute(
@@ -62,7 +62,7 @@ async def _migrate(connection: Any, place: PostgresPlace) -> list[int]:
 
 
 async def check_version(database: PostgresDatabase) -> None:
-    """Raises EngineFailed unless the schema is the one that this Conveyor knows."""
+    """Raise EngineFailed unless the schema has the version that this Conveyor supports."""
     version = 0
     if await database.value(_THERE, {"name": "migrations"}) is not None:
         version = await database.value(_VERSION, {})
@@ -72,13 +72,13 @@ async def check_version(database: PostgresDatabase) -> None:
         raise EngineFailed("The Postgres schema has no tables of Conveyor. Run `conveyor migrate`.")
     if version < len(MIGRATIONS):
         raise EngineFailed(
-            f"The Postgres schema is of version {version}, older than this Conveyor needs ({len(MIGRATIONS)}). "
+            f"The Postgres schema has version {version}, older than this Conveyor needs ({len(MIGRATIONS)}). "
             "Run `conveyor migrate`."
         )
 
 
 def _newer(version: int) -> EngineFailed:
     return EngineFailed(
-        f"The Postgres schema is of version {version}, newer than this Conveyor knows ({len(MIGRATIONS)}). "
-        "Use the Conveyor that made it, or a newer one; then run its `conveyor migrate`."
+        f"The Postgres schema has version {version}, newer than this Conveyor supports ({len(MIGRATIONS)}). "
+        "Use the Conveyor version that wrote it, or a newer one, and run its `conveyor migrate`."
     )

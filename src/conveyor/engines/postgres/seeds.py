@@ -1,6 +1,6 @@
-"""Tasks on their way in: seeds become rows, rows go into the tables by COPY.
+"""Turns task seeds into rows and inserts them by COPY.
 
-A million of them pass through here, so each costs one hash and one tuple.
+A run may have millions, so each seed costs one hash and one tuple.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ SQL = named_texts("tasks.sql")
 _COLUMNS = ("run_no", "idx", "shard", "sort_key", "tag", "input")
 SeedRow = tuple[int, int, int, int, str | None, str]
 
-# 60 bits, or 15 hexadecimal digits, are the most of a hash that a signed 64-bit integer holds whole.
+# A signed 64-bit integer holds at most 60 bits of a hash, or 15 hexadecimal digits.
 _SORT_DIGITS = 15
 
 _index = attrgetter("index")
@@ -40,13 +40,13 @@ def sort_key(task: TaskId) -> int:
 
 
 async def copy_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
-    """Part of a transaction, or steps: tasks that are not there yet; fails if one is."""
+    """Part of a transaction, or statements of their own: insert new tasks. Fails if a task already exists."""
     for suffix, rows in _parts(run, one, seeds):
         await db.copy(f"tasks{suffix}", _COLUMNS, rows)
 
 
 async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
-    """Part of a transaction: tasks of which some may be there."""
+    """Part of a transaction: insert tasks of which some may already exist."""
     for suffix, rows in _parts(run, one, seeds):
         _, indexes, shards, sort_keys, tags, inputs = map(list, zip(*rows, strict=True))
         values = {
@@ -61,12 +61,12 @@ async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: S
 
 
 def highest(seeds: Sequence[TaskSeed]) -> int:
-    """The highest index, -1 of none."""
+    """The highest index; -1 without seeds."""
     return max(map(_index, seeds), default=-1)
 
 
 def _parts(run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> list[tuple[str, list[SeedRow]]]:
-    """Rows in order of index, by the table that they are in: two who write the same ones do not wait for each other."""
+    """Rows by table, in order of index: concurrent writers of the same tasks do not deadlock."""
     rows = _rows(run, one.number, seeds)
     rows.sort(key=itemgetter(1))
     cut = bisect_left(rows, one.own_from, key=itemgetter(1)) if one.own else len(rows)
@@ -78,7 +78,7 @@ def _rows(run: RunKey, number: int, seeds: Sequence[TaskSeed]) -> list[SeedRow]:
     rows: list[SeedRow] = []
     for seed in seeds:
         index, text = seed.index, seed.input
-        # As model.task_id.
+        # Must equal model.task_id.
         name = sha256(f"{prefix}{index}".encode()).hexdigest()
         shard = shard_of(TaskId(name), shards) if shards > 1 else 0
         tag = _tag(text) if text[:1] == "{" else None
@@ -87,7 +87,7 @@ def _rows(run: RunKey, number: int, seeds: Sequence[TaskSeed]) -> list[SeedRow]:
 
 
 def _tag(text: str) -> str | None:
-    """The tag of an input that is an object; one that has none is not decoded."""
+    """The tag of an input that is an object. An input without a tag is not decoded."""
     if '"tag"' not in text:
         return None
     tag = _tagged.decode(text).tag

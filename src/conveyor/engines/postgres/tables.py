@@ -1,9 +1,9 @@
-"""Tables of their own for large runs: removing one is then dropping three tables, whatever its size.
+"""Large runs get tables of their own, so that deleting a run drops three tables, whatever its size.
 
-The tasks of a run below OWN_FROM stand in the tables that all runs share, the rest in `tasks_<n>`, `ends_<n>` and
-`events_<n>`, n being the run's number; these are made when the first such task is put. Which table a task is in follows
-from its index alone, so that writing it again finds it; a small run has no tables, and of a large one only the first
-OWN_FROM rows are removed one by one. The number is part of the layout: a schema that holds tasks keeps it.
+Tasks with an index below OWN_FROM are in the shared tables, all others in `tasks_<n>`, `ends_<n>` and `events_<n>`,
+where n is the run's number; the first such task creates these tables. The index alone determines the table of a task,
+so a repeated write finds it. A small run has no tables of its own, and of a large run only the first OWN_FROM rows are
+deleted one by one. OWN_FROM is part of the layout: it cannot change for a schema that holds tasks.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from conveyor.engines.postgres.queries import made_for, named_texts
 
 OWN_FROM = 10_000
 
-# Whoever reads a table has to be done with it first; nobody is made to wait behind us for longer.
+# A drop waits for the readers of the table, and blocks new ones for no longer than this.
 _LOCK_TIMEOUT = "500ms"
 
 SQL = named_texts("tasks.sql")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Numbered(NamedTuple):
-    """A run's number, and whether it has tables of its own, for tasks from which index on."""
+    """A run's number, whether it has tables of its own, and the first index that they hold."""
 
     number: int
     own: bool
@@ -35,12 +35,12 @@ class Numbered(NamedTuple):
 
     @property
     def suffixes(self) -> list[str]:
-        """Of all tables that hold rows of the run."""
+        """The suffixes of all tables that hold rows of the run."""
         return ["", self.suffix] if self.own else [""]
 
 
 def split(run: Numbered, indexes: Sequence[int], items: Sequence[T]) -> list[tuple[str, list[T]]]:
-    """Items by the table that their index is in, shared first; tables without any are left out."""
+    """Group items by the table of their index, the shared table first."""
     if not run.own:
         return [("", list(items))] if items else []
     pairs = list(zip(indexes, items, strict=True))
@@ -50,7 +50,7 @@ def split(run: Numbered, indexes: Sequence[int], items: Sequence[T]) -> list[tup
 
 
 async def make_own(db: PostgresSession, number: int) -> None:
-    """Part of a transaction: the tables of a run, if it has none yet."""
+    """Part of a transaction: create the tables of a run if it has none."""
     values = {"run_no": number, "own": True}
     await db.value(made_for(SQL["lock_own"], ""), values)
     await db.run(made_for(SQL["own_tables"], f"_{number}").text)
@@ -58,7 +58,7 @@ async def make_own(db: PostgresSession, number: int) -> None:
 
 
 async def drop_own(db: PostgresSession, number: int) -> None:
-    """Part of a transaction. Fails if somebody holds one of them."""
+    """Part of a transaction: drop the tables of a run. Fails if a reader locks one of them for too long."""
     await db.run(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
     await db.run(made_for(SQL["drop_own_tables"], f"_{number}").text)
     await db.change(made_for(SQL["mark_own"], ""), {"run_no": number, "own": False})

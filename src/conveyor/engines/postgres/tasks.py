@@ -1,7 +1,7 @@
-"""Tasks on Postgres. A batch goes in by COPY, and ends by one insert of its ends.
+"""Tasks on Postgres. COPY writes a batch of tasks; one insert finishes a batch.
 
-A task is a row of `tasks`, which is never changed; its end is a row of `ends`, and the first one counts. Large runs
-have tables of their own (tables.py).
+A task is a row of `tasks` and never changes. Its outcome is a row of `ends`; the first one counts. Large runs have
+tables of their own (tables.py).
 """
 
 from collections import Counter
@@ -52,21 +52,21 @@ SQL = named_texts("tasks.sql")
 T = TypeVar("T")
 
 _MOST_KNOWN = 10_000
-# Higher than any sort key, and any index.
+# Above every sort key and every index.
 _BEYOND = 1 << 62
 
 _detail = msgspec.json.Decoder(ResultDetail)
 
 
 class PostgresTasks:
-    """Rows of tasks, of their ends and events, and the counts kept with them."""
+    """Tasks, their outcomes, counts and events."""
 
     def __init__(self, database: PostgresDatabase, own_from: int = OWN_FROM) -> None:
         self._database = database
         self._own_from = own_from
-        # A run's number never changes, and tables of its own stay until it is removed.
+        # A run's number never changes, and its own tables stay until it is deleted, so both are cached.
         self._known: dict[tuple[TenantId, RunId], Numbered] = {}
-        # Up to which index, by table, this process has cancelled all that was pending.
+        # By table, the index up to which this process has cancelled all pending tasks.
         self._cancelled: dict[str, int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
@@ -87,7 +87,7 @@ class PostgresTasks:
         except EngineFailed as error:
             if not already_there(error):
                 raise
-            # An ingest that goes on after a crash: some of it is there.
+            # An ingest that resumed after a crash: some tasks already exist.
             await self._database.write(lambda db: insert_tasks(db, run, one, seeds))
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
@@ -102,8 +102,8 @@ class PostgresTasks:
         return await self._on(run, work, frozenset(), indexes)
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
-        # The first of several ends of one task in a batch counts; in order of index, so that two who finish the same
-        # tasks do not wait for each other.
+        # If a batch finishes a task twice, the first outcome counts. In order of index, so that concurrent writers of
+        # the same tasks do not deadlock.
         first = {end.index: end for end in reversed(ends)}
         ordered = [first[index] for index in sorted(first)]
 
@@ -111,7 +111,7 @@ class PostgresTasks:
             crashpoint("tasks.finish.before")
             moved = await self._database.write(lambda db: _finish(db, one, ordered)) if ordered else frozenset()
             crashpoint("tasks.finish.after")
-            # After the commit: of several who finish the last tasks at once, one sees them all.
+            # After the commit: of several concurrent writers of the last tasks, one sees all of them.
             return Finished(moved, await self._counts(one))
 
         return await self._on(run, work, Finished(frozenset(), Counts()), list(first))
@@ -127,7 +127,7 @@ class PostgresTasks:
         return await self._on(run, work, 0)
 
     async def _cancel(self, one: Numbered, suffix: str, limit: int, at: float) -> int:
-        """Goes on where the last call ended, and looks everywhere before it says that nothing is pending."""
+        """Resume where the last call stopped, and search from the start before returning 0."""
         place = f"{one.number}{suffix}"
         while True:
             start = self._cancelled.pop(place, 0)
@@ -212,20 +212,19 @@ class PostgresTasks:
         return await self._on(run, work, Scanned([], None))
 
     async def _scan_end(self, one: Numbered, failed: bool, values: dict[str, Any]) -> tuple[int, int] | None:
-        """Where a scan ends: the last row that it looks at of the table whose rows lie closest; None if it comes to the
-        end of all before."""
+        """The last row of a scan, of the table whose rows are the densest; None if all tables end first."""
         text = SQL["scan_end_failed" if failed else "scan_end"]
         ends = [await self._database.row(made_for(text, suffix), values) for suffix in one.suffixes]
         return min(((row["sort_key"], row["idx"]) for row in ends if row is not None), default=None)
 
     async def _index_of(self, run: RunKey, one: Numbered, shard: int, after: TaskId) -> int:
-        """The index behind a cursor, for the rare tasks that share a sort key; a task that is gone counts as last."""
+        """The index of a cursor's task, for the rare tasks that share a sort key. A deleted task counts as the last."""
         rows = await self._by_id(one, shard, after)
         return next((row["idx"] for row in rows if task_id(run.run_id, row["idx"]) == after), 1 << 62)
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
         async def work(one: Numbered) -> Walked:
-            """Through the shared tables, then through the run's own: its higher indexes are there."""
+            """Read the shared tables, then the run's own, which hold the higher indexes."""
             found: list[Task] = []
             read, end = 0, after
             for suffix in one.suffixes:
@@ -284,8 +283,8 @@ class PostgresTasks:
         otherwise: T,
         indexes: Sequence[int] | None = None,
     ) -> T:
-        """Do `work` on a run that is known. Whether it has tables of its own may be left at what it was, if only the
-        tasks with these indexes matter and they are not in them."""
+        """Run `work` on a known run. A cached entry is enough if the tasks with these indexes are in the shared
+        tables."""
 
         async def once() -> T:
             one = self._known.get((run.tenant, run.run_id))
@@ -299,7 +298,7 @@ class PostgresTasks:
         return await self._persistently(run, once)
 
     async def _persistently(self, run: RunKey, once: Callable[[], Awaitable[T]]) -> T:
-        """Another process may have removed the run, and made it anew, since this one looked."""
+        """Retry with a fresh lookup: another process may have deleted and recreated the run."""
         try:
             return await once()
         except EngineFailed as error:
@@ -313,7 +312,7 @@ class PostgresTasks:
         return Numbered(row["run_no"], row["own"], self._own_from) if row else None
 
     async def number(self, db: PostgresSession, run: RunKey, seeds: Sequence[TaskSeed]) -> Numbered:
-        """Part of a transaction: the run's number, and tables of its own if these tasks want them."""
+        """Part of a transaction: the run's number. Creates the run's own tables if these tasks need them."""
         values = {"run_id": run.run_id, "tenant": run.tenant}
         await db.change(made_for(SQL["insert_run_no"], ""), values)
         number, own = await db.row(made_for(SQL["run_no"], ""), values)
@@ -341,7 +340,7 @@ async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> fr
             "ats": [end.at for end in part],
         }
         if db.again:
-            # Those of a try whose commit went unanswered: they moved and are counted.
+            # An unanswered attempt moved and counted these.
             own += await db.value(made_for(SQL["finished_so"], suffix), values) or ()
         moved += await db.value(made_for(SQL["finish"], suffix), values) or ()
     now = set(moved)
@@ -350,7 +349,7 @@ async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> fr
 
 
 async def _count(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> None:
-    """The last locks of a transaction, and always taken in this order."""
+    """Lock the counters: the last locks of a transaction, always in this order."""
     if not ends:
         return
     statuses = Counter(end.status for end in ends)
@@ -379,7 +378,7 @@ async def _cancel(db: PostgresSession, suffix: str, values: dict[str, Any]) -> t
 
 async def _recount(db: PostgresSession, one: Numbered) -> Counts:
     values = {"run_no": one.number}
-    # One at a time: two that found the same drift would mend it twice.
+    # One at a time: two concurrent recounts would repair the same drift twice.
     await db.value(made_for(SQL["lock_counts"], ""), values)
     found = await db.row(_recount_query(tuple(one.suffixes)), values)
     truth, kept = Counts(*found[:3]), Counts(*found[3:])
@@ -401,7 +400,7 @@ async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[Ta
 
 
 async def _delete(db: PostgresSession, one: Numbered, limit: int) -> int:
-    """A step whose work does not grow with the run: tables of its own go at once, and count as one such step."""
+    """Delete a bounded number of rows. Dropping the run's own tables counts as one call."""
     if one.own:
         await drop_own(db, one.number)
         return limit
@@ -427,7 +426,7 @@ def _recount_query(suffixes: tuple[str, ...]) -> Query:
 
 
 def _bounded(known: dict[Any, T]) -> dict[Any, T]:
-    """What can be found again is forgotten before there is too much of it."""
+    """Bound the cache by dropping entries that can be looked up again."""
     if len(known) >= _MOST_KNOWN:
         known.clear()
     return known

@@ -172,7 +172,7 @@ WHERE t.run_no = :run_no AND t.idx > :after AND t.idx <= :last
 ORDER BY t.idx;
 
 -- name: note
--- Numbered in the order in which they are committed, as notices are.
+-- Numbered in the order of their commits, like the events of the outbox.
 WITH turn AS MATERIALIZED (
     SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' events ' || :run_no::integer, 0))
 )

@@ -1,4 +1,4 @@
-"""The URL of a Postgres engine: which server, which database, which schema in it."""
+"""The URL of a Postgres engine: server, database and schema."""
 
 import re
 from typing import NamedTuple
@@ -12,34 +12,34 @@ DEFAULT_SCHEMA = "conveyor"
 _DEFAULT_CONNECTIONS = 10
 _MOST_CONNECTIONS = 200
 _SCHEMES = ("postgres", "postgresql")
-# Passed on to the driver; the rest is ours.
+# Parameters for the driver; the others are Conveyor's.
 _DRIVERS_OWN = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"})
-# What needs no quotes. 12 characters are left for the names that begin with it.
+# A name that needs no quotes, and leaves 12 characters for the names that it prefixes.
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
 
 
 class PostgresPlace(NamedTuple):
-    """Where the engine's tables are."""
+    """The location of the engine's tables."""
 
     dsn: str
     schema: str
-    # Most connections of one process.
+    # Maximum connections of one process.
     connections: int
 
     @property
     def channel(self) -> str:
-        """On which senders of messages wake receivers."""
+        """The channel on which senders wake receivers."""
         return f"conveyor_{self.schema}"
 
     @property
     def shown(self) -> str:
-        """Without the password."""
+        """The URL without its password."""
         parts = urlsplit(self.dsn)
         return f"{parts.hostname}:{parts.port or 5432}{parts.path}"
 
 
 def parse_url(url: str) -> PostgresPlace:
-    """Raises InvalidSetting, which says what to write."""
+    """Parse the URL. Raises InvalidSetting with the expected form."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

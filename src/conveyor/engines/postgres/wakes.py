@@ -1,7 +1,7 @@
-"""Wake-ups: who waits for messages hears of them when they are sent, over LISTEN and NOTIFY.
+"""Wake-ups: senders notify waiting receivers by LISTEN and NOTIFY.
 
-A hint on top of polling: a wake-up may be missed while the connection is made anew, and comes at most ten times a
-second for each queue and sender.
+A hint on top of polling: a receiver may miss a wake-up while it reconnects, and a sender sends at most ten per second
+and queue.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LONGEST_PAUSE = 5.0
 
 @asynccontextmanager
 async def listening(place: PostgresPlace, clock: Clock, wake: Wake) -> AsyncIterator[None]:
-    """Call `wake` with the name of each queue that something was sent to, on a connection of its own. Returns once it
+    """Call `wake` with the name of each queue that gets a message, on a connection of its own. Yields once it
     listens."""
     ready = asyncio.Event()
     task = asyncio.create_task(_listen(place, clock, wake, ready))
@@ -47,7 +47,7 @@ async def _listen(place: PostgresPlace, clock: Clock, wake: Wake, ready: asyncio
         try:
             connection = await connect(place)
         except EngineFailed as error:
-            log.warning("nobody listens for messages; they are looked for all the same", error=error.message)
+            log.warning("not listening for new messages; polling continues", error=error.message)
         else:
             pause = _FIRST_PAUSE
             await _hear(connection, place.channel, wake, ready)
@@ -57,7 +57,7 @@ async def _listen(place: PostgresPlace, clock: Clock, wake: Wake, ready: asyncio
 
 
 async def _hear(connection: Any, channel: str, wake: Wake, ready: asyncio.Event) -> None:
-    """Until the connection is lost."""
+    """Wait until the connection is lost."""
     lost = asyncio.Event()
     connection.add_termination_listener(lambda _: lost.set())
     try:

@@ -1,5 +1,5 @@
-"""The Coordinator on Redis: what several processes share and may lose. Every method is one script, which stands
-beside it, and one round trip; the time is the server's own."""
+"""The Coordinator on Redis: shared state that may be lost. Every method is one Lua script of this folder and one round
+trip, and uses the server's clock."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +12,12 @@ from conveyor.engines.redis.redis_server import Server, open_server
 from conveyor.errors import ConveyorError, InvalidSetting
 
 _OLDEST = (6, 2)
-# Seconds by which the server's clock may differ from ours before `checks` says so. Nothing depends on it.
+# Seconds of clock skew that `checks` tolerates. Nothing depends on it.
 _MOST_SKEW = 5.0
 
 
 class RedisEngine:
-    """One seam, on a server that may go away at any time."""
+    """The Coordinator, on a server that may become unreachable at any time."""
 
     def __init__(self, server: Server, coordinator: RedisCoordinator, clock: Clock) -> None:
         self._server = server
@@ -28,8 +28,8 @@ class RedisEngine:
     @asynccontextmanager
     async def open(cls, url: str, clock: Clock, time: Clock | None = None) -> AsyncIterator[Self]:
         """Connect to redis://[user:password@]host[:port][/db][?prefix=NAME], or rediss:// for TLS. Refuses a server
-        that throws keys away when its memory is full: leases would be lost one by one. `time` is for tests, which
-        can not move the server's clock."""
+        that evicts keys when its memory is full: leases would be lost one by one. `time` is for tests, which cannot
+        move the server's clock."""
         address = read_address(url)
         async with open_server(address, clock) as server:
             evicts = await _eviction(server)
@@ -38,7 +38,7 @@ class RedisEngine:
             yield cls(server, RedisCoordinator(server, address.prefix, clock, time), clock)
 
     async def checks(self) -> list[tuple[str, str | None]]:
-        """What an operator wants to know: each thing that was tried, and what to do about it if it is not fine."""
+        """The name of each check, and what to fix, or None."""
         found: list[tuple[str, str | None]] = []
         for name, check in (
             ("reachable", self._reachable),
@@ -72,14 +72,14 @@ class RedisEngine:
         swapped = await coordinator.swap(key, b"old", b"new", 10.0)
         refused = not await coordinator.swap(key, b"old", b"never", 10.0)
         if not swapped or not refused or await coordinator.cached(key) != b"new":
-            return "What was written is not read back. Is this address one server, or several behind a balancer?"
+            return "A written value was not read back. Is this address one server, or several behind a balancer?"
         return None
 
     async def _skew(self) -> str | None:
         seconds, micros = await self._server.command("TIME")
         skew = int(seconds) + int(micros) / 1e6 - self._clock.now()
         if abs(skew) > _MOST_SKEW:
-            return f"Its clock differs from this machine's by {skew:.1f} s. Keep both with NTP."
+            return f"Its clock differs from this machine's by {skew:.1f} s. Synchronize both with NTP."
         return None
 
 
@@ -88,6 +88,6 @@ async def _eviction(server: Server) -> str | None:
     if policy == "noeviction":
         return None
     return (
-        f"The server throws keys away when its memory is full (maxmemory-policy is {policy or 'not known'}). "
-        "Set maxmemory-policy to noeviction, or use a server that no cache shares."
+        f"The server evicts keys when its memory is full (maxmemory-policy is {policy or 'unknown'}). "
+        "Set maxmemory-policy to noeviction, or use a server that is not shared with a cache."
     )

@@ -1,4 +1,4 @@
-"""Where a Redis is, read from its URL."""
+"""The address of a Redis server, parsed from its URL."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RedisAddress(msgspec.Struct, frozen=True):
-    """A server, and what all our keys on it begin with."""
+    """A server, and the prefix of all keys of Conveyor."""
 
     host: str
     port: int
@@ -25,11 +25,11 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """Without the password."""
+        """The URL without its password."""
         return f"redis{'s' if self.tls else ''}://{self.host}:{self.port}/{self.database}"
 
     def options(self) -> dict[str, Any]:
-        """For the client."""
+        """The connection options of the client."""
         return {
             "host": self.host,
             "port": self.port,
@@ -41,7 +41,7 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
 
 def read_address(url: str) -> RedisAddress:
-    """InvalidSetting if it is not one; what it says has no password in it."""
+    """Parse the URL. Raises InvalidSetting, whose message contains no password."""
     try:
         parts = urlsplit(url)
         port = parts.port

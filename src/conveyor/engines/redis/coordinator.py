@@ -1,9 +1,8 @@
-"""Leases, semaphores, rate limits, tallies and a cache on Redis.
+"""Leases, semaphores, rate limits, counters and a cache on Redis.
 
-All of it may be lost at any moment, and the server may have carried out what it never answered. So a fence comes from
-the server's clock; a semaphore is a lease for each holder, and overbooked by at most what holders held whose leases
-lapsed, or all if the server forgot them, until each asks again; and what adds is numbered, so that sending it again
-adds nothing.
+The server may lose all of it at any moment, and may have executed a call that it never answered. So fences come from
+the server's clock. A semaphore is a lease per holder: after leases expire, or the server loses them, it may be
+overbooked by their permits until each holder asks again. Additions are numbered, so that a repeated call adds nothing.
 """
 
 import math
@@ -32,7 +31,7 @@ _MICROS = 1_000_000
 
 
 class RedisCoordinator:
-    """Coordinator. The keys have their prefix in braces: on a cluster, all are in one place."""
+    """Coordinator. The prefix of keys is in braces, so that a cluster keeps all of them in one slot."""
 
     def __init__(self, server: Server, prefix: str, clock: Clock, time: Clock | None) -> None:
         self._server = server
@@ -43,7 +42,7 @@ class RedisCoordinator:
         self._lease_ends = self._key("leases", "ends")
         self._answers = self._key("answers", clock.new_id("caller"))
         self._last_number = 0
-        # Numbers of calls that have no answer yet, lowest first.
+        # Numbers of unanswered calls, lowest first.
         self._unanswered: dict[int, None] = {}
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
@@ -79,13 +78,13 @@ class RedisCoordinator:
             bound = "inf" if within == math.inf else _micros(within)
             arguments = [self._now(), *number, count, repr(_MICROS / rate), burst, bound]
             wait = float(await self._server.run(_RESERVE, keys, arguments)) / _MICROS
-        # Below 0: not reserved. The wait says so too, whatever it was rounded to on the way.
+        # Below 0: not reserved. The returned wait is then above `within`, whatever the rounding.
         return min(wait, within) if wait >= 0 else max(-wait, math.nextafter(within, math.inf))
 
     async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
         with self._numbered() as number:
             keys = [self._answers, self._key("tally", name), self._key("tally-once", name)]
-            # An empty name would be none.
+            # An empty string would mean no name.
             arguments = [self._now(), *number, _micros(ttl), "" if once is None else f":{once}"]
             for counter, amount in amounts.items():
                 arguments += [counter, amount]
@@ -113,7 +112,7 @@ class RedisCoordinator:
 
     @contextmanager
     def _numbered(self) -> Iterator[Sequence[Argument]]:
-        """The number of a call that must not be carried out twice, and the one below which all are answered."""
+        """The number of a call that must execute once, and the number below which all calls are answered."""
         self._last_number += 1
         number = self._last_number
         self._unanswered[number] = None

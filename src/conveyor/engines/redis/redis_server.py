@@ -1,8 +1,8 @@
-"""One Redis, and calls to it that outlast a restart.
+"""One Redis server, and calls that survive its restart.
 
-Calls that arrive while a round trip is under way share the next one. When the connection breaks, nobody knows which of
-them were carried out, and all are sent again: that must do no harm, see answers.lua. A call that could not be carried
-out within its patience fails.
+Calls that arrive during a round trip share the next one. When the connection breaks, it is unknown which of them were
+executed, and all are sent again: every script must be idempotent (answers.lua). A call that is not executed in time
+fails.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 Argument = str | bytes | int | float
 
-# Seconds that a call is tried for, and that one round trip may take.
+# The timeout of a call, and of one round trip, in seconds.
 PATIENCE = 10.0
 _ROUND_TRIP = 3.0
 
@@ -36,29 +36,29 @@ _MOST_IN_ONE_TRIP = 256
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 
-# Nothing is wrong with the call: no server, one that starts, or one that just became a replica.
+# Retryable: the server is unreachable, is starting, or has just become a replica.
 _BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 _NOT_NOW = (exceptions.ClusterDownError, exceptions.TryAgainError)
-# The client counts these among broken connections, but they do not mend by themselves.
+# The client reports these as connection errors, but a retry does not help.
 _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
 
 
 class Script(msgspec.Struct, frozen=True):
-    """A script as the server knows it."""
+    """A script and its hash."""
 
     text: str
     sha: str
 
 
 def load_script(*names: str) -> Script:
-    """The files of these names, one after another."""
+    """Load the files of these names as one script."""
     files = resources.files(__package__)
     text = "\n".join(files.joinpath(f"{name}.lua").read_text() for name in ("prelude", *names))
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 class _Call(msgspec.Struct, eq=False):
-    """A command, or a script, on its way."""
+    """A pending command or script."""
 
     script: Script | None
     arguments: tuple[Argument, ...]
@@ -67,35 +67,35 @@ class _Call(msgspec.Struct, eq=False):
 
 
 class Server:
-    """Made by `open_server`."""
+    """Use `open_server` to create it."""
 
     def __init__(self, address: RedisAddress, clock: Clock) -> None:
         self._address = address
         self._clock = clock
         self._client = Redis(
             **address.options(),
-            # Retries are ours; the client's would hide which call they belong to.
+            # This module retries: the client's retries would hide which call they belong to.
             retry=Retry(NoBackoff(), 0),
             socket_timeout=_ROUND_TRIP,
             socket_connect_timeout=_ROUND_TRIP,
             protocol=2,
         )
-        # Those that have no answer yet, oldest first.
+        # Unanswered calls, oldest first.
         self._open: dict[int, _Call] = {}
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
         self._known: set[str] = set()
 
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """Carry out a script, or fail with EngineFailed."""
+        """Run a script. Raises EngineFailed."""
         return await self._call(script, (len(keys), *keys, *arguments))
 
     async def command(self, *arguments: Argument) -> Any:
-        """Carry out a command that does no harm when it is carried out twice."""
+        """Run an idempotent command."""
         return await self._call(None, arguments)
 
     async def info(self, section: str, name: str) -> str | None:
-        """What the server says of itself; the client takes its answer apart."""
+        """A field of the server's INFO."""
         said: dict[str, Any] = await self.command("INFO", section)
         return str(said[name]) if name in said else None
 
@@ -110,7 +110,7 @@ class Server:
             self._open.pop(number, None)
 
     async def carry(self) -> None:
-        """Take calls to the server, until cancelled."""
+        """Send calls to the server until cancelled."""
         failures = 0
         while True:
             await self._arrived.wait()
@@ -135,8 +135,7 @@ class Server:
         return itertools.filterfalse(lambda call: call.answer.done(), self._open.values())
 
     async def _attempt(self, calls: list[_Call]) -> str | None:
-        """One round trip. Returns what went wrong if it is worth another: the calls without an answer are to go
-        again."""
+        """One round trip. Returns the problem if a retry may help: the unanswered calls are then sent again."""
         try:
             answers = await self._trip(calls)
         except _REFUSED as error:
@@ -144,14 +143,15 @@ class Server:
         except _BROKEN as error:
             return _say(error)
         except Exception as error:
-            # A mistake of ours, or of the client: whoever waits must not wait for ever.
+            # A bug, here or in the client: fail the calls, or their callers would wait forever.
             answers = [error] * len(calls)
         problem = None
         for call, answer in zip(calls, answers, strict=True):
             problem = self._settle(call, answer) or problem
         if problem is not None:
-            # The name may lead to another server by now. A connection that does not close must not end the carrying of
-            # calls: nobody would ever get an answer again.
+            # The name may resolve to another server now. A failure to close the connection must not end this loop: no
+            # call
+            # would ever be answered again.
             with suppress(Exception):
                 await self._client.connection_pool.disconnect()
         return problem
@@ -171,7 +171,7 @@ class Server:
 
     def _settle(self, call: _Call, answer: Any) -> str | None:
         if isinstance(answer, exceptions.NoScriptError) and call.script is not None:
-            # It restarted. The call goes again at once, with the script's text.
+            # The server restarted: send the call again at once, with the text of the script.
             self._known.discard(call.script.sha)
             return None
         if isinstance(answer, _NOT_NOW) or _read_only(answer):
@@ -200,7 +200,7 @@ class Server:
 
 
 def _read_only(answer: Any) -> bool:
-    """Of a command in a script, older servers say it only in the text."""
+    """Whether the error is retryable. For a command in a script, older servers say so only in the text."""
     return isinstance(answer, exceptions.ResponseError) and (
         isinstance(answer, exceptions.ReadOnlyError) or "READONLY" in str(answer)
     )
@@ -212,7 +212,7 @@ def _say(error: object) -> str:
 
 @asynccontextmanager
 async def open_server(address: RedisAddress, clock: Clock) -> AsyncIterator[Server]:
-    """Connect, hand out the server, disconnect."""
+    """Connect, yield the server, disconnect."""
     server = Server(address, clock)
     carrying = asyncio.create_task(server.carry(), name="redis")
     try:

@@ -42,7 +42,7 @@ class SqliteEngine:
     @classmethod
     @asynccontextmanager
     async def open(cls, directory: Path, clock: Clock) -> AsyncIterator[Self]:
-        """Take ownership of the directory; whatever the last owner held is free again."""
+        """Take ownership of the directory, and release the messages and leases of the last owner."""
         async with open_database(directory) as database:
             engine = cls(database, clock)
             await engine.queue.release_all()

@@ -1,4 +1,4 @@
-"""Keys, idempotent requests and uploads on SQLite."""
+"""API keys, idempotency claims and uploads on SQLite."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ class SqliteAccess:
         return await self._database.write(work)
 
     async def upload(self, upload_id: str) -> UploadRecord | None:
-        row = self._database.glance(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
+        row = self._database.read_one(SQL["upload"], {"upload_id": upload_id, "now": self._clock.now()})
         return UploadRecord(*row) if row else None
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
@@ -73,7 +73,7 @@ class SqliteAccess:
                 gone += db.changes()
             return gone
 
-        # The writer is for everyone: it is left alone where there is nothing to remove.
+        # All writes share one thread: use it only if there is something to purge.
         found = await self._database.row(SQL["any_expired"], values)
         return await self._database.write(work) if found else 0
 
@@ -81,7 +81,7 @@ class SqliteAccess:
         await self._database.change(SQL["insert_key"], msgspec.structs.asdict(key))
 
     async def key(self, key_id: str) -> ApiKey | None:
-        row = self._database.glance(SQL["key"], {"key_id": key_id})
+        row = self._database.read_one(SQL["key"], {"key_id": key_id})
         return _key(row) if row else None
 
     async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
@@ -97,13 +97,13 @@ class SqliteAccess:
 
 
 def release_upload(db: apsw.Connection, upload_id: str | None, now: float) -> None:
-    """Part of a transaction: something that referred to an upload is gone. It expires unless something else does."""
+    """Part of a transaction: expire an upload that lost a reference, unless another reference remains."""
     if upload_id is not None:
         db.execute(SQL["release_upload"], {"upload_id": upload_id, "now": now})
 
 
 def answer_claim(db: apsw.Connection, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
-    """Part of a transaction: answer the claimed request. Returns the row that stands if it is not the caller's."""
+    """Part of a transaction: answer the claimed request. Returns the stored claim if the caller lost it."""
     if answer is None:
         return None
     db.execute(SQL["answer"], msgspec.structs.asdict(answer))
@@ -116,7 +116,7 @@ def _key(row: Any) -> ApiKey:
 
 
 def answered(db: apsw.Connection, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
-    """The answer that the request has by now, if it has one."""
+    """The stored claim, if another process has answered it."""
     if answer is None:
         return None
     row = _standing(db, answer)

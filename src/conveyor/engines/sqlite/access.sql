@@ -70,7 +70,7 @@ DELETE FROM idempotency WHERE (tenant, route, key) IN (
 );
 
 -- name: purge_documents
--- One that is still due is its owner's to see through.
+-- The owner of a due document still acts on it, expired or not.
 DELETE FROM documents WHERE (kind, tenant, id) IN (
     SELECT kind, tenant, id FROM documents WHERE expires_at <= :now AND due_at IS NULL LIMIT :limit
 );

@@ -1,5 +1,5 @@
-"""Coordinator of the embedded system. Leases are rows, because a fence must grow over restarts; the rest is memory,
-because one process owns the database and what it counts dies with it."""
+"""The Coordinator of the embedded system. Leases are stored, because a fence must grow across restarts. The rest is in
+memory, because one process owns the database."""
 
 import itertools
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from conveyor.faults import crashpoint
 
 SQL = named_queries("coordinator.sql")
 
-# Sorts after every name that goes on from a prefix.
+# Sorts after every name that continues a prefix.
 _LAST = "\U0010ffff"
 
 
 class _Tally(msgspec.Struct):
-    """Counters of one name, and when each addition that has a name of its own is forgotten."""
+    """The counters of one name, and the expiry of each addition that is applied once."""
 
     counters: dict[str, int]
     once: dict[str, float]
 
 
 class SqliteCoordinator:
-    """Leases in SQLite; semaphores, buckets, tallies and cache in memory."""
+    """Leases in SQLite; semaphores, buckets, counters and cache in memory."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._holders: dict[str, dict[str, tuple[int, float]]] = {}
-        # The time at which each bucket's next pass is due (GCRA's theoretical arrival time).
+        # GCRA's theoretical arrival time of each bucket: when its next pass is due.
         self._buckets: Expiring[float] = Expiring()
         self._tallies: Expiring[_Tally] = Expiring()
         self._cache: Expiring[bytes] = Expiring()
@@ -59,7 +59,7 @@ class SqliteCoordinator:
         await self._database.change(SQL["forget"], {"prefix": prefix, "after": prefix + _LAST})
 
     async def release_all(self) -> None:
-        """For the owner of a database that was just opened: whoever held a lease died with the last owner."""
+        """Release the leases of the last owner of the database, when a new owner opens it."""
         await self._database.change(SQL["release_all"], {})
 
     async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
@@ -87,7 +87,7 @@ class SqliteCoordinator:
         if wait > within:
             return wait
         following = due + count * step
-        # One that is due is as good as new.
+        # A bucket whose pass is due equals a new one.
         self._buckets.put(bucket, following, following, now)
         return wait
 

@@ -1,8 +1,9 @@
-"""One SQLite file: one writer thread with group commit, a few short readers for requests and for roles, and an owner.
+"""One SQLite file with one owning process: one writer thread with group commit, and separate reader threads for
+requests and for roles.
 
-Writes that arrive while a commit is under way share the next one, so that one fsync serves them all; each stands in
-a savepoint of its own and fails alone. Statements take a whole batch as one JSON value: a step per row would hand
-the interpreter lock back and forth per row, which under load costs a hundred times the insert.
+Writes that arrive during a commit share the next commit and its fsync. Each write has its own savepoint and fails
+alone. Statements take a whole batch as one JSON value: one step per row would hand over the interpreter lock per row,
+which under load costs a hundred times the insert.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 _MOST_IN_ONE_COMMIT = 256
-# For requests, and as many for roles.
+# Reader threads for requests; as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
 
 WRITER_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
-    # In pages: 64 MiB of log, in which a page of an index that changes with every batch is written back once.
+    # In pages: 64 MiB of log. An index page that changes with every batch is written back once per checkpoint.
     "PRAGMA wal_autocheckpoint=16000",
     "PRAGMA journal_size_limit=67108864",
     "PRAGMA cache_size=-2560",
@@ -60,7 +61,7 @@ def named_queries(name: str) -> dict[str, str]:
     return queries
 
 
-# Each entry brings a database of the version before it up by one; the first makes it from nothing.
+# Entry N migrates a database from version N - 1 to N; the first creates the schema.
 MIGRATIONS: tuple[str, ...] = (
     sql_file("schema.sql"),
     sql_file("migrations/0002_ingest_sums.sql"),
@@ -72,7 +73,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 class _Write:
-    """A unit of work on its way through the writer."""
+    """A unit of work in the writer's queue."""
 
     __slots__ = ("error", "future", "result", "work")
 
@@ -84,7 +85,7 @@ class _Write:
 
 
 class SqliteDatabase:
-    """Made by `open_database`."""
+    """Use `open_database` to create it."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
@@ -93,7 +94,7 @@ class SqliteDatabase:
         self._writer = self._connect(WRITER_PRAGMAS)
         self._thread = threading.Thread(target=self._write_loop, name="sqlite-writer", daemon=True)
         self._local = threading.local()
-        # Apart, so that no request, however long it reads, has a role wait.
+        # Separate pools, so that a long read of a request does not delay a role.
         self._request_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
         self._role_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-role-reader")
         self._closed = False
@@ -132,16 +133,15 @@ class SqliteDatabase:
         """Read the first row of one query, or None."""
         return await self.read(lambda db: db.execute(query, values).fetchone())
 
-    def glance(self, query: str, values: dict[str, Any]) -> Any:
-        """Read one row by its key, or None, at once and on the loop's own connection: it takes some twenty
-        microseconds, where a thread that wants the interpreter lock of a busy process waits for milliseconds. Not for
-        a query that has to look at more."""
+    def read_one(self, query: str, values: dict[str, Any]) -> Any:
+        """Read one row by its key, or None, synchronously on the event loop's own connection. It takes about twenty
+        microseconds; in a busy process, a thread waits milliseconds for the interpreter lock. Only for point reads."""
         if self._closed:
             raise EngineFailed("The database is closed.")
         return self._read(lambda db: db.execute(query, values).fetchone())
 
     async def change(self, query: str, values: dict[str, Any]) -> int:
-        """Run one statement that writes; returns how many rows it changed."""
+        """Run one writing statement. Returns how many rows it changed."""
 
         def work(db: apsw.Connection) -> int:
             db.execute(query, values)
@@ -199,12 +199,12 @@ class SqliteDatabase:
                 entry.error = EngineFailed(f"The database did not commit: {error}")
 
     def _run_alone(self, entry: _Write) -> None:
-        """Without a savepoint, which keeps a copy of every page that changes: nobody else is in the transaction."""
+        """Run the only write of a transaction without a savepoint, which would copy every page that changes."""
         try:
             entry.result = entry.work(self._writer)
         except BaseException as error:
             entry.error = _failed(error) if isinstance(error, apsw.Error) else error
-            # Some failures have rolled it back already.
+            # SQLite has already rolled back after some errors.
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
@@ -230,7 +230,7 @@ class SqliteDatabase:
 
 
 def _failed(error: apsw.Error) -> EngineFailed:
-    """What SQLite says, as the error that callers of every engine know and try again after."""
+    """The SQLite error as the retryable error that all engines raise."""
     return EngineFailed(f"The database failed: {error}")
 
 
@@ -248,8 +248,8 @@ def _migrate(connection: apsw.Connection) -> None:
     version = connection.pragma("user_version")
     if version > len(MIGRATIONS):
         raise EngineFailed(
-            f"The database is of version {version}, newer than this Conveyor knows ({len(MIGRATIONS)}). "
-            "Use the Conveyor that made it, or a newer one."
+            f"The database has schema version {version}, newer than this Conveyor supports ({len(MIGRATIONS)}). "
+            "Use the Conveyor version that wrote it, or a newer one."
         )
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with connection:
@@ -258,7 +258,7 @@ def _migrate(connection: apsw.Connection) -> None:
 
 
 def _own(directory: Path) -> int:
-    """Lock a file beside the database, never the database: opening that by path would drop SQLite's own locks."""
+    """Lock a file beside the database, never the database itself: opening it by path would drop SQLite's own locks."""
     descriptor = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -272,7 +272,7 @@ def _own(directory: Path) -> int:
 
 @asynccontextmanager
 async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
-    """Own the directory, open its database and bring it up to date; closed and disowned at the end."""
+    """Lock the directory, open its database and migrate it; close and unlock at the end."""
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < _SAFE_SQLITE:
         log.warning("this SQLite can corrupt a database under load; install a newer apsw", version=version)

@@ -1,4 +1,4 @@
-"""Rows on SQLite: small documents of many kinds."""
+"""Documents on SQLite."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 SQL = named_queries("documents.sql")
 
-# What every engine can write in one step.
-_MOST_AT_ONCE = 25
+# The maximum that every engine can write in one transaction.
+_MAX_DOCUMENTS = 25
 
 
 class SqliteDocuments:
@@ -29,8 +29,8 @@ class SqliteDocuments:
     async def create_rows(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
-        if len(rows) > _MOST_AT_ONCE:
-            raise ValueError(f"at most {_MOST_AT_ONCE} rows are written at once, not {len(rows)}")
+        if len(rows) > _MAX_DOCUMENTS:
+            raise ValueError(f"at most {_MAX_DOCUMENTS} documents per call, not {len(rows)}")
         now = self._clock.now()
 
         def work(db: apsw.Connection) -> IdempotencyClaim | None:
@@ -46,7 +46,7 @@ class SqliteDocuments:
 
     async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
-        found = self._database.glance(SQL["document"], values)
+        found = self._database.read_one(SQL["document"], values)
         return Document(*found) if found else None
 
     async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
@@ -99,6 +99,6 @@ class SqliteDocuments:
 
 
 def insert_documents(db: apsw.Connection, rows: Sequence[Document], now: float) -> None:
-    """Part of a transaction; those that are there already stay as they are."""
+    """Part of a transaction: insert documents. A document that already exists stays as it is."""
     for row in rows:
         db.execute(SQL["insert_document"], {**msgspec.structs.asdict(row), "now": now})

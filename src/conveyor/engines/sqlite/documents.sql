@@ -1,5 +1,5 @@
 -- name: insert_document
--- One that has expired is as good as gone.
+-- An expired document counts as missing.
 INSERT INTO documents (kind, tenant, id, body, version, due_at, expires_at, job_id, upload_id)
 VALUES (:kind, :tenant, :id, :body, :version, :due_at, :expires_at, :job_id, :upload_id)
 ON CONFLICT (kind, tenant, id) DO UPDATE SET

@@ -1,4 +1,4 @@
-"""Events on SQLite: sequence numbers as cursors, rows as pages."""
+"""Pages of events on SQLite; the cursor is a sequence number."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def after(cursor: str | None) -> int:
 
 
 def events_page(rows: list[Any], limit: int) -> Page[EventRecord]:
-    """From rows of which there is one more than `limit` when there is a next page."""
+    """A page from up to `limit` + 1 rows: the extra row says that another page follows."""
     items = [
         EventRecord(seq, at, event, run_id, index, msgspec.json.decode(data), *notice_id)
         for seq, at, event, run_id, index, data, *notice_id in rows[:limit]

@@ -1,25 +1,25 @@
-"""Values in memory that expire. What a call costs does not grow with how many there are."""
+"""A dictionary of expiring values in memory. The cost of a call does not grow with the number of values."""
 
 import heapq
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-# Expired values that one write throws out: more than the one that it may add, so that they go faster than others come.
+# Expired values that one write evicts: more than the one value that it adds, so that evictions keep up.
 _AT_ONCE = 4
 
 
 class Expiring(Generic[V]):
-    """Each key stands once in a heap, under the time at which it is looked at next. Writing a value again moves its
-    expiry alone; when its time in the heap has come, it is thrown out, or put back under its expiry. A value that has
-    expired is not seen, thrown out or not."""
+    """Each key is in a heap once, under the time of its next check. Writing a value again changes only its expiry; at
+    the next check, the key is evicted or pushed back under its new expiry. Readers never see an expired value, evicted
+    or not."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[V, float]] = {}
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
-        """With those that have expired and were not yet thrown out."""
+        """The number of values, expired ones that are not evicted yet included."""
         return len(self._values)
 
     def get(self, key: str, now: float) -> V | None:

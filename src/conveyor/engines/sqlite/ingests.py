@@ -1,4 +1,4 @@
-"""Ranges of lists on SQLite."""
+"""Ranges of lists, and their checkpoints, on SQLite."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class SqliteIngests:
 
         def work(db: apsw.Connection) -> Range | IdempotencyClaim | None:
             if db.execute(SQL["takes_more"], values).fetchone() is None:
-                # It may be this very request that closed it, carried out by whoever took the claim over.
+                # Another process may have taken over the claim of this very request and sealed the run.
                 return answered(db, answer)
             standing = answer_claim(db, answer)
             if standing is not None:
@@ -78,11 +78,11 @@ class SqliteIngests:
         return [_shown(row) for row in rows]
 
     async def range(self, run_id: RunId, number: int) -> Range | None:
-        row = self._database.glance(SQL["range"], {"run_id": run_id, "number": number})
+        row = self._database.read_one(SQL["range"], {"run_id": run_id, "number": number})
         return _shown(row) if row else None
 
     async def ingested(self, run_id: RunId) -> Ingested:
-        row = self._database.glance(SQL["ingested"], {"run_id": run_id})
+        row = self._database.read_one(SQL["ingested"], {"run_id": run_id})
         return (IngestSums(*row) if row else IngestSums()).ingested
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:

@@ -39,7 +39,7 @@ _NEWEST = "~"
 
 
 class _SqliteBusy(Exception):
-    """The latest run has not ended, or is not the one before."""
+    """The latest run has not finished, or does not have the previous number."""
 
 
 class SqliteJobs:
@@ -59,7 +59,7 @@ class SqliteJobs:
         values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool | IdempotencyClaim:
-            # The claim first: the run that stands in the way may be the one that this very request made.
+            # Answer the claim first: this very request may have added the run that blocks it.
             standing = answer_claim(db, answer)
             if standing is not None:
                 return standing
@@ -92,7 +92,7 @@ class SqliteJobs:
 
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
-        row = self._database.glance(SQL["job"], values)
+        row = self._database.read_one(SQL["job"], values)
         return _job(row) if row else None
 
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
@@ -200,8 +200,8 @@ def insert_job(
     rows: Sequence[Document],
     now: float,
 ) -> IdempotencyClaim | None:
-    """Part of a transaction: the job with its run, notice and rows, unless the claimed request is no longer the
-    caller's."""
+    """Part of a transaction: insert the job with its run, event and documents. If the caller lost the claim, insert
+    nothing and return the stored claim."""
     standing = answer_claim(db, answer)
     if standing is not None:
         return standing

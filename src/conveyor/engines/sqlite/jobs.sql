@@ -43,7 +43,7 @@ WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
 ORDER BY job_id;
 
 -- name: unswept_jobs
--- All runs, not only the latest: one that ended just before another was added left something behind too.
+-- All runs, not only the latest: a run that finished just before the next one was added is not swept yet either.
 SELECT * FROM runs_shown
 WHERE ended_at IS NOT NULL AND swept = 0 ORDER BY ended_at LIMIT :limit;
 

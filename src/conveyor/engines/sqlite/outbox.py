@@ -1,4 +1,4 @@
-"""Notices on SQLite: the outbox, which is also the audit trail of a job."""
+"""The outbox on SQLite. It is also the audit trail of a job."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class SqliteOutbox:
 
 
 def insert_event(db: apsw.Connection, notice: OutboxEvent) -> None:
-    """Part of a transaction."""
+    """Part of a transaction: append an event to the outbox."""
     values = {
         "event_id": notice.notice_id,
         "tenant": notice.tenant,

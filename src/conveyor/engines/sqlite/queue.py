@@ -1,4 +1,4 @@
-"""Queue on SQLite. A receipt is "<id>.<delivery>": the next delivery of the message makes it stale."""
+"""The Queue on SQLite. A receipt is "<id>.<delivery>": a redelivery of the message makes it stale."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _LONGEST_ID = 18
 
 
 class SqliteQueue:
-    """Messages of all queues in one table."""
+    """All queues in one table."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class SqliteQueue:
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
         now = self._clock.now()
         values = {"queue": queue, "now": now, "until": now + visibility, "limit": limit}
-        # An idle queue is asked often: a read costs no commit.
+        # Idle queues are polled often: a read needs no commit.
         if not await self._database.row(SQL["due"], values):
             return []
         rows: list[Any] = await self._database.write(lambda db: db.execute(SQL["take"], values).fetchall())
@@ -106,7 +106,7 @@ class SqliteQueue:
         await self._database.change(SQL["drop"], {"queue": queue})
 
     async def release_all(self) -> None:
-        """For the owner of a database that was just opened: whoever held a message died with the last owner."""
+        """Release the messages in flight of the last owner, when a new owner opens the database."""
         values = {"now": self._clock.now()}
         await self._database.change(SQL["release_all"], values)
 
@@ -117,7 +117,7 @@ class SqliteQueue:
 
 
 def _ids(message_ids: Collection[str]) -> str:
-    """As a JSON list; what is no id of ours names no message."""
+    """The ids as a JSON list, without those that cannot be ids."""
     known = [int(text) for text in message_ids if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID]
     return msgspec.json.encode(known).decode()
 
@@ -127,7 +127,7 @@ def _letter(row: Any) -> DeadLetter:
 
 
 def insert_messages(db: apsw.Connection, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
-    """Part of a transaction. Many rows to a statement: see the head of database.py."""
+    """Part of a transaction: insert messages, many per statement (see database.py)."""
     for start in range(0, len(messages), _ROWS_IN_ONE_INSERT):
         batch = messages[start : start + _ROWS_IN_ONE_INSERT]
         values = [value for one in batch for value in (queue, now + one.delay, one.body)]

@@ -1,4 +1,4 @@
-"""Tasks on SQLite. A batch goes in as one JSON value and moves in one statement."""
+"""Tasks on SQLite. One statement takes a batch as one JSON value."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ from conveyor.states import TaskStatus
 
 SQL = named_queries("tasks.sql")
 
-# 15 hexadecimal digits are the most that a signed 64-bit integer holds whole.
+# A signed 64-bit integer holds at most 15 hexadecimal digits.
 _SORT_DIGITS = 15
-# Higher than any sort key, and any index.
+# Above every sort key and every index.
 _BEYOND = 1 << 62
 
 _encode = msgspec.json.encode
@@ -51,13 +51,13 @@ _detail = msgspec.json.Decoder(ResultDetail)
 
 
 class SqliteTasks:
-    """Rows of tasks, the counts kept with them, and their events."""
+    """Tasks, their counts and their events."""
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
-        # A run's number never changes, so that knowing it once is enough.
+        # The number of a run never changes, so it is cached.
         self._numbers: dict[tuple[TenantId, RunId], int] = {}
-        # Up to where a run's pending tasks were cancelled, so that the next step does not walk over them again.
+        # Where the cancellation of a run's pending tasks stopped, so that the next call resumes there.
         self._cancelled: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
@@ -90,13 +90,13 @@ class SqliteTasks:
         known = (run.tenant, run.run_id)
         start = self._cancelled.pop(known, 0)
         while True:
-            # Looked for by a reader: the writer would make everybody wait.
+            # A reader searches: in the writer thread, the search would delay all writes.
             values = {"run_no": number, "start": start, "limit": limit}
             found = [row[0] for row in await self._database.rows(SQL["pending"], values)]
             if not found and start == 0:
                 return 0
             moved = await self._cancel(number, found, at) if found else 0
-            # At the end once more from the beginning: something may have been written behind this walk.
+            # Start over once at the end: tasks may have been written behind the position.
             start = found[-1] + 1 if found else 0
             if moved:
                 self._cancelled[known] = start
@@ -117,7 +117,7 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None:
             return Counts()
-        row = self._database.glance(SQL["counts"], {"run_no": number})
+        row = self._database.read_one(SQL["counts"], {"run_no": number})
         return Counts(*row) if row else Counts()
 
     async def recount(self, run: RunKey) -> Counts:
@@ -257,7 +257,7 @@ class SqliteTasks:
 
 
 def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
-    """The rows of a put, as the statement takes them."""
+    """The parameters of the statement that puts tasks."""
     shards = run.shard_count
     rows = []
     for seed in seeds:
@@ -294,7 +294,7 @@ def _unfinished(db: apsw.Connection, values: dict[str, Any]) -> frozenset[int]:
 
 
 def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
-    # The last of several ends of one task in a batch would win the update; the first must.
+    # If a batch finishes a task twice, the first outcome must win; the update would keep the last.
     first = {end.index: end for end in reversed(ends)}
     live = _unfinished(db, {"run_no": number, "indexes": _encode(list(first)).decode()})
     moving = [end for end in first.values() if end.index in live]
@@ -310,7 +310,7 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finish
 
 def _count(db: apsw.Connection, number: int, more: Counts) -> Counts:
     row = db.execute(SQL["count"], {"run_no": number, **msgspec.structs.asdict(more)}).fetchone()
-    # A late writer: the run was deleted since its number was looked up, and nothing moved.
+    # A late writer: the run was deleted after the lookup of its number, and no task moved.
     return Counts(*row) if row else Counts()
 
 
@@ -321,13 +321,13 @@ def _page_query(where: TaskFilter) -> str:
 
 
 def _scan_end(db: apsw.Connection, where: TaskFilter, values: dict[str, Any]) -> Any:
-    """Where a scan ends: the last row that it looks at, None if it comes to the end of the shard before."""
+    """The last row of a scan; None if the shard ends first."""
     query = "scan_end_failed" if where.status == TaskStatus.FAILED else "scan_end"
     return db.execute(SQL[query], values).fetchone()
 
 
 def _index_of(db: apsw.Connection, run: RunKey, values: dict[str, Any], after: TaskId) -> int:
-    """The index behind a cursor, for the rare tasks that share a sort key; a task that is gone counts as last."""
+    """The index of a cursor's task, for the rare tasks that share a sort key. A deleted task counts as the last."""
     rows: list[Any] = db.execute(SQL["task"], {**values, "sort_key": values["after_key"]}).fetchall()
     return next((row[0] for row in rows if task_id(run.run_id, row[0]) == after), 1 << 62)
 

@@ -1,4 +1,4 @@
-"""The Queue seam on SQS, through aiobotocore. What SQS can not keep (dead letters, marked starts) is in the records."""
+"""The Queue on SQS, through aiobotocore. Dead letters and marked starts are documents: SQS cannot store them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from conveyor.errors import ConveyorError, EngineFailed
 RUN_QUEUE_LIMIT = 500
 
 _CONNECTIONS = 100
-# Most messages of a queue that may be out at once.
+# The maximum number of messages in flight per queue.
 _IN_FLIGHT = 120_000
 _HOLD = 60.0
 _TRIES = 20
@@ -44,9 +44,9 @@ class SqsEngine:
     async def open(
         cls, url: str, clock: Clock, rows: DocumentRecords, run_queue_limit: int = RUN_QUEUE_LIMIT
     ) -> AsyncIterator[Self]:
-        """Check the URL and connect; queues are made as they are needed."""
+        """Check the URL and connect. Queues are created on first use."""
         address = parse(url)
-        # Retries are ours (calls.py): the library's own would hide a try that broke off.
+        # calls.py retries: the library's retries would hide an unanswered attempt.
         config = Config(
             connect_timeout=5,
             read_timeout=address.wait + 15,
@@ -59,7 +59,7 @@ class SqsEngine:
         try:
             opened = await client.__aenter__()
         except BotoCoreError as error:
-            raise EngineFailed(f"The client of SQS could not be made: {error}") from error
+            raise EngineFailed(f"The SQS client could not be created: {error}") from error
         try:
             engine = cls(Calls(opened, clock), address, clock, rows, run_queue_limit)
             try:
@@ -70,16 +70,16 @@ class SqsEngine:
             await client.__aexit__(None, None, None)
 
     async def migrate(self) -> None:
-        """Make the control queue and the one for dead letters. May be done again."""
+        """Create the control queue and the dead-letter queue. Safe to repeat."""
         await self.queue.queues.to_send(CONTROL)
 
     async def checks(self) -> list[tuple[str, str | None]]:
-        """A message through a queue of its own, and the settings of the control queue."""
+        """Send a message through a queue of its own, and check the settings of the control queue."""
         found = [("send, receive and delete a message", await self._round_trip())]
         try:
             url = await self.queue.queues.own(CONTROL)
             if url is None:
-                return [*found, ("control queue", "run `conveyor migrate`: it is not there")]
+                return [*found, ("control queue", "it does not exist: run `conveyor migrate`")]
             answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
         except ConveyorError as error:
             return [*found, ("control queue", error.message)]
@@ -96,14 +96,14 @@ class SqsEngine:
         name = QueueName(self._clock.new_id("check"))
         try:
             if await self.queue.send(name, [Outgoing(b"check")]):
-                return "a message was not taken"
+                return "SQS did not accept a message"
             for _ in range(_TRIES):
                 got = await self.queue.receive(name, 1, _HOLD)
                 if got:
                     await self.queue.ack(name, [each.receipt for each in got])
                     return None
                 await self._clock.sleep(0.5)
-            return "a message that was sent did not come"
+            return "a sent message was not received"
         except ConveyorError as error:
             return error.message
         finally:
@@ -119,7 +119,7 @@ class SqsEngine:
 def _retention(seconds: int) -> str | None:
     if seconds >= KEEP_SECONDS:
         return None
-    return f"the control queue keeps messages for {seconds} s only; set MessageRetentionPeriod to {KEEP_SECONDS}"
+    return f"the control queue keeps messages for only {seconds} s: set MessageRetentionPeriod to {KEEP_SECONDS}"
 
 
 def _skew(answer: dict[str, Any], now: float) -> str | None:
@@ -127,10 +127,14 @@ def _skew(answer: dict[str, Any], now: float) -> str | None:
     if date is None:
         return None
     skew = abs(parsedate_to_datetime(date).timestamp() - now)
-    return None if skew <= _MOST_SKEW else f"this clock and that of SQS are {skew:.0f} s apart: set the time"
+    return (
+        None
+        if skew <= _MOST_SKEW
+        else f"this clock and the clock of SQS are {skew:.0f} s apart: synchronize it with NTP"
+    )
 
 
 def _in_flight(count: int) -> str | None:
     if count < _IN_FLIGHT // 2:
         return None
-    return f"{count} messages are held, and none is handed out at {_IN_FLIGHT}: look for workers that hang"
+    return f"{count} messages are in flight, and SQS delivers none above {_IN_FLIGHT}: look for stuck workers"

@@ -1,6 +1,6 @@
-"""Where the queues are: from CONVEYOR_QUEUE to region, prefix and endpoint, from a queue's name to one for SQS.
+"""Parses CONVEYOR_QUEUE, and maps queue names to SQS names.
 
-`sqs://REGION/PREFIX?endpoint=…&wait=20&settle=60`. All queues of one installation begin with the prefix.
+`sqs://REGION/PREFIX?endpoint=…&wait=20&settle=60`. All SQS queues of one installation share the prefix.
 """
 
 import math
@@ -23,38 +23,38 @@ _DIGEST = 12
 
 
 class SqsAddress(NamedTuple):
-    """What the URL says."""
+    """The parts of the URL."""
 
     region: str
     prefix: str
     endpoint: str | None = None
-    # Seconds that a poll of an empty queue stays open; 0 asks anew each time.
+    # Seconds of a long poll of an empty queue; 0: short polls.
     wait: int = LONGEST_WAIT
-    # Seconds for which a queue must have counted as empty before it is called so: SQS counts late.
+    # Seconds for which SQS must report a queue as empty before it counts as empty: SQS counts with a delay.
     settle: float = 60.0
 
     @property
     def dead(self) -> str:
-        """Where SQS itself moves what nobody could handle. No queue's own name has a dash and no digest."""
+        """The target of the redrive policy. No other queue's name has a dash and no digest."""
         return f"{self.prefix}-dead-letters"
 
     @property
     def shared(self) -> str:
-        """The queue of those runs that have none of their own."""
+        """The queue of the runs without a queue of their own."""
         return f"{self.prefix}-shared-runs"
 
     @property
     def runs(self) -> str:
-        """What the names of runs' own queues begin with."""
+        """The prefix of the queues of runs."""
         return f"{self.prefix}-run-"
 
     def name_of(self, queue: QueueName) -> str:
-        """The name in SQS: its letters, digits, `_` and `-` only, at most 80, and another for each queue."""
+        """The unique name in SQS: at most 80 letters, digits, `_` and `-`."""
         return f"{self.prefix}-{plain(queue, _LONGEST_NAME - len(self.prefix) - 1)}"
 
 
 def plain(queue: QueueName, most: int = _LONGEST_NAME) -> str:
-    """The queue's name if it is plain, else what is left of it and a digest."""
+    """The queue's name if SQS accepts it, else its valid characters and a digest."""
     if _PLAIN.fullmatch(queue) and len(queue) <= most:
         return queue
     kept = re.sub(r"[^A-Za-z0-9_]", "-", queue)[: most - _DIGEST - 1]
@@ -62,7 +62,7 @@ def plain(queue: QueueName, most: int = _LONGEST_NAME) -> str:
 
 
 def parse(url: str) -> SqsAddress:
-    """Raises InvalidSetting, which says what to write."""
+    """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
     if parts.scheme != "sqs" or not _REGION.fullmatch(parts.netloc):
@@ -72,7 +72,7 @@ def parse(url: str) -> SqsAddress:
     options = dict(parse_qsl(parts.query))
     unknown = options.keys() - {"endpoint", "wait", "settle"}
     if unknown:
-        raise InvalidSetting(f"CONVEYOR_QUEUE: `{min(unknown)}` is no option; there are endpoint, wait, settle")
+        raise InvalidSetting(f"CONVEYOR_QUEUE: unknown option `{min(unknown)}`. Use endpoint, wait or settle.")
     return SqsAddress(
         region=parts.netloc,
         prefix=prefix,

@@ -1,7 +1,7 @@
-"""Calls of SQS: each is tried until it is answered, for a bounded time, and a batch is accounted for entry by entry.
+"""Calls SQS: retries each call for a bounded time, and tracks the result of every entry of a batch.
 
-A try that broke off may have been carried out all the same. A delete that then finds nothing was that one; a message
-that is sent a second time is there twice, and the queue promises no better than at least once.
+An unanswered attempt may have been executed. A repeated delete that finds nothing was executed before; a repeated send
+may duplicate a message, which at-least-once delivery allows.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ DELETED_RECENTLY = "QueueDeletedRecently"
 EXISTS = "QueueNameExists"
 OVER_LIMIT = "OverLimit"
 
-# Older names of the same, as they still come.
+# Older names of the same codes, which SQS still sends.
 _SAME = {"NonExistentQueue": MISSING, "QueueAlreadyExists": EXISTS}
 _THROTTLES = frozenset(
     {
@@ -40,13 +40,13 @@ _PATIENCE = 30.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 _ENTRIES = 10
-# What a batch takes in all, also on accounts that still have the older limit.
+# The maximum size of a batch, also on accounts with the older limit.
 _BATCH_BYTES = 256 * 1024
 _AT_ONCE = 16
 
 
 class SqsRefused(Exception):
-    """SQS said no for a reason that the caller knows how to take."""
+    """SQS refused a call for a reason that the caller handles."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -54,17 +54,17 @@ class SqsRefused(Exception):
 
 
 class EntryVerdict(Enum):
-    """What became of one entry of a batch."""
+    """The result of one entry of a batch."""
 
     DONE = "done"
-    # It was the entry's fault: a receipt that is stale, a message that can not be sent.
+    # The entry is invalid: a stale receipt, or a message that SQS cannot send.
     REFUSED = "refused"
-    # Not taken, or nobody knows.
+    # Not accepted, or unknown.
     OPEN = "open"
 
 
 class Calls:
-    """The client of one region, asked with patience."""
+    """The client of one region, with retries."""
 
     def __init__(self, client: Any, clock: Clock) -> None:
         self._client = client
@@ -72,7 +72,7 @@ class Calls:
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(self, operation: str, *expected: str, **params: Any) -> dict[str, Any]:
-        """The answer. Raises Refused for a code that is expected, EngineFailed for all else."""
+        """Make a call. Raises SqsRefused for an expected code, and EngineFailed for all others."""
         return (await self._tried(operation, expected, params))[0]
 
     async def each(
@@ -83,9 +83,9 @@ class Calls:
         once: bool = False,
         gone_is_done: bool = False,
     ) -> list[EntryVerdict]:
-        """A batch of any size; a verdict for each entry. Those that are open are tried again, unless `once`. With
-        `gone_is_done`, an entry that is refused after a try that broke off was carried out by that one. Raises
-        Refused if there is no such queue."""
+        """Send a batch of any size. Returns a verdict per entry. Open entries are retried, unless `once`. With
+        `gone_is_done`, an entry that is refused after an unanswered attempt counts as executed by it. Raises
+        SqsRefused if the queue does not exist."""
         ledger = _Ledger(len(entries), gone_is_done)
         end = self._clock.monotonic() + _PATIENCE
         pause = _FIRST_PAUSE
@@ -103,7 +103,7 @@ class Calls:
         )
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         for error in errors:
-            # Of several parts, what some came to is not lost over one that failed.
+            # Keep the results of the other parts if one part fails.
             if not isinstance(error, EngineFailed) or len(errors) == len(parts):
                 raise error
 
@@ -118,7 +118,7 @@ class Calls:
     async def _tried(
         self, operation: str, expected: Sequence[str], params: dict[str, Any]
     ) -> tuple[dict[str, Any], bool]:
-        """The answer, and whether an earlier try may have been carried out."""
+        """The answer, and whether an earlier attempt may have been executed."""
         end = self._clock.monotonic() + _PATIENCE
         pause = _FIRST_PAUSE
         doubtful = False
@@ -148,12 +148,12 @@ class Calls:
 
 
 class _Ledger:
-    """What is known of each entry."""
+    """The state of each entry."""
 
     def __init__(self, count: int, gone_is_done: bool) -> None:
         self.verdicts = [EntryVerdict.OPEN] * count
         self._gone_is_done = gone_is_done
-        # Those of which a try may have been carried out without our knowing.
+        # Entries that an unanswered attempt may have executed.
         self._doubtful: set[int] = set()
 
     def open(self) -> list[int]:
@@ -172,7 +172,7 @@ class _Ledger:
             if entry.get("SenderFault") and _plain_code(entry.get("Code", "")) not in _THROTTLES:
                 done = self._gone_is_done and number in self._doubtful
                 self.verdicts[number] = EntryVerdict.DONE if done else EntryVerdict.REFUSED
-        # An answer that leaves an entry out says nothing of it.
+        # An answer may omit an entry: its result is unknown.
         self._doubtful |= silent
 
 

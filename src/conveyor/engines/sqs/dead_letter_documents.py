@@ -1,9 +1,9 @@
-"""Dead letters: rows in the records, because SQS can neither list a queue nor find a message in it.
+"""Dead letters as documents, because SQS can neither list a queue nor find a message in it.
 
-A letter's id is made of the time at which its message was first sent and of the message's id: burying it again after a
-crash writes the same row, and letters come in the order in which their messages were sent. Redrive claims a letter by
-its version, sends the message, and removes the letter last: a crash between leaves it there, and after a minute it can
-be redriven again.
+The id of a dead letter consists of the time at which its message was first sent and of the message's id: a repeat after
+a crash writes the same document, and dead letters sort by the time of sending. Redrive claims a dead letter by its
+version, sends the message, and removes the dead letter last. After a crash in between it remains, and can be redriven
+again after a minute.
 """
 
 import zlib
@@ -25,23 +25,23 @@ _CLAIM_SECONDS = 60.0
 _ROWS_AT_ONCE = 25
 _LONGEST_REASON = 2000
 
-# Sends a body to a queue; False if it was not taken.
+# Sends a body to a queue; False if SQS did not accept it.
 Send = Callable[[QueueName, bytes], Awaitable[bool]]
 
 
 class StoredDeadLetter(msgspec.Struct, frozen=True, array_like=True):
-    """A letter as its row holds it."""
+    """The body of a dead letter's document."""
 
     queue: QueueName
     deflated: bytes
     reason: str
     at: float
-    # Somebody redrives it since then.
+    # When a redrive claimed it.
     claimed_at: float = 0.0
 
 
 class NewDeadLetter(msgspec.Struct, frozen=True):
-    """A message that is given up."""
+    """A message to dead-letter."""
 
     queue: QueueName
     sent_at: float
@@ -51,7 +51,7 @@ class NewDeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetterDocuments:
-    """Those of one installation: no tenant has such a name."""
+    """The dead letters of one installation, under a name that no tenant has."""
 
     def __init__(self, rows: DocumentRecords, tenant: TenantId, clock: Clock) -> None:
         self._rows = rows
@@ -59,7 +59,7 @@ class DeadLetterDocuments:
         self._clock = clock
 
     async def bury(self, given: Sequence[NewDeadLetter]) -> None:
-        """Keep letters; one that is there already stays as it is."""
+        """Store dead letters. One that already exists stays as it is."""
         now = self._clock.now()
         rows = [
             Document(

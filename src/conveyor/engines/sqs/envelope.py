@@ -1,7 +1,7 @@
-"""The text of a message in SQS: what is in it, and what the engine has to know of it, which SQS does not keep.
+"""The envelope of a message in SQS: the body, and the fields that the engine needs and SQS does not store.
 
-SQS counts every receive and lets nothing of a message be changed. So a message that is given back is sent anew, with
-what is to be remembered, and the old one deleted; a crash between the two leaves it there twice.
+SQS counts every receive, and a message cannot be changed. So to release a message, the engine sends a copy with updated
+fields and deletes the original; a crash between the two duplicates it.
 """
 
 import zlib
@@ -12,7 +12,7 @@ from conveyor.engines.queue import QueueName
 
 VERSION = 1
 
-# Short texts stay readable for whoever looks into a queue; a longer one is billed by its size.
+# Short texts stay readable in the queue; long ones are compressed, because SQS bills by size.
 _MOST_PLAIN = 1024
 _PRINTABLE = frozenset(range(0x20, 0x7F))
 
@@ -21,16 +21,16 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """JSON in SQS. One of `text`, `deflated` and `raw` is the body."""
 
     v: int
-    # The queue that it was sent to: one of SQS may be shared by several.
+    # The queue that it was sent to: several queues may share one SQS queue.
     queue: QueueName
     # When it was first sent.
     at: float
-    # That of the message which it is a copy of.
+    # The id of the message that this is a copy of.
     id: str = ""
-    # Receives of those that it is a copy of, as far as they count, and starts that were lost.
+    # Counted receives and lost starts of the earlier copies.
     before: int = 0
     lost: int = 0
-    # Not to be handed out before, where that is longer than SQS can delay it.
+    # Not visible before this time, if the delay is longer than SQS supports.
     due: float = 0.0
     text: str = ""
     deflated: bytes = b""
@@ -47,7 +47,7 @@ def wrap(queue: QueueName, body: bytes, now: float) -> Envelope:
     """A new message."""
     if len(body) <= _MOST_PLAIN and _PRINTABLE.issuperset(body):
         return Envelope(VERSION, queue, now, text=body.decode())
-    # The fastest level: a chunk of URLs is then a third of what it was.
+    # The fastest level: it compresses a chunk of URLs to a third.
     deflated = zlib.compress(body, 1)
     if len(deflated) < len(body):
         return Envelope(VERSION, queue, now, deflated=deflated)
@@ -63,7 +63,7 @@ def to_text(envelope: Envelope) -> str:
 
 
 def from_text(text: str) -> Envelope | None:
-    """None if it is no message of ours."""
+    """Decode an envelope; None if it is not a message of Conveyor."""
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeError):

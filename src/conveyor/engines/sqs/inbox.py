@@ -1,7 +1,7 @@
-"""A queue of SQS that others fill, a state machine for one: messages are taken as they are.
+"""An inbox on an SQS queue that another system, such as a state machine, sends to. Messages have no envelope.
 
-`sqs://REGION/NAME?endpoint=…&wait=20`, with the queue's whole name. What nothing can be made of goes to the queue's own
-dead-letter queue with a reason, or to NAME-dead-letters where it has none.
+`sqs://REGION/NAME?endpoint=…&wait=20`, with the queue's full name. Invalid messages go to the queue's own dead-letter
+queue with a reason, or to NAME-dead-letters if it has none.
 """
 
 import asyncio
@@ -34,24 +34,24 @@ _LONGEST_WAIT = 20
 _LONGEST_HOLD = 43_200
 _PER_CALL = 10
 _CONNECTIONS = 20
-# Of what SQS takes as an attribute of a message.
+# The maximum length of a message attribute.
 _MAX_REASON = 1000
-# Seconds before a queue that is not there is looked for again.
+# Seconds before the next lookup of a missing queue.
 _ABSENT_SECONDS = 5.0
 
 
 class InboxAddress(NamedTuple):
-    """What the URL says."""
+    """The parts of the URL."""
 
     region: str
     name: str
     endpoint: str | None = None
-    # Seconds that a poll of an empty queue stays open.
+    # Seconds of a long poll of an empty queue.
     wait: int = _LONGEST_WAIT
 
 
 def parse(url: str) -> InboxAddress:
-    """Raises InvalidSetting, which says what to write."""
+    """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     name = parts.path.strip("/")
     if parts.scheme != "sqs" or not _REGION.fullmatch(parts.netloc) or not _NAME.fullmatch(name):
@@ -59,7 +59,7 @@ def parse(url: str) -> InboxAddress:
     options = dict(parse_qsl(parts.query))
     unknown = options.keys() - {"endpoint", "wait"}
     if unknown:
-        raise InvalidSetting(f"CONVEYOR_INTAKE: `{min(unknown)}` is no option; there are endpoint and wait")
+        raise InvalidSetting(f"CONVEYOR_INTAKE: unknown option `{min(unknown)}`. Use endpoint or wait.")
     endpoint = options.get("endpoint")
     if endpoint is not None:
         target = urlsplit(endpoint)
@@ -72,7 +72,7 @@ def parse(url: str) -> InboxAddress:
 
 
 class SqsInbox:
-    """The seam, on one queue."""
+    """Inbox, on one SQS queue."""
 
     def __init__(self, calls: Calls, address: InboxAddress, clock: Clock) -> None:
         self._calls = calls
@@ -81,13 +81,13 @@ class SqsInbox:
         self._url: str | None = None
         self._absent_until = 0.0
         self._dead: str | None = None
-        # A poll that waits behind the caller's back.
+        # A long poll in the background.
         self._waiting: asyncio.Task[list[Arrived]] | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, clock: Clock) -> AsyncIterator[Self]:
-        """Check the URL and connect. The queue may come later."""
+        """Check the URL and connect. The queue may be created later."""
         address = parse(url)
         config = Config(
             connect_timeout=5,
@@ -101,7 +101,7 @@ class SqsInbox:
         try:
             opened = await client.__aenter__()
         except BotoCoreError as error:
-            raise EngineFailed(f"The client of SQS could not be made: {error}") from error
+            raise EngineFailed(f"The SQS client could not be created: {error}") from error
         try:
             inbox = cls(Calls(opened, clock), address, clock)
             try:
@@ -112,7 +112,7 @@ class SqsInbox:
             await client.__aexit__(None, None, None)
 
     async def close(self) -> None:
-        """End the poll. What it was just handed comes again when its hold lapses."""
+        """End the poll. SQS redelivers a message that it just received after its visibility timeout."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
@@ -131,7 +131,7 @@ class SqsInbox:
         here = await self._receive(url, count, visibility, 0)
         if not here and self._address.wait:
             self._waiting = asyncio.create_task(self._receive(url, count, visibility, self._address.wait))
-            # Looked at, so that asyncio does not report a failure that nobody came for.
+            # Retrieve the exception, or asyncio would report it as never retrieved.
             self._waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         return here
 
@@ -176,7 +176,7 @@ class SqsInbox:
         return url
 
     async def _dead_letters(self) -> str:
-        """The queue that a redrive policy names, or one that is made."""
+        """The queue that the redrive policy names, or a new one."""
         if self._dead is None:
             asked = {"QueueUrl": await self._queue(), "AttributeNames": ["RedrivePolicy"]}
             answer = await self._calls.ask("get_queue_attributes", **asked)
@@ -220,5 +220,5 @@ def _arrived(given: dict[str, Any]) -> Arrived:
 
 
 def _plain(reason: str) -> str:
-    """What SQS takes as text: no control characters, and not nothing."""
+    """Text that SQS accepts: not empty, and without control characters."""
     return re.sub(r"[\x00-\x1f\x7f]", " ", reason)[:_MAX_REASON] or "no reason"

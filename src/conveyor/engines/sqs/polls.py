@@ -1,7 +1,7 @@
-"""Polls: how messages are asked for. A queue that has some is asked at once, ten to a call and several calls together.
+"""Receives messages: short polls for a queue with messages, ten per call and several calls at once.
 
-One that turned out empty is waited on: a poll stays open behind the caller's back for as long as SQS allows, and until
-it ends, asking again costs nothing and finds nothing. The one message that ends it is handed to whoever asks next.
+For an empty queue, a long poll stays open in the background. Until it ends, further receives cost no call and find
+nothing. The next receive gets the message that ended the poll.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MOST_WAITING = 64
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message as SQS handed it out, and when it will do so again at the earliest, by the monotonic clock."""
+    """A message as received, and when SQS redelivers it at the earliest, by the monotonic clock."""
 
     url: str
     handle: str
@@ -33,12 +33,12 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def whole(visibility: float) -> int:
-    """In the seconds that SQS counts: never shorter than asked for."""
+    """Whole seconds for SQS, rounded up."""
     return max(0, min(LONGEST_HOLD, math.ceil(visibility)))
 
 
 class Polls:
-    """For each queue at most one poll that waits."""
+    """At most one long poll per queue."""
 
     def __init__(self, calls: Calls, clock: Clock, wait: int) -> None:
         self._calls = calls
@@ -47,7 +47,7 @@ class Polls:
         self._waiting: dict[str, asyncio.Task[list[Message]]] = {}
 
     async def take(self, url: str, limit: int, visibility: float) -> list[Message]:
-        """Up to `limit` messages, those that are there now. Raises Refused if there is no such queue."""
+        """Up to `limit` messages that are visible now. Raises SqsRefused if the queue does not exist."""
         waiting = self._waiting.get(url)
         if waiting is not None and not waiting.done():
             return []
@@ -61,7 +61,7 @@ class Polls:
         return kept + taken
 
     async def hold(self, messages: list[Message], visibility: float) -> list[Message]:
-        """Those that are still ours, held for `visibility` from now."""
+        """Extend the visibility timeout of messages. Returns those that are still in flight here."""
         kept: list[Message] = []
         for url in {message.url for message in messages}:
             asked = [message for message in messages if message.url == url]
@@ -78,13 +78,13 @@ class Polls:
         return kept
 
     def leave(self, url: str) -> None:
-        """Stop waiting on a queue."""
+        """End the long poll of a queue."""
         waiting = self._waiting.pop(url, None)
         if waiting is not None:
             waiting.cancel()
 
     async def close(self) -> None:
-        """End all polls. What one was just handed comes again when its hold lapses."""
+        """End all polls. SQS redelivers messages that they just received after their visibility timeout."""
         tasks = list(self._waiting.values())
         self._waiting.clear()
         for task in tasks:
@@ -93,14 +93,14 @@ class Polls:
 
     def _wait_on(self, url: str, visibility: float) -> None:
         if url in self._waiting:
-            # Another caller found it empty at the same time: a second poll in its place would lose what the first gets.
+            # Another caller has just started a poll: replacing it would lose its message.
             return
         if len(self._waiting) >= _MOST_WAITING:
-            # Those of runs that nobody here asks for any more.
+            # End polls of runs that this process no longer receives.
             self._waiting = {each: task for each, task in self._waiting.items() if not task.done()}
         if len(self._waiting) < _MOST_WAITING:
             task = asyncio.create_task(self._receive(url, 1, visibility, self._wait))
-            # Looked at, so that asyncio does not report a failure that nobody came for.
+            # Retrieve the exception, or asyncio would report it as never retrieved.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._waiting[url] = task
 
@@ -115,10 +115,10 @@ class Polls:
             errors = [answer for answer in answers if isinstance(answer, BaseException)]
             got = [message for answer in answers if not isinstance(answer, BaseException) for message in answer]
             taken += got
-            # What some calls were handed is not lost over one that failed.
+            # Keep the messages of the other calls if one call fails.
             if errors and not taken:
                 raise errors[0]
-            # A call that gives less than it was asked for has seen the end, or SQS has not looked everywhere.
+            # Fewer messages than asked for: the queue is empty, or SQS has not polled all its servers.
             if len(got) < sum(sizes):
                 break
         return taken
@@ -138,14 +138,14 @@ class Polls:
             )
         except SqsRefused as refused:
             if refused.code == OVER_LIMIT:
-                # As many are out as SQS allows: none until some are acknowledged.
+                # The limit of messages in flight is reached: SQS delivers none until some are acknowledged.
                 return []
             raise
         return [_message(url, each, start, visibility) for each in answer.get("Messages", ())]
 
 
 def held(messages: list[Message], visibility: float) -> list[dict[str, Any]]:
-    """The entries that hold these."""
+    """The batch entries that extend these messages."""
     return [{"ReceiptHandle": message.handle, "VisibilityTimeout": whole(visibility)} for message in messages]
 
 

@@ -1,15 +1,15 @@
-"""Queue on SQS. A receipt is SQS's own handle, and counts only in the process that received it: what a handle stands
-for (the body, the receives so far) is kept there for as long as it is held.
+"""The Queue on SQS. A receipt is SQS's own handle, and is valid only in the process that received it: that process
+keeps the body and the receive count of each message in flight.
 
-What SQS does not have is made of what it has:
+SQS lacks some operations, which this module builds from others:
 
-- *Give back without counting.* A copy that says how often it counts is sent, then the old message deleted.
-- *Hold for longer than 12 hours.* Not to be had: the receipt is then stale, and the message comes again.
-- *Delay for longer than 15 minutes.* The message says when it is due; who receives it earlier sends a copy on.
-- *Stale receipts.* SQS takes a delete with an old handle and does nothing. So a receipt whose hold has lapsed by our
-  own clock is first held again; if SQS refuses that, it is stale. One that has not lapsed can not be.
-- *Depth.* What SQS counts, with the shared queue's in full for a run: too much, never too little, because somebody who
-  reads 0 sends everything again. For the same reason 0 is only said when it was counted for a while.
+- *Release without counting the receive.* Send a copy that carries the count, then delete the original.
+- *A visibility timeout above 12 hours.* Not possible: the receipt becomes stale, and SQS redelivers the message.
+- *A delay above 15 minutes.* The message carries its due time; a process that receives it earlier sends a copy.
+- *Stale receipts.* SQS accepts a delete with an old handle and does nothing. So a receipt whose timeout has passed by
+  our clock is first extended; if SQS refuses, it is stale. A receipt whose timeout has not passed is valid.
+- *Depth.* The count of SQS; for a run in the shared queue, the count of all its runs. It may be too high, never too
+  low, because a reader of 0 requeues everything. So 0 is reported only after SQS has reported it for a while.
 """
 
 import math
@@ -40,9 +40,9 @@ _LONGEST_DELAY = 900
 _DELETE = "delete_message_batch"
 _SEND = "send_message_batch"
 _HOLD = "change_message_visibility_batch"
-# How long a receipt that may have lapsed is held while something is done with it.
+# The timeout to which a possibly stale receipt is extended before it is used.
 _CHECK_SECONDS = 30.0
-# The clocks of this machine and of SQS do not run quite alike.
+# A margin for the drift between this clock and that of SQS.
 _HOLD_MARGIN = 10.0
 _MOST_HELD = 10_000
 _FORGET_SECONDS = 3600.0
@@ -50,7 +50,7 @@ _POLICY_LETTERS = 10
 
 
 class InFlightMessage(msgspec.Struct):
-    """A message that was handed out and not yet ended."""
+    """A message that was received and not yet acknowledged, released or dead-lettered."""
 
     queue: QueueName
     message: Message
@@ -67,14 +67,14 @@ class InFlightMessage(msgspec.Struct):
         return self.envelope.before + self.message.count
 
     def copy(self) -> Envelope:
-        """What stands for it when it was given back."""
+        """The envelope of the copy that replaces a released message."""
         return msgspec.structs.replace(
             self.envelope, id=self.message_id, before=self.receives - 1, lost=self.lost, due=0.0
         )
 
 
 class SqsQueue:
-    """The seam. What it keeps beside SQS is in rows: dead letters, marked starts, tombstones of dropped queues."""
+    """Queue. Dead letters, marked starts and tombstones of dropped queues are documents."""
 
     def __init__(
         self, calls: Calls, address: SqsAddress, clock: Clock, rows: DocumentRecords, run_queue_limit: int
@@ -170,7 +170,7 @@ class SqsQueue:
             url = url or await self.queues.shared()
             shared = await self._shared.depth()
             depth = Depth(depth.ready + shared.ready, depth.held + shared.held, depth.delayed + shared.delayed)
-        # Where there is no queue there is nothing in it.
+        # A missing queue is empty.
         return depth if url is None else self._settled(queue, depth)
 
     async def drop(self, queue: QueueName) -> None:
@@ -186,19 +186,19 @@ class SqsQueue:
         crashpoint("sqs.drop.after")
 
     async def _send(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
-        """To wherever the queue is now. Raises EngineFailed for what SQS will never take."""
+        """Send to the queue's current place. Raises EngineFailed for messages that SQS never accepts."""
         if not envelopes:
             return []
         place = await self.queues.to_send(queue)
         try:
             verdicts = await self._send_to(place, envelopes)
         except SqsRefused:
-            # Dropped, by another process perhaps.
+            # The queue was dropped, perhaps by another process.
             self.queues.forget(queue)
             verdicts = await self._send_again(queue, envelopes)
         if EntryVerdict.REFUSED in verdicts:
             size = len(to_text(envelopes[verdicts.index(EntryVerdict.REFUSED)][0]))
-            raise EngineFailed(f"SQS does not take a message of {size} bytes.")
+            raise EngineFailed(f"SQS does not accept a message of {size} bytes.")
         self._empty_since.pop(queue, None)
         if place.shared:
             self._shared.sent()
@@ -208,7 +208,7 @@ class SqsQueue:
         try:
             return await self._send_to(await self.queues.to_send(queue), envelopes)
         except SqsRefused:
-            # Not there yet, or gone again: the caller tries later.
+            # Not created yet, or dropped: the caller retries later.
             self.queues.forget(queue)
             return [EntryVerdict.OPEN] * len(envelopes)
 
@@ -237,10 +237,10 @@ class SqsQueue:
             if envelope is None:
                 foreign.append(message)
             elif envelope.v > VERSION:
-                # Of a newer release: it lapses here, and one of those takes it.
+                # From a newer version: its timeout passes, and a newer process receives it.
                 log.warning("message of a newer version left alone", queue=queue, version=envelope.v)
             else:
-                # The text is in the envelope by now: it is held once.
+                # The envelope holds the text now: do not keep it twice.
                 kept = msgspec.structs.replace(message, text="")
                 held = InFlightMessage(queue, kept, envelope, envelope.lost, message.until)
                 (early if envelope.due > now else ready).append(held)
@@ -263,8 +263,8 @@ class SqsQueue:
         return deliveries
 
     async def _replace(self, old: list[InFlightMessage], delay: float) -> None:
-        """A copy of each in the same queue, which does not count this receive, and then the old one goes. One whose
-        copy is not taken is shown again, and counts."""
+        """Send a copy of each message that does not count this receive, then delete the original. A message whose copy
+        SQS does not accept becomes visible again, and counts."""
         for url in {held.message.url for held in old}:
             some = [held for held in old if held.message.url == url]
             place = QueuePlace(url, shared=url == await self.queues.shared())
@@ -272,7 +272,7 @@ class SqsQueue:
             try:
                 verdicts = await self._send_to(place, [(held.copy(), delay) for held in some])
             except SqsRefused:
-                # Dropped meanwhile, and all in it with it.
+                # The queue was dropped with all its messages.
                 verdicts = [EntryVerdict.REFUSED] * len(some)
             crashpoint("sqs.replace.between")
             sent = [held for held, verdict in zip(some, verdicts, strict=True) if verdict is EntryVerdict.DONE]
@@ -284,7 +284,7 @@ class SqsQueue:
             crashpoint("sqs.replace.after")
 
     async def _live(self, queue: QueueName, receipts: Sequence[str]) -> dict[str, InFlightMessage]:
-        """Those that are still ours."""
+        """The messages that are still in flight here."""
         now = self._clock.monotonic()
         known = {receipt: self._held[receipt] for receipt in receipts if receipt in self._held}
         ours = {receipt: held for receipt, held in known.items() if held.queue == queue}
@@ -293,7 +293,7 @@ class SqsQueue:
         return {receipt: held for receipt, held in ours.items() if held.until > now or receipt in kept}
 
     async def _hold(self, given: list[InFlightMessage], visibility: float) -> dict[str, InFlightMessage]:
-        """Hold for longer; returns those of which that was possible."""
+        """Extend visibility timeouts. Returns the messages for which SQS accepted it."""
         now = self._clock.monotonic()
         able: list[tuple[InFlightMessage, float]] = []
         for held in given:
@@ -314,7 +314,7 @@ class SqsQueue:
         return kept
 
     async def _delete(self, given: list[InFlightMessage]) -> set[str]:
-        """Delete messages that are ours; returns the receipts of those that were."""
+        """Delete messages in flight. Returns the receipts that were not stale."""
         gone: set[str] = set()
         for url in {held.message.url for held in given}:
             handles = [held.message.handle for held in given if held.message.url == url]
@@ -328,14 +328,14 @@ class SqsQueue:
         return gone
 
     async def _each(self, operation: str, url: str, entries: list[dict[str, Any]]) -> list[EntryVerdict]:
-        """A queue that is gone has nothing in it that could be ours."""
+        """Treat a missing queue as empty."""
         try:
             return await self._calls.each(operation, url, entries, gone_is_done=operation == _DELETE)
         except SqsRefused:
             return [EntryVerdict.REFUSED] * len(entries)
 
     async def _bury_foreign(self, queue: QueueName, foreign: list[Message]) -> None:
-        """What somebody else put into the queue would otherwise come for ever."""
+        """Dead-letter messages of other senders: SQS would redeliver them without end."""
         log.error("message is not one of Conveyor's", queue=queue, count=len(foreign))
         await self._bury_texts(queue, foreign, "The message is not one of Conveyor's.")
 
@@ -348,7 +348,7 @@ class SqsQueue:
         except SqsRefused:
             return
         await self._bury_texts(
-            QueueName("unknown"), moved, f"The message was received {MOST_RECEIVES} times and never ended."
+            QueueName("unknown"), moved, f"The message was received {MOST_RECEIVES} times and never acknowledged."
         )
 
     async def _bury_texts(self, queue: QueueName, messages: list[Message], reason: str) -> None:
@@ -377,7 +377,7 @@ class SqsQueue:
         return depth
 
     def _forget_old(self) -> None:
-        """Those that were never ended by anybody lapsed long ago."""
+        """Evict messages whose visibility timeout passed long ago."""
         if len(self._held) >= _MOST_HELD:
             since = self._clock.monotonic() - _FORGET_SECONDS
             self._held = {handle: held for handle, held in self._held.items() if held.until > since}

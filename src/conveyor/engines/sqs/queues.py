@@ -1,8 +1,8 @@
-"""The queues themselves: found by name, made when something is first sent to them, dropped when their run is done.
+"""The SQS queues: found by name, created by the first send, deleted when their run is done.
 
-Each has a redrive policy. What the code gives up it buries itself, with a reason; the policy catches only what came a
-thousand times without that. A run beyond the limit has no queue of its own and goes to the shared one, and so does one
-whose queue was deleted less than a minute ago: SQS does not make it again so soon. A receiver looks into both.
+Each queue has a redrive policy. Conveyor itself dead-letters messages with a reason; the policy catches only messages
+that were received a thousand times. A run above the limit has no queue of its own and uses the shared queue. So does a
+run whose queue was deleted less than a minute ago, because SQS cannot recreate it so soon. Receivers poll both.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from conveyor.engines.queue import RUN_PREFIX, QueueName
 from conveyor.engines.sqs.address import SqsAddress
 from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, SqsRefused
 
-# Dead letters outlive what they came from: their age counts from the first sending.
+# Dead letters outlive their queue: their age counts from the first send.
 KEEP_SECONDS = 10 * 86_400
 KEEP_DEAD_SECONDS = 14 * 86_400
 MOST_RECEIVES = 1000
 
-# How long a queue that was not there counts as absent without asking again, and a count of queues as right.
+# How long a missing queue, and a count of queues, are cached.
 _ABSENT_SECONDS = 1.0
 _COUNT_SECONDS = 10.0
 _MOST_KNOWN = 10_000
@@ -27,7 +27,7 @@ _PAGE = 1000
 
 
 def is_run(queue: QueueName) -> bool:
-    """Whether it is one of many: only those may share."""
+    """Whether this is a run queue: only run queues may use the shared queue."""
     return queue.startswith(RUN_PREFIX)
 
 
@@ -39,7 +39,7 @@ class QueuePlace(msgspec.Struct, frozen=True):
 
 
 class Queues:
-    """What this process knows of the queues in SQS."""
+    """This process's knowledge of the queues in SQS."""
 
     def __init__(self, calls: Calls, address: SqsAddress, clock: Clock, limit: int) -> None:
         self._calls = calls
@@ -53,19 +53,19 @@ class Queues:
         self._policy: str | None = None
 
     async def own(self, queue: QueueName) -> str | None:
-        """The URL of the queue's own queue in SQS, if there is one."""
+        """The URL of the queue's own SQS queue, if it exists."""
         return await self._find(self._address.name_of(queue))
 
     async def shared(self) -> str | None:
-        """That of the shared queue, if anybody ever needed it."""
+        """The URL of the shared queue, if it exists."""
         return await self._find(self._address.shared)
 
     async def dead(self) -> str | None:
-        """That of the queue to which the redrive policy moves."""
+        """The URL of the redrive policy's target."""
         return await self._find(self._address.dead)
 
     async def to_send(self, queue: QueueName) -> QueuePlace:
-        """Where to send, which is there then. The first choice stands for as long as this process knows the queue."""
+        """Where to send; created if missing. This process keeps its first choice as long as it knows the queue."""
         place = self._places.get(queue)
         if place is None:
             place = await self._chosen(queue)
@@ -75,7 +75,7 @@ class Queues:
         return place
 
     async def drop(self, queue: QueueName) -> None:
-        """Delete the queue's own queue."""
+        """Delete the queue's own SQS queue."""
         url = await self.own(queue)
         self.forget(queue)
         if url is not None:
@@ -85,13 +85,13 @@ class Queues:
                 return
 
     def forget(self, queue: QueueName) -> None:
-        """What was known of it no longer holds."""
+        """Forget the cached knowledge of a queue."""
         self._places.pop(queue, None)
         self._urls.pop(self._address.name_of(queue), None)
         self._absent.pop(self._address.name_of(queue), None)
 
     async def make(self, name: str, kind: str, policy: bool = True) -> str:
-        """Make a queue, unless it is there. Raises Refused if it was deleted less than a minute ago."""
+        """Create a queue unless it exists. Raises SqsRefused if it was deleted less than a minute ago."""
         attributes = {"MessageRetentionPeriod": str(KEEP_SECONDS if policy else KEEP_DEAD_SECONDS)}
         if policy:
             attributes["RedrivePolicy"] = await self._redrive_policy()
@@ -107,7 +107,7 @@ class Queues:
         except SqsRefused as refused:
             if refused.code == DELETED_RECENTLY:
                 raise
-            # Made by another version or by hand, with other attributes.
+            # Another version or an operator created it with other attributes.
             answer = await self._calls.ask("get_queue_url", QueueName=name)
         return self._known(name, answer["QueueUrl"])
 
@@ -125,7 +125,7 @@ class Queues:
         return QueuePlace(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
 
     async def _to_shared(self) -> QueuePlace:
-        # No policy: whoever looks for another run's messages receives these too, without end.
+        # No policy: receivers of other runs receive these messages too, any number of times.
         url = await self.shared() or await self.make(self._address.shared, "shared", policy=False)
         return QueuePlace(url, shared=True)
 
@@ -158,17 +158,17 @@ class Queues:
         return url
 
     async def _run_queues(self) -> int:
-        """How many runs have a queue of their own, about."""
+        """Roughly how many runs have a queue of their own."""
         now = self._clock.monotonic()
         if self._counted is None or self._counted[0] + _COUNT_SECONDS < now:
             self._counted = (now, await self._count())
         at, count = self._counted
-        # One more is about to be made.
+        # The caller is about to create one more.
         self._counted = (at, count + 1)
         return count
 
     async def _count(self) -> int:
-        """Up to the limit: more does not matter."""
+        """Count up to the limit."""
         count = 0
         asked: dict[str, Any] = {"QueueNamePrefix": self._address.runs, "MaxResults": _PAGE}
         while count < self._limit:

@@ -1,9 +1,9 @@
-"""The shared queue: where runs beyond the limit have their messages, each under its own MessageGroupId.
+"""The shared queue: it holds the messages of runs above the limit, each run under its own MessageGroupId.
 
-SQS hands out whatever is next, of any run, fairly among the groups. Who asks for one run keeps what came for others in
-a small stash, hidden from everybody else, because the same worker is about to ask for those runs too; what nobody here
-asks for lapses and goes elsewhere. Such a message counts as received. What a dropped queue left behind is known by its
-tombstone, a row with the time of the drop: messages sent before that are deleted wherever they turn up.
+SQS delivers messages of any run, fairly among the groups. A receiver of one run stashes messages of other runs, because
+the same worker is likely to receive those runs next; messages that it does not ask for become visible again and go
+elsewhere. A stashed message counts as received. A dropped queue has a tombstone, a document with the time of the drop:
+messages that were sent before are deleted wherever they appear.
 """
 
 from collections import deque
@@ -23,12 +23,12 @@ from conveyor.model import TenantId
 KIND = "queue.dropped"
 
 _STASH = 200
-# How long what came for others waits here, and how long it is believed that the shared queue is empty or is not.
+# How long messages of other runs stay stashed, and how long the emptiness of the shared queue is cached.
 _STASH_SECONDS = 60.0
 _LOOK_SECONDS = 2.0
 _TOMBSTONE_SECONDS = 30.0
 _ROUNDS = 5
-# As many as one call gives: what is too much is kept.
+# The maximum of one call: the surplus is stashed.
 _TEN = 10
 _MOST_TOMBSTONES = 10_000
 
@@ -40,13 +40,13 @@ _counts = {
 
 
 async def depth_of(calls: Calls, url: str) -> Depth:
-    """As SQS counts it. Raises Refused if there is no such queue."""
+    """The count of SQS. Raises SqsRefused if the queue does not exist."""
     answer = await calls.ask("get_queue_attributes", MISSING, QueueUrl=url, AttributeNames=list(_counts.values()))
     return Depth(**{field: int(answer["Attributes"].get(name, 0)) for field, name in _counts.items()})
 
 
 class Shared:
-    """This process's part in it."""
+    """This process's view of the shared queue."""
 
     def __init__(
         self, calls: Calls, queues: Queues, polls: Polls, rows: DocumentRecords, tenant: TenantId, clock: Clock
@@ -62,7 +62,7 @@ class Shared:
         self._seen: tuple[float, Depth] | None = None
 
     async def depth(self) -> Depth:
-        """Of all runs in it together: how many of one there are nobody can tell."""
+        """The depth of all its runs together: SQS cannot count one run."""
         now = self._clock.monotonic()
         if self._seen is None or self._seen[0] + _LOOK_SECONDS <= now:
             url = await self._queues.shared()
@@ -70,7 +70,7 @@ class Shared:
         return self._seen[1]
 
     def sent(self) -> None:
-        """Something was just sent: it is not empty."""
+        """Note that the shared queue is not empty after a send."""
         self._seen = None
 
     async def take(self, queue: QueueName, limit: int, visibility: float) -> list[Message]:
@@ -92,7 +92,7 @@ class Shared:
         return kept
 
     async def drop(self, queue: QueueName) -> None:
-        """What it has here is garbage from now on."""
+        """Drop a queue: write its tombstone and discard its stash."""
         self._stash.pop(queue, None)
         if await self._queues.shared() is None:
             return
@@ -105,14 +105,14 @@ class Shared:
                 break
             await self._rows.replace_row(msgspec.structs.replace(row, version=standing.version))
         self._tombstones[queue] = (self._clock.monotonic(), now)
-        # Somebody may have taken some of it while that was written.
+        # Another call may have stashed messages while the tombstone was written.
         self._stash.pop(queue, None)
 
     async def _sort(self, taken: list[Message]) -> None:
         garbage: list[Message] = []
         for message in taken:
             envelope = from_text(message.text)
-            # Nobody else sends here: what is not ours is nobody's.
+            # Only Conveyor sends here: delete messages without an envelope.
             if envelope is None or await self._dropped(envelope):
                 garbage.append(message)
             else:
@@ -127,7 +127,7 @@ class Shared:
         if known is None or known[0] + _TOMBSTONE_SECONDS <= now:
             row = await self._rows.document(KIND, self._tenant, plain(envelope.queue))
             at = 0.0 if row is None else msgspec.json.decode(row.body, type=float)
-            # It may have been dropped here while that was read.
+            # The queue may have been dropped here during the read.
             at = max(at, self._tombstones.get(envelope.queue, (0.0, 0.0))[1])
             if len(self._tombstones) >= _MOST_TOMBSTONES:
                 self._tombstones.clear()
@@ -142,7 +142,7 @@ class Shared:
         return found
 
     def _forget_lapsed(self) -> None:
-        """What lapsed, and the oldest of too many: it stays hidden until it lapses too."""
+        """Evict expired messages, and the oldest of a full stash: SQS redelivers them after their timeout."""
         now = self._clock.monotonic()
         for queue, waiting in list(self._stash.items()):
             while waiting and waiting[0].until <= now:

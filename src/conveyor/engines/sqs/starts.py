@@ -1,7 +1,7 @@
-"""Starts: which deliveries of a message began to be worked on. Asked for only of messages that came before.
+"""Starts: on which deliveries of a message work began. Used for redelivered messages only.
 
-SQS has no place for it, so it is a row for each such message: the counts of those deliveries whose start was marked.
-When the message comes again, each of them was lost. The row expires after its message does; nobody has to remove it.
+SQS cannot store this, so each such message has a document with its started deliveries. On redelivery, each of them was
+lost during work. The document expires after its message.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ KIND = "queue.start"
 
 
 class Starts:
-    """By the id that SQS gave the message: a copy of it begins anew, and brings along what was lost before."""
+    """Starts by SQS message id. A copy of a message has a new id, and carries the lost starts in its envelope."""
 
     def __init__(self, rows: DocumentRecords, tenant: TenantId, clock: Clock) -> None:
         self._rows = rows
@@ -26,17 +26,17 @@ class Starts:
         self._clock = clock
 
     async def lost(self, messages: Sequence[tuple[str, int]]) -> list[int]:
-        """For each (id, count of this delivery): how many marked ones came before it."""
+        """For each (id, receive count): the number of earlier started deliveries."""
         return list(await asyncio.gather(*(self._lost(sqs_id, count) for sqs_id, count in messages)))
 
     async def mark(self, sqs_id: str, count: int) -> None:
-        """Doing it again changes nothing."""
+        """Mark a delivery as started. Safe to repeat."""
         while True:
             row = await self._rows.document(KIND, self._tenant, sqs_id)
             if row is None:
                 until = self._clock.now() + KEEP_SECONDS
                 fresh = Document(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
-                # If another row is there by now, this changes nothing: look again.
+                # If another process has created the document, this changes nothing: read again.
                 await self._rows.create_rows([fresh])
                 continue
             marked = _marked(row)
