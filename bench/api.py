@@ -65,7 +65,7 @@ async def served_api(system: Any) -> AsyncIterator[Api]:
 
     from bench.belt import TENANT
     from conveyor.api.server import serve
-    from conveyor.cli.loop import keep_for_good
+    from conveyor.cli.loop import freeze_loaded_objects
 
     key = await new_key(system, TENANT)
     stop = asyncio.Event()
@@ -75,7 +75,7 @@ async def served_api(system: Any) -> AsyncIterator[Api]:
     try:
         async with ClientBuilder().no_proxy().error_for_status(False).build() as client:
             api = Api(await url, key, client)
-            keep_for_good()
+            freeze_loaded_objects()
             yield api
     finally:
         stop.set()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.child import MeasurementFailed
-from conveyor.cli.loop import keep_for_good, share_one_heap
+from conveyor.cli.loop import freeze_loaded_objects, use_one_heap
 from conveyor.embedded import Embedded
 from conveyor.engines.queue import run_queue
 from conveyor.model import Job, JobId, TenantId
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.01
 async def store(data: str, **settings: Any) -> AsyncIterator[System]:
     """The engines alone, under a directory of their own."""
     configure_log("info", quiet=True)
-    share_one_heap()
+    use_one_heap()
     async with open_system(Settings.load({}, data=Path(data), **settings)) as system:
         yield system
 
@@ -37,7 +37,7 @@ async def belt(data: str, **settings: Any) -> AsyncIterator[Embedded]:
         embedded = Embedded(system)
         async with embedded.running():
             await embedded.until_ready()
-            keep_for_good()
+            freeze_loaded_objects()
             yield embedded
 
 

@@ -11,5 +11,5 @@ def enter_role() -> None:
     _in_role.set(True)
 
 
-def in_role() -> bool:
+def is_in_role() -> bool:
     return _in_role.get()

@@ -29,7 +29,7 @@ from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.intake import Intake
 from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.notify.step_functions import StepAnswers
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.executors import Executor
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
@@ -212,7 +212,7 @@ class Embedded:
     def _roles(self, executors: Mapping[JobKind, Executor]) -> dict[str, list[Role]]:
         """The roles by the command that runs them."""
         system = self.system
-        bodies = Bodies(system.blobs, system.clock)
+        bodies = BodyStore(system.blobs, system.clock)
         workers: list[Role] = [
             Worker(
                 system.settings,

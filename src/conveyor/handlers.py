@@ -57,7 +57,7 @@ class Context:
     def progress(self, done: int, total: int | None = None, note: str | None = None) -> None:
         """Report progress, in units of your own. From then on, the call counts as stuck if it reports nothing for
         CONVEYOR_STUCK_AFTER seconds."""
-        text = None if note is None else plain_text(str(note), MAX_NOTE)
+        text = None if note is None else storable_text(str(note), MAX_NOTE)
         self._last = (_bounded(done), None if total is None else _bounded(total), text)
         self._report(*self._last)
 
@@ -131,9 +131,9 @@ def load_app(spec: str) -> Handlers:
             raise AppUnloadable(
                 f"module {module_name!r} not found. Run the command in its directory, or set PYTHONPATH"
             ) from None
-        raise AppUnloadable(f"importing {module_name!r} failed: {described(error)}") from error
+        raise AppUnloadable(f"importing {module_name!r} failed: {describe_error(error)}") from error
     except Exception as error:
-        raise AppUnloadable(f"importing {module_name!r} failed: {described(error)}") from error
+        raise AppUnloadable(f"importing {module_name!r} failed: {describe_error(error)}") from error
     if not attribute:
         return default
     handlers = getattr(module, attribute, None)
@@ -142,21 +142,21 @@ def load_app(spec: str) -> Handlers:
     return handlers
 
 
-def plain_text(text: str, max_length: int) -> str:
+def storable_text(text: str, max_length: int) -> str:
     """The user's text in a form that can be stored and sent: truncated, with lone surrogates escaped. It calls the
     methods of str itself, because the text may be of a subclass that overrides them."""
     cut = str.__getitem__(text, slice(max_length))
     return str.encode(cut, "utf-8", "backslashreplace").decode()[:max_length]
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The type and text of an exception, even if the user's code for them raises."""
     try:
-        kind = plain_text(type(error).__name__, MAX_DESCRIBED)
+        kind = storable_text(type(error).__name__, MAX_DESCRIBED)
     except BaseException:
         kind = "Exception"
     try:
-        return f"{kind}: {plain_text(str(error), MAX_DESCRIBED)}"
+        return f"{kind}: {storable_text(str(error), MAX_DESCRIBED)}"
     except BaseException:
         return f"{kind}: (no readable text)"
 

@@ -92,7 +92,7 @@ class Lifecycle:
         if not moved:
             return None
         if target in ENDED:
-            traces.run_ended(job, target, event.at, reason)
+            traces.trace_run(job, target, event.at, reason)
         log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
         return target
 

@@ -457,7 +457,7 @@ class Outcome(msgspec.Struct, gc=False):
     # A body that the executor has stored already.
     kept: BodyRef | None = None
     # False: the task only waits. It is requeued after `retry_after`, as the same attempt.
-    spend: bool = True
+    spends_attempt: bool = True
     # When the task's first attempt started, if the executor knows it and the reference may not; else 0.
     since: int = 0
 
@@ -654,7 +654,7 @@ def invalid_prefix(job: Job) -> str:
     return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
 
 
-def resumable(job: Job) -> bool:
+def is_resumable(job: Job) -> bool:
     """Whether the job failed because its ingest failed. Its tasks are kept, and the ingest can be resumed."""
     return job.state is RunState.FAILED and not job.run.last_batch and job.run.reason_code in INGEST_CODES
 

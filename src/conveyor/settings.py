@@ -240,7 +240,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return settings
 
 
-def foreign_environment() -> dict[str, str]:
+def handler_environment() -> dict[str, str]:
     """The environment for processes that run the user's own functions: without Conveyor's settings, which hold
     secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

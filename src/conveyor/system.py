@@ -21,8 +21,8 @@ from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
-from conveyor.telemetry.seams import metered, metered_records
-from conveyor.telemetry.traces import listening
+from conveyor.telemetry.seams import measured_engine, metered_records
+from conveyor.telemetry.traces import tracing_to
 
 EMBEDDED = ""
 
@@ -84,7 +84,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             clock=clock,
             **measured,
             atomic_accept=(
-                metered("atomic_accept", records, _engine(settings, "records"), clock) if one_database else None
+                measured_engine("atomic_accept", records, _engine(settings, "records"), clock) if one_database else None
             ),
             wakes=getattr(engines["queue"], "wakes", None),
             signing_key=key,
@@ -97,7 +97,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
 
 def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
     name = _engine(settings, seam)
-    return metered_records(engine, name, clock) if seam == "records" else metered(seam, engine, name, clock)
+    return metered_records(engine, name, clock) if seam == "records" else measured_engine(seam, engine, name, clock)
 
 
 def _engine(settings: Settings, seam: str) -> str:
@@ -114,7 +114,7 @@ async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
     except ImportError as error:
         raise _extra_missing("OTLP_ENDPOINT", "otel", error) from None
     sink = await stack.enter_async_context(OtlpSink.open(settings.otlp_endpoint))
-    stack.enter_context(listening(sink, settings.trace_ratio))
+    stack.enter_context(tracing_to(sink, settings.trace_ratio))
 
 
 @asynccontextmanager

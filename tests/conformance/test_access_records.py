@@ -92,7 +92,7 @@ class TestClaims:
     async def test_a_claim_that_is_given_back_is_free(self, records: Records, clock: ManualClock) -> None:
         claim = make_claim(clock)
         await records.access.claim(claim)
-        await records.access.unclaim(claim)
+        await records.access.release_claim(claim)
         fresh = msgspec.structs.replace(make_claim(clock), fingerprint="another")
         assert (await records.access.claim(fresh)).granted
 
@@ -101,11 +101,11 @@ class TestClaims:
         await records.access.claim(claim)
         clock.advance(LEASE + 1)
         taken = await records.access.claim(make_claim(clock))
-        await records.access.unclaim(claim)
+        await records.access.release_claim(claim)
         assert not (await records.access.claim(make_claim(clock))).granted
         job = make_job(clock)
         await records.jobs.create_job(job, make_notice(clock, job), answered(taken.row))
-        await records.access.unclaim(taken.row)
+        await records.access.release_claim(taken.row)
         assert (await records.access.claim(make_claim(clock))).row.status == 201
 
     async def test_an_expired_row_is_free(self, records: Records, clock: ManualClock) -> None:
@@ -182,17 +182,17 @@ class TestUploads:
                 upload(clock, f"upload_{number}", ttl=60 + number if number < 3 else 600), None
             )
         assert await records.access.expired_uploads(clock.now(), 10) == []
-        assert not await records.access.forget_upload("upload_0")
+        assert not await records.access.purge_upload("upload_0")
         clock.advance(65)
         assert await records.access.expired_uploads(clock.now() - 30, 10) == []
         for _ in range(2):
             found = await records.access.expired_uploads(clock.now(), 2)
             assert [each.upload_id for each in found] == ["upload_0", "upload_1"]
-        assert [await records.access.forget_upload(each.upload_id) for each in found] == [True, True]
+        assert [await records.access.purge_upload(each.upload_id) for each in found] == [True, True]
         assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 2)] == ["upload_2"]
-        assert not await records.access.forget_upload("upload_0")
+        assert not await records.access.purge_upload("upload_0")
         await records.access.keep_upload("upload_2", clock.now() + 60)
-        assert not await records.access.forget_upload("upload_2"), "kept meanwhile"
+        assert not await records.access.purge_upload("upload_2"), "kept meanwhile"
         assert await records.access.upload("upload_3") is not None
 
 
@@ -202,20 +202,20 @@ def referring(id: str, upload_id: str) -> Document:
 
 
 async def forgotten(records: Records, job: Job) -> None:
-    assert await records.jobs.hide_job(job.tenant, job.job_id)
-    await records.jobs.forget_job(job.job_id)
+    assert await records.jobs.mark_deleted(job.tenant, job.job_id)
+    await records.jobs.purge_job(job.job_id)
 
 
 async def row_keeps_an_upload(records: Records, clock: ManualClock) -> None:
     one = upload(clock)
     await records.access.create_upload(one, None)
     schedule = referring("schedule_1", one.upload_id)
-    await records.documents.create_rows([schedule])
+    await records.documents.create_documents([schedule])
     assert await records.documents.document("schedule", ACME, "schedule_1") == schedule
     await forgotten(records, await created(records, clock, source=Source(one.key, one.size, one.sha256)))
     assert await records.access.upload(one.upload_id) == one
     assert await records.access.expired_uploads(clock.now(), 10) == []
-    assert await records.documents.remove_row(schedule)
+    assert await records.documents.remove_document(schedule)
     assert await records.access.upload(one.upload_id) is None
     assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 10)] == [one.upload_id]
 
@@ -231,8 +231,8 @@ class TestReferences:
         await records.access.create_upload(one, None)
         job = await created(records, clock, source=Source(one.key, one.size, one.sha256))
         schedule = referring("schedule_1", one.upload_id)
-        await records.documents.create_rows([schedule])
-        assert await records.documents.remove_row(schedule)
+        await records.documents.create_documents([schedule])
+        assert await records.documents.remove_document(schedule)
         assert await records.access.upload(one.upload_id) == one
         await forgotten(records, job)
         assert await records.access.upload(one.upload_id) is None
@@ -241,11 +241,11 @@ class TestReferences:
         one = upload(clock)
         await records.access.create_upload(one, None)
         rows = [referring(f"schedule_{number}", one.upload_id) for number in range(3)]
-        await records.documents.create_rows(rows)
+        await records.documents.create_documents(rows)
         for each in rows:
             assert await records.access.upload(one.upload_id) == one
-            assert await records.documents.remove_row(each)
-            assert not await records.documents.remove_row(each)
+            assert await records.documents.remove_document(each)
+            assert not await records.documents.remove_document(each)
         assert await records.access.upload(one.upload_id) is None
 
     async def test_a_row_that_turns_to_another_lets_go_of_the_first(self, records: Records, clock: ManualClock) -> None:
@@ -253,20 +253,20 @@ class TestReferences:
         for each in (first, second):
             await records.access.create_upload(each, None)
         standing = referring("schedule_1", first.upload_id)
-        await records.documents.create_rows([standing])
-        again = await records.documents.replace_row(msgspec.structs.replace(standing, body=b"other times"))
+        await records.documents.create_documents([standing])
+        again = await records.documents.replace_document(msgspec.structs.replace(standing, body=b"other times"))
         assert again is not None
         assert await records.access.upload(first.upload_id) == first, "it still refers to it"
         stale = msgspec.structs.replace(standing, upload_id=second.upload_id)
-        assert await records.documents.replace_row(stale) is None
+        assert await records.documents.replace_document(stale) is None
         assert await records.access.upload(first.upload_id) == first, "nothing was written"
-        other = await records.documents.replace_row(msgspec.structs.replace(again, upload_id=second.upload_id))
+        other = await records.documents.replace_document(msgspec.structs.replace(again, upload_id=second.upload_id))
         assert other is not None
         assert await records.documents.document("schedule", ACME, "schedule_1") == other
         assert await records.access.upload(first.upload_id) is None
         clock.advance(600)
         assert await records.access.upload(second.upload_id) == second
-        none = await records.documents.replace_row(msgspec.structs.replace(other, upload_id=None))
+        none = await records.documents.replace_document(msgspec.structs.replace(other, upload_id=None))
         assert none is not None
         assert await records.access.upload(second.upload_id) is None
 
@@ -275,16 +275,16 @@ class TestReferences:
         for name in ("upload_1", "upload_2", "upload_3"):
             await records.access.create_upload(upload(clock, name), None)
         schedule = referring("schedule_1", "upload_1")
-        await records.documents.create_rows([schedule])
+        await records.documents.create_documents([schedule])
         second = upload(clock, "upload_2")
         job = await created(records, clock, source=Source(second.key, second.size, second.sha256), expires_in=90 * DAY)
         clock.advance(60 * DAY)
         for _ in range(2):
             assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 10)] == ["upload_3"]
         for name in ("upload_1", "upload_2"):
-            assert not await records.access.forget_upload(name)
+            assert not await records.access.purge_upload(name)
             assert await records.access.upload(name) is not None
-        assert await records.documents.remove_row(schedule)
+        assert await records.documents.remove_document(schedule)
         await forgotten(records, job)
         found = await records.access.expired_uploads(clock.now(), 10)
         assert {each.upload_id for each in found} == {"upload_1", "upload_2", "upload_3"}

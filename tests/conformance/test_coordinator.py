@@ -140,61 +140,61 @@ class TestLeases:
 
 class TestSemaphores:
     async def test_a_holder_gets_what_is_left(self, coordinator: Coordinator) -> None:
-        assert await coordinator.hold("run", "a", 6, 10, TTL) == 6
-        assert await coordinator.hold("run", "b", 6, 10, TTL) == 4
-        assert await coordinator.hold("run", "c", 1, 10, TTL) == 0
-        assert await coordinator.held("run") == 10
+        assert await coordinator.acquire("run", "a", 6, 10, TTL) == 6
+        assert await coordinator.acquire("run", "b", 6, 10, TTL) == 4
+        assert await coordinator.acquire("run", "c", 1, 10, TTL) == 0
+        assert await coordinator.permits_in_use("run") == 10
 
     async def test_it_sets_and_does_not_add(self, coordinator: Coordinator) -> None:
-        assert await coordinator.hold("run", "a", 3, 10, TTL) == 3
-        assert await coordinator.hold("run", "a", 5, 10, TTL) == 5
-        assert await coordinator.hold("run", "a", 2, 10, TTL) == 2
-        assert await coordinator.held("run") == 2
+        assert await coordinator.acquire("run", "a", 3, 10, TTL) == 3
+        assert await coordinator.acquire("run", "a", 5, 10, TTL) == 5
+        assert await coordinator.acquire("run", "a", 2, 10, TTL) == 2
+        assert await coordinator.permits_in_use("run") == 2
 
     async def test_letting_go_leaves_room_for_the_others(self, coordinator: Coordinator) -> None:
-        await coordinator.hold("run", "a", 6, 10, TTL)
-        await coordinator.hold("run", "b", 4, 10, TTL)
-        assert await coordinator.hold("run", "a", 0, 10, TTL) == 0
-        assert await coordinator.held("run") == 4
-        assert await coordinator.hold("run", "b", 10, 10, TTL) == 10
+        await coordinator.acquire("run", "a", 6, 10, TTL)
+        await coordinator.acquire("run", "b", 4, 10, TTL)
+        assert await coordinator.acquire("run", "a", 0, 10, TTL) == 0
+        assert await coordinator.permits_in_use("run") == 4
+        assert await coordinator.acquire("run", "b", 10, 10, TTL) == 10
 
     async def test_letting_go_alone(self, coordinator: Coordinator) -> None:
-        await coordinator.hold("run", "a", 6, 10, TTL)
-        await coordinator.hold("run", "a", 0, 10, TTL)
-        assert await coordinator.held("run") == 0
-        assert await coordinator.hold("run", "never held", 0, 10, TTL) == 0
+        await coordinator.acquire("run", "a", 6, 10, TTL)
+        await coordinator.acquire("run", "a", 0, 10, TTL)
+        assert await coordinator.permits_in_use("run") == 0
+        assert await coordinator.acquire("run", "never held", 0, 10, TTL) == 0
 
     async def test_what_a_dead_holder_held_lapses(self, coordinator: Coordinator, clock: ManualClock) -> None:
-        await coordinator.hold("run", "a", 6, 10, TTL)
+        await coordinator.acquire("run", "a", 6, 10, TTL)
         clock.advance(TTL / 2)
-        await coordinator.hold("run", "b", 4, 10, TTL)
+        await coordinator.acquire("run", "b", 4, 10, TTL)
         clock.advance(TTL / 2)
-        assert await coordinator.held("run") == 4
-        assert await coordinator.hold("run", "c", 9, 10, TTL) == 6
+        assert await coordinator.permits_in_use("run") == 4
+        assert await coordinator.acquire("run", "c", 9, 10, TTL) == 6
         clock.advance(TTL / 2)
-        assert await coordinator.held("run") == 6
+        assert await coordinator.permits_in_use("run") == 6
 
     async def test_setting_again_keeps_it(self, coordinator: Coordinator, clock: ManualClock) -> None:
         for _ in range(5):
-            await coordinator.hold("run", "a", 3, 3, TTL)
+            await coordinator.acquire("run", "a", 3, 3, TTL)
             clock.advance(TTL - 1)
-            assert await coordinator.hold("run", "b", 1, 3, TTL) == 0
+            assert await coordinator.acquire("run", "b", 1, 3, TTL) == 0
 
     async def test_a_smaller_limit_takes_from_who_asks(self, coordinator: Coordinator) -> None:
-        await coordinator.hold("run", "a", 6, 10, TTL)
-        await coordinator.hold("run", "b", 4, 10, TTL)
-        assert await coordinator.hold("run", "a", 6, 5, TTL) == 1
-        assert await coordinator.hold("run", "b", 4, 1, TTL) == 0
-        assert await coordinator.held("run") == 1
+        await coordinator.acquire("run", "a", 6, 10, TTL)
+        await coordinator.acquire("run", "b", 4, 10, TTL)
+        assert await coordinator.acquire("run", "a", 6, 5, TTL) == 1
+        assert await coordinator.acquire("run", "b", 4, 1, TTL) == 0
+        assert await coordinator.permits_in_use("run") == 1
 
     async def test_semaphores_do_not_mix(self, coordinator: Coordinator) -> None:
-        await coordinator.hold("one", "a", 5, 5, TTL)
-        assert await coordinator.hold("two", "a", 5, 5, TTL) == 5
-        assert await coordinator.held("three") == 0
+        await coordinator.acquire("one", "a", 5, 5, TTL)
+        assert await coordinator.acquire("two", "a", 5, 5, TTL) == 5
+        assert await coordinator.permits_in_use("three") == 0
 
     async def test_holders_at_once_stay_within_the_limit(self, coordinator: Coordinator) -> None:
-        granted = await asyncio.gather(*(coordinator.hold("run", f"h{n}", 3, 10, TTL) for n in range(20)))
-        assert sum(granted) == 10 == await coordinator.held("run")
+        granted = await asyncio.gather(*(coordinator.acquire("run", f"h{n}", 3, 10, TTL) for n in range(20)))
+        assert sum(granted) == 10 == await coordinator.permits_in_use("run")
 
     @several
     @given(
@@ -213,10 +213,10 @@ class TestSemaphores:
             now = clock.now()
             model = {each: entry for each, entry in model.items() if entry[1] > now and each != who}
             expected = max(0, min(want, limit - sum(count for count, _ in model.values())))
-            assert await coordinator.hold(name, f"holder {who}", want, limit, TTL) == expected
+            assert await coordinator.acquire(name, f"holder {who}", want, limit, TTL) == expected
             if expected:
                 model[who] = (expected, now + TTL)
-            assert await coordinator.held(name) == sum(count for count, _ in model.values()) <= limit
+            assert await coordinator.permits_in_use(name) == sum(count for count, _ in model.values()) <= limit
 
 
 class TestRates:
@@ -354,49 +354,54 @@ class TestCache:
 
 class TestTallies:
     async def test_amounts_add_up(self, coordinator: Coordinator) -> None:
-        assert await coordinator.tally("run", {"failed": 2, "ended": 5}, TTL) == {"failed": 2, "ended": 5}
-        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 2, "ended": 6}
-        assert await coordinator.tally("run", {"ended": -6}, TTL) == {"failed": 2, "ended": 0}
+        assert await coordinator.add_counters("run", {"failed": 2, "ended": 5}, TTL) == {"failed": 2, "ended": 5}
+        assert await coordinator.add_counters("run", {"ended": 1}, TTL) == {"failed": 2, "ended": 6}
+        assert await coordinator.add_counters("run", {"ended": -6}, TTL) == {"failed": 2, "ended": 0}
 
     async def test_adding_nothing_reads(self, coordinator: Coordinator, clock: ManualClock) -> None:
-        assert await coordinator.tally("run", {}, TTL) == {}
-        await coordinator.tally("run", {"ended": 5}, TTL)
+        assert await coordinator.add_counters("run", {}, TTL) == {}
+        await coordinator.add_counters("run", {"ended": 5}, TTL)
         clock.advance(TTL - 1)
-        assert await coordinator.tally("run", {}, TTL) == {"ended": 5}
+        assert await coordinator.add_counters("run", {}, TTL) == {"ended": 5}
         clock.advance(1)
-        assert await coordinator.tally("run", {}, TTL) == {}, "reading keeps nothing"
+        assert await coordinator.add_counters("run", {}, TTL) == {}, "reading keeps nothing"
 
     async def test_they_lapse_after_the_last_addition(self, coordinator: Coordinator, clock: ManualClock) -> None:
-        await coordinator.tally("run", {"failed": 1}, TTL)
+        await coordinator.add_counters("run", {"failed": 1}, TTL)
         clock.advance(TTL - 1)
-        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 1}
+        assert await coordinator.add_counters("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 1}
         clock.advance(TTL - 1)
-        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 2}
+        assert await coordinator.add_counters("run", {"ended": 1}, TTL) == {"failed": 1, "ended": 2}
         clock.advance(TTL)
-        assert await coordinator.tally("run", {"ended": 1}, TTL) == {"ended": 1}
+        assert await coordinator.add_counters("run", {"ended": 1}, TTL) == {"ended": 1}
 
     async def test_what_was_added_under_a_name_is_added_once(
         self, coordinator: Coordinator, clock: ManualClock
     ) -> None:
         for _ in range(3):
-            assert await coordinator.tally("run", {"ended": 5, "failed": 1}, TTL, once="a") == {"ended": 5, "failed": 1}
+            assert await coordinator.add_counters("run", {"ended": 5, "failed": 1}, TTL, once="a") == {
+                "ended": 5,
+                "failed": 1,
+            }
             clock.advance(1)
-        assert await coordinator.tally("run", {"ended": 5}, TTL, once="b") == {"ended": 10, "failed": 1}
-        assert await coordinator.tally("run", {"ended": 5}, TTL, once="a") == {"ended": 10, "failed": 1}
-        assert await coordinator.tally("run", {"ended": 5}, TTL) == {"ended": 15, "failed": 1}
-        assert await coordinator.tally("other", {"ended": 5}, TTL, once="a") == {"ended": 5}, "each tally has its own"
+        assert await coordinator.add_counters("run", {"ended": 5}, TTL, once="b") == {"ended": 10, "failed": 1}
+        assert await coordinator.add_counters("run", {"ended": 5}, TTL, once="a") == {"ended": 10, "failed": 1}
+        assert await coordinator.add_counters("run", {"ended": 5}, TTL) == {"ended": 15, "failed": 1}
+        assert await coordinator.add_counters("other", {"ended": 5}, TTL, once="a") == {"ended": 5}, (
+            "each tally has its own"
+        )
         clock.advance(TTL)
-        assert await coordinator.tally("run", {"ended": 5}, TTL, once="a") == {"ended": 5}
+        assert await coordinator.add_counters("run", {"ended": 5}, TTL, once="a") == {"ended": 5}
 
     async def test_tallies_do_not_mix(self, coordinator: Coordinator) -> None:
-        await coordinator.tally("one", {"ended": 5}, TTL)
-        assert await coordinator.tally("two", {}, TTL) == {}
-        assert await coordinator.tally("on", {"ended": 1}, TTL) == {"ended": 1}
+        await coordinator.add_counters("one", {"ended": 5}, TTL)
+        assert await coordinator.add_counters("two", {}, TTL) == {}
+        assert await coordinator.add_counters("on", {"ended": 1}, TTL) == {"ended": 1}
 
     async def test_adding_at_once_loses_nothing(self, coordinator: Coordinator) -> None:
         await asyncio.gather(
-            *(coordinator.tally("run", {"ended": 1, f"h{n % 3}": n}, TTL) for n in range(30)),
-            *(coordinator.tally("run", {"ended": 100}, TTL, once="x") for _ in range(10)),
+            *(coordinator.add_counters("run", {"ended": 1, f"h{n % 3}": n}, TTL) for n in range(30)),
+            *(coordinator.add_counters("run", {"ended": 100}, TTL, once="x") for _ in range(10)),
         )
         expected = {"ended": 130, **{f"h{k}": sum(range(k, 30, 3)) for k in range(3)}}
-        assert await coordinator.tally("run", {}, TTL) == expected
+        assert await coordinator.add_counters("run", {}, TTL) == expected

@@ -187,10 +187,10 @@ class TestEarlierForms:
 
     async def test_rows_without_a_version(self, engine: DynamoEngine) -> None:
         row = Document("schedule", ACME, "one", b"body")
-        await engine.records.documents.create_rows([row])
+        await engine.records.documents.create_documents([row])
         await change(engine, Key("Rows#schedule#acme", "row#one"), "records", "v", "version", "rev")
         assert await engine.records.documents.document("schedule", ACME, "one") == row
-        assert await engine.records.documents.replace_row(row) == replace(row, version=2)
+        assert await engine.records.documents.replace_document(row) == replace(row, version=2)
 
     async def test_what_a_later_version_added_stays(self, engine: DynamoEngine, clock: ManualClock) -> None:
         job = make_job(clock)
@@ -271,12 +271,12 @@ class TestTimeToLive:
             Document("export", ACME, "expiring", b"", expires_at=now + DAY),
             Document("export", ACME, "due", b"", expires_at=now + DAY, due_at=now),
         ]
-        await engine.records.documents.create_rows(rows)
+        await engine.records.documents.create_documents(rows)
         items = await raw(engine, "Rows#export#acme", "records")
         assert {sk: int(item["ttl"]["N"]) >= now + DAY for sk, item in items.items() if "ttl" in item} == {
             "row#expiring": True
         }
-        await engine.records.documents.replace_row(replace(rows[2], due_at=None))
+        await engine.records.documents.replace_document(replace(rows[2], due_at=None))
         assert "ttl" in (await raw(engine, "Rows#export#acme", "records"))["row#due"]
 
 

@@ -121,7 +121,7 @@ class TestRanges:
         where = (job.job_id, job.run.run_id)
         await records.ingests.checkpoint(job.run.run_id, moved(one, 5, 50), 1)
         await records.jobs.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None, keep=True)
-        assert await records.jobs.ended_unswept(10) == [], "what it has is not cleared away"
+        assert await records.jobs.unswept_jobs(10) == [], "what it has is not cleared away"
         assert await records.jobs.move_run(*where, sources_of(RunState.INGESTING), RunState.INGESTING, None, None)
         found = await stored(records, job)
         assert (found.state, found.reason, found.run.ended_at, found.run.total) == (RunState.INGESTING, None, None, 5)
@@ -131,7 +131,7 @@ class TestRanges:
         job = await ingesting(records, clock, part(0, 0, None))
         where = (job.job_id, job.run.run_id)
         await records.jobs.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None)
-        assert [each.job_id for each in await records.jobs.ended_unswept(10)] == [job.job_id]
+        assert [each.job_id for each in await records.jobs.unswept_jobs(10)] == [job.job_id]
 
     async def test_one_that_went_on_and_ends_again_is_swept(self, records: Records, clock: ManualClock) -> None:
         job = await ingesting(records, clock, part(0, 0, None))
@@ -139,7 +139,7 @@ class TestRanges:
         await records.jobs.move_run(*where, {RunState.INGESTING}, RunState.FAILED, "why", None, keep=True)
         await records.jobs.move_run(*where, sources_of(RunState.INGESTING), RunState.INGESTING, None, None)
         await records.jobs.move_run(*where, {RunState.INGESTING}, RunState.CANCELLED, "by hand", None)
-        assert [each.job_id for each in await records.jobs.ended_unswept(10)] == [job.job_id]
+        assert [each.job_id for each in await records.jobs.unswept_jobs(10)] == [job.job_id]
 
     async def test_a_latched_run_does_not(self, records: Records, clock: ManualClock) -> None:
         job = await in_state(records, clock, RunState.FAILED)

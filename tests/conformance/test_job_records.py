@@ -503,12 +503,12 @@ class TestAddRun:
         hidden = await ended(records, clock)
         unknown = replace(hidden, job_id=JobId("job_nothing"))
         foreign = replace(await ended(records, clock), tenant=OTHER)
-        await records.jobs.hide_job(ACME, hidden.job_id)
+        await records.jobs.mark_deleted(ACME, hidden.job_id)
         clock.advance(10)
         for job in (expired, hidden, unknown, foreign):
             assert await add(records, clock, with_next_run(clock, job)) is False
         assert await records.jobs.active_jobs() == []
-        assert {notice.event for notice in await records.outbox.untold(100)} == {"job.accepted"}
+        assert {notice.event for notice in await records.outbox.undispatched(100)} == {"job.accepted"}
 
 
 async def test_each_run_keeps_its_code(records: Records, clock: ManualClock) -> None:
@@ -560,28 +560,28 @@ class TestRuns:
         job = await ended(records, clock, RunState.CANCELLED)
         again = with_next_run(clock, job)
         await add(records, clock, again)
-        (found,) = await records.jobs.ended_unswept(10)
+        (found,) = await records.jobs.unswept_jobs(10)
         assert (found.job_id, found.run.run_id, found.run.state) == (job.job_id, job.run.run_id, RunState.CANCELLED)
         assert found.key == job.key
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
-        assert await records.jobs.ended_unswept(10) == []
+        assert await records.jobs.unswept_jobs(10) == []
         await end(records, again, RunState.CANCELLED)
-        assert [each.run.run_id for each in await records.jobs.ended_unswept(10)] == [again.run.run_id]
+        assert [each.run.run_id for each in await records.jobs.unswept_jobs(10)] == [again.run.run_id]
 
     async def test_all_are_hidden_and_forgotten_with_the_job(self, records: Records, clock: ManualClock) -> None:
         job = await ended(records, clock)
         again = with_next_run(clock, job)
         await add(records, clock, again)
-        await records.documents.create_rows([Document("export", ACME, "one", b"", job_id=job.job_id)])
-        await records.jobs.hide_job(ACME, job.job_id)
+        await records.documents.create_documents([Document("export", ACME, "one", b"", job_id=job.job_id)])
+        await records.jobs.mark_deleted(ACME, job.job_id)
         assert [run.state for run in await records.jobs.runs(job.job_id)] == [RunState.COMPLETED, RunState.CANCELLED]
-        assert len(await records.jobs.hidden_jobs(clock.now(), 10)) == 1, "a job, not a run"
-        await records.jobs.forget_job(job.job_id)
+        assert len(await records.jobs.purgeable_jobs(clock.now(), 10)) == 1, "a job, not a run"
+        await records.jobs.purge_job(job.job_id)
         assert await records.jobs.runs(job.job_id) == []
         assert await records.jobs.run(job.job_id, again.run.run_id) is None
         assert await records.jobs.run(job.job_id, job.run.run_id) is None
         assert await records.documents.document("export", ACME, "one") is None
-        assert await records.outbox.untold(10) == []
+        assert await records.outbox.undispatched(10) == []
         assert (await records.outbox.events(ACME, job.job_id, None, 10)).items == []
 
 
@@ -622,12 +622,12 @@ class TestOptions:
         assert sum(changed) == 1
         found = await stored(records, job)
         assert (found.options.concurrency, found.version) == (changed.index(True) + 1, 2)
-        told = [notice.data for notice in await records.outbox.untold(100) if notice.event == "job.changed"]
+        told = [notice.data for notice in await records.outbox.undispatched(100) if notice.event == "job.changed"]
         assert told == [{"caller": changed.index(True)}]
 
     async def test_only_of_a_job_that_is_there(self, records: Records, clock: ManualClock) -> None:
         hidden, expired = await created(records, clock), await created(records, clock, expires_in=10)
-        await records.jobs.hide_job(ACME, hidden.job_id)
+        await records.jobs.mark_deleted(ACME, hidden.job_id)
         clock.advance(10)
         for job_id in (hidden.job_id, expired.job_id, JobId("job_nothing")):
             notice = make_notice(clock, hidden, "never")
@@ -637,43 +637,43 @@ class TestOptions:
 class TestDeleting:
     async def test_it_is_hidden_at_once(self, records: Records, clock: ManualClock) -> None:
         job, other = await created(records, clock), await created(records, clock)
-        assert await records.jobs.hide_job(ACME, job.job_id)
+        assert await records.jobs.mark_deleted(ACME, job.job_id)
         assert await records.jobs.job(ACME, job.job_id) is None
         assert [found.job_id for found in (await records.jobs.jobs(ACME, None, 10)).items] == [other.job_id]
         assert [found.job_id for found in await records.jobs.active_jobs()] == [other.job_id]
         run = await records.jobs.run(job.job_id, job.run.run_id)
         assert run is not None
         assert run.state is RunState.CANCELLED
-        assert not await records.jobs.hide_job(ACME, job.job_id)
+        assert not await records.jobs.mark_deleted(ACME, job.job_id)
 
     async def test_only_by_its_tenant(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)
-        assert not await records.jobs.hide_job(OTHER, job.job_id)
-        assert not await records.jobs.hide_job(ACME, JobId("job_nothing"))
+        assert not await records.jobs.mark_deleted(OTHER, job.job_id)
+        assert not await records.jobs.mark_deleted(ACME, JobId("job_nothing"))
         assert await records.jobs.job(ACME, job.job_id) is not None
 
     async def test_hidden_ones_are_found_by_their_time(self, records: Records, clock: ManualClock) -> None:
         await created(records, clock)
         expiring = await created(records, clock, expires_in=DAY)
         deleted = await created(records, clock)
-        await records.jobs.hide_job(ACME, deleted.job_id)
-        assert await records.jobs.hidden_jobs(clock.now() - 1, 10) == []
-        assert [job.job_id for job in await records.jobs.hidden_jobs(clock.now(), 10)] == [deleted.job_id]
+        await records.jobs.mark_deleted(ACME, deleted.job_id)
+        assert await records.jobs.purgeable_jobs(clock.now() - 1, 10) == []
+        assert [job.job_id for job in await records.jobs.purgeable_jobs(clock.now(), 10)] == [deleted.job_id]
         clock.advance(DAY)
-        found = [job.job_id for job in await records.jobs.hidden_jobs(clock.now(), 10)]
+        found = [job.job_id for job in await records.jobs.purgeable_jobs(clock.now(), 10)]
         assert found == [deleted.job_id, expiring.job_id]
-        assert len(await records.jobs.hidden_jobs(clock.now(), 1)) == 1
+        assert len(await records.jobs.purgeable_jobs(clock.now(), 1)) == 1
 
     async def test_all_of_it_is_forgotten(self, records: Records, clock: ManualClock) -> None:
         job = await ingesting(records, clock, part(0, 0, None))
-        await records.jobs.forget_job(job.job_id)
+        await records.jobs.purge_job(job.job_id)
         assert await records.jobs.job(ACME, job.job_id) is not None, "one that is not hidden stays"
-        await records.jobs.hide_job(ACME, job.job_id)
-        await records.jobs.forget_job(job.job_id)
+        await records.jobs.mark_deleted(ACME, job.job_id)
+        await records.jobs.purge_job(job.job_id)
         assert await records.jobs.run(job.job_id, job.run.run_id) is None
         assert await records.ingests.ranges(job.run.run_id) == []
         assert (await records.outbox.events(ACME, job.job_id, None, 10)).items == []
-        assert await records.jobs.hidden_jobs(clock.now(), 10) == []
+        assert await records.jobs.purgeable_jobs(clock.now(), 10) == []
 
     async def test_an_upload_goes_with_the_last_job_made_of_it(self, records: Records, clock: ManualClock) -> None:
         one, unused = upload(clock), upload(clock, "upload_2")
@@ -683,8 +683,8 @@ class TestDeleting:
         jobs = [await created(records, clock, source=source) for _ in range(2)]
         for job in jobs:
             assert await records.access.upload(one.upload_id) is not None
-            await records.jobs.hide_job(ACME, job.job_id)
-            await records.jobs.forget_job(job.job_id)
+            await records.jobs.mark_deleted(ACME, job.job_id)
+            await records.jobs.purge_job(job.job_id)
         assert await records.access.upload(one.upload_id) is None
         assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 10)] == [one.upload_id]
         assert await records.access.upload(unused.upload_id) is not None
@@ -694,25 +694,25 @@ class TestSweeping:
     async def test_an_ended_run_is_found_until_it_is_swept(self, records: Records, clock: ManualClock) -> None:
         await created(records, clock)
         job = await in_state(records, clock, RunState.CANCELLED)
-        (found,) = await records.jobs.ended_unswept(10)
+        (found,) = await records.jobs.unswept_jobs(10)
         assert (found.job_id, found.state, found.tenant) == (job.job_id, RunState.CANCELLED, ACME)
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
-        assert await records.jobs.ended_unswept(10) == []
+        assert await records.jobs.unswept_jobs(10) == []
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
 
     async def test_a_run_that_goes_on_can_not_be_swept(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)
         await records.jobs.mark_swept(job.job_id, job.run.run_id)
         await records.jobs.move_run(job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.FAILED, None, None)
-        assert [found.job_id for found in await records.jobs.ended_unswept(10)] == [job.job_id]
+        assert [found.job_id for found in await records.jobs.unswept_jobs(10)] == [job.job_id]
 
     async def test_it_is_bounded(self, records: Records, clock: ManualClock) -> None:
         jobs = {(await in_state(records, clock, RunState.FAILED)).job_id for _ in range(5)}
-        some = await records.jobs.ended_unswept(3)
+        some = await records.jobs.unswept_jobs(3)
         assert len(some) == 3
         assert {job.job_id for job in some} <= jobs
 
     async def test_an_expired_job_is_swept_all_the_same(self, records: Records, clock: ManualClock) -> None:
         job = await in_state(records, clock, RunState.FAILED)
         clock.advance(100 * DAY)
-        assert [found.job_id for found in await records.jobs.ended_unswept(10)] == [job.job_id]
+        assert [found.job_id for found in await records.jobs.unswept_jobs(10)] == [job.job_id]

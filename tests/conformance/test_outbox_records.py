@@ -75,34 +75,34 @@ class TestUndispatched:
             await records.jobs.create_job(job, notice, None)
             made.append(notice)
             clock.advance(1)
-        assert await records.outbox.untold(100) == made
-        assert await records.outbox.untold(5) == made[:5]
-        await records.outbox.mark_told([made[0], made[2], made[3]])
-        assert await records.outbox.untold(3) == [made[1], made[4], made[5]]
-        await records.outbox.mark_told([*made, *made])
-        await records.outbox.mark_told([])
-        assert await records.outbox.untold(100) == []
+        assert await records.outbox.undispatched(100) == made
+        assert await records.outbox.undispatched(5) == made[:5]
+        await records.outbox.mark_dispatched([made[0], made[2], made[3]])
+        assert await records.outbox.undispatched(3) == [made[1], made[4], made[5]]
+        await records.outbox.mark_dispatched([*made, *made])
+        await records.outbox.mark_dispatched([])
+        assert await records.outbox.undispatched(100) == []
 
     async def test_told_ones_stay_in_the_trail(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)
-        await records.outbox.mark_told(await records.outbox.untold(10))
+        await records.outbox.mark_dispatched(await records.outbox.undispatched(10))
         assert await events(records, job) == ["job.accepted"]
         clock.advance(1)
         await records.jobs.move_run(
             job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.PAUSED, None, make_notice(clock, job, "run.paused")
         )
-        assert [notice.event for notice in await records.outbox.untold(10)] == ["run.paused"]
+        assert [notice.event for notice in await records.outbox.undispatched(10)] == ["run.paused"]
         assert await events(records, job) == ["job.accepted", "run.paused"]
 
     async def test_marking_what_is_not_there(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)
-        (notice,) = await records.outbox.untold(10)
-        await records.outbox.mark_told([make_notice(clock, job, "never written")])
-        assert await records.outbox.untold(10) == [notice]
-        await records.jobs.hide_job(ACME, job.job_id)
-        await records.jobs.forget_job(job.job_id)
-        await records.outbox.mark_told([notice])
-        assert await records.outbox.untold(10) == []
+        (notice,) = await records.outbox.undispatched(10)
+        await records.outbox.mark_dispatched([make_notice(clock, job, "never written")])
+        assert await records.outbox.undispatched(10) == [notice]
+        await records.jobs.mark_deleted(ACME, job.job_id)
+        await records.jobs.purge_job(job.job_id)
+        await records.outbox.mark_dispatched([notice])
+        assert await records.outbox.undispatched(10) == []
         assert (await records.outbox.events(ACME, job.job_id, None, 10)).items == [], (
             "telling of it brings nothing back"
         )

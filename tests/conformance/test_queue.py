@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, TellsAge, run_queue
+from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, ReportsMessageAge, run_queue
 from conveyor.errors import BadCursor
 from conveyor.model import RunId
 from tests.clocks import ManualClock
@@ -146,7 +146,7 @@ class TestStaleReceipts:
         assert await queue.extend(ONE, [old.receipt], 1000) == frozenset({old.receipt})
         assert await queue.ack(ONE, [old.receipt]) == frozenset({old.receipt})
         await queue.release(ONE, [old.receipt], 0)
-        await queue.bury(ONE, [old.receipt], "not mine")
+        await queue.dead_letter(ONE, [old.receipt], "not mine")
         assert await queue.receive(ONE, 10, HOLD) == []
         assert (await queue.dead_letters(None, 10)).items == []
         assert await queue.depth(ONE) == Depth(0, 1, 0)
@@ -163,7 +163,7 @@ class TestStaleReceipts:
         assert new.receipt != old.receipt
         assert await queue.extend(ONE, [old.receipt], 1000) == frozenset({old.receipt})
         await queue.release(ONE, [old.receipt], 0)
-        await queue.bury(ONE, [old.receipt], "not mine")
+        await queue.dead_letter(ONE, [old.receipt], "not mine")
         assert await queue.ack(ONE, [old.receipt]) == frozenset({old.receipt})
         assert await queue.depth(ONE) == Depth(0, 1, 0)
         assert await queue.ack(ONE, [new.receipt]) == frozenset()
@@ -200,7 +200,7 @@ class TestStaleReceipts:
         assert await queue.ack(ONE, []) == frozenset()
         assert await queue.extend(ONE, [], HOLD) == frozenset()
         await queue.release(ONE, [], 0)
-        await queue.bury(ONE, [], "nothing")
+        await queue.dead_letter(ONE, [], "nothing")
 
 
 class TestRelease:
@@ -277,7 +277,7 @@ class TestStarts:
         await queue.send(ONE, bodies(1))
         await queue.mark_started(ONE, [(await take(queue)).receipt])
         clock.advance(HOLD)
-        await queue.bury(ONE, [(await take(queue)).receipt], "why")
+        await queue.dead_letter(ONE, [(await take(queue)).receipt], "why")
         (letter,) = (await queue.dead_letters(None, 10)).items
         await queue.redrive([letter.message_id])
         assert (await take(queue)).lost_starts == 0
@@ -288,7 +288,7 @@ class TestDeadLetters:
         await queue.send(ONE, bodies(2))
         delivery = await take(queue)
         clock.advance(3)
-        await queue.bury(ONE, [delivery.receipt], "it kills its worker ü")
+        await queue.dead_letter(ONE, [delivery.receipt], "it kills its worker ü")
         (letter,) = (await queue.dead_letters(None, 10)).items
         assert (letter.queue, letter.body, letter.reason) == (ONE, delivery.body, "it kills its worker ü")
         assert letter.at == pytest.approx(clock.now())
@@ -300,7 +300,7 @@ class TestDeadLetters:
             await queue.send(ONE, bodies(1, number))
             delivery = await take(queue)
             clock.advance(1)
-            await queue.bury(ONE, [delivery.receipt], f"reason {number}")
+            await queue.dead_letter(ONE, [delivery.receipt], f"reason {number}")
         got, cursor = [], None
         while True:
             page = await queue.dead_letters(cursor, 3)
@@ -315,7 +315,7 @@ class TestDeadLetters:
         await queue.send(ONE, bodies(3))
         await queue.send(TWO, bodies(1, 100))
         for name in (ONE, TWO):
-            await queue.bury(name, [each.receipt for each in await drain(queue, name)], "why")
+            await queue.dead_letter(name, [each.receipt for each in await drain(queue, name)], "why")
         letters = (await queue.dead_letters(None, 10)).items
         assert len(letters) == 4
         chosen = [letter for letter in letters if letter.body in (b"message 1", b"message 100")]
@@ -329,7 +329,7 @@ class TestDeadLetters:
 
     async def test_one_of_two_at_once_redrives(self, queue: Queue) -> None:
         await queue.send(ONE, bodies(1))
-        await queue.bury(ONE, [(await take(queue)).receipt], "why")
+        await queue.dead_letter(ONE, [(await take(queue)).receipt], "why")
         (letter,) = (await queue.dead_letters(None, 10)).items
         assert sorted(await asyncio.gather(*(queue.redrive([letter.message_id]) for _ in range(5)))) == [0, 0, 0, 0, 1]
         assert len(await drain(queue, ONE)) == 1
@@ -355,7 +355,7 @@ class TestDepthAndDrop:
 
     async def test_age_is_that_of_the_message_that_waits_longest(self, queue: Queue, clock: ManualClock) -> None:
         """Where the engine knows it."""
-        if not isinstance(queue, TellsAge):
+        if not isinstance(queue, ReportsMessageAge):
             return
         assert await queue.waiting_since(ONE) is None
         began = clock.now()
@@ -393,7 +393,7 @@ STEPS = st.lists(
         st.tuples(st.just("send"), st.integers(0, 3), st.sampled_from([0.0, 5.0])),
         st.tuples(st.just("receive"), st.integers(1, 3), st.sampled_from([5.0, 20.0])),
         st.tuples(st.just("receive"), st.just(10), st.just(20.0)),
-        st.tuples(st.sampled_from(["ack", "release", "extend", "bury"]), st.integers(0, 5), st.just(20.0)),
+        st.tuples(st.sampled_from(["ack", "release", "extend", "dead_letter"]), st.integers(0, 5), st.just(20.0)),
         st.tuples(st.just("wait"), st.integers(1, 25), st.just(0.0)),
     ),
     min_size=5,
@@ -444,11 +444,11 @@ class Story:
             self._check(receipt, owner, took)
             self._gone(owner, took)
 
-    async def bury(self, which: int, _: float) -> None:
+    async def dead_letter(self, which: int, _: float) -> None:
         receipt, owner = self._choose(which)
         if receipt is not None:
             before = await self._total()
-            await self.queue.bury(self.name, [receipt], "why")
+            await self.queue.dead_letter(self.name, [receipt], "why")
             took = await self._total() < before
             self._check(receipt, owner, took)
             self._gone(owner, took)

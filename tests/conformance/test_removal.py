@@ -13,7 +13,7 @@ async def buried(queue: Queue, count: int = 5) -> list[DeadLetter]:
         name = ONE if number % 2 else TWO
         await queue.send(name, [Outgoing(b"body %d" % number)])
         (delivery,) = await queue.receive(name, 1, 30)
-        await queue.bury(name, [delivery.receipt], f"reason {number}")
+        await queue.dead_letter(name, [delivery.receipt], f"reason {number}")
     return (await queue.dead_letters(None, 100)).items
 
 
@@ -23,9 +23,9 @@ class TestLetters:
         # All of the same moment, so in no promised order.
         assert sorted(letter.body for letter in letters) == [b"body %d" % number for number in range(5)]
         wanted = [letters[3], letters[1]]
-        found = await queue.letters([letter.message_id for letter in wanted] + UNKNOWN)
+        found = await queue.find_dead_letters([letter.message_id for letter in wanted] + UNKNOWN)
         assert {letter.message_id: letter for letter in found} == {letter.message_id: letter for letter in wanted}
-        assert await queue.letters([]) == []
+        assert await queue.find_dead_letters([]) == []
 
     async def test_they_are_discarded_for_good(self, queue: Queue) -> None:
         letters = await buried(queue)
@@ -54,19 +54,19 @@ class TestLeases:
         names = [ingest_lease(run), ingest_lease(run, 0), ingest_lease(run, 12), ingest_lease(other), "sweeper"]
         for name in names:
             assert await coordinator.lease(name, "me", 60) is not None
-        await coordinator.forget(ingest_lease(run))
+        await coordinator.forget_leases(ingest_lease(run))
         granted = [await coordinator.lease(name, "you", 60) is not None for name in names]
         assert granted == [True, True, True, False, False]
 
     async def test_forgetting_nothing(self, coordinator: Coordinator) -> None:
         await coordinator.lease("ingest:run_1", "me", 60)
         for prefix in ("ingest:run_2", "ingest:run_1:0", "ngest", "ingest:run_[0-9]", "ingest:*", "ingest:run_?"):
-            await coordinator.forget(prefix)
+            await coordinator.forget_leases(prefix)
         assert await coordinator.lease("ingest:run_1", "you", 60) is None
 
     async def test_one_that_is_forgotten_is_lost_to_its_holder(self, coordinator: Coordinator) -> None:
         lease = await coordinator.lease("ingest:run_1", "me", 60)
         assert lease is not None
-        await coordinator.forget("ingest:run_1")
+        await coordinator.forget_leases("ingest:run_1")
         assert not await coordinator.renew(lease, 60)
         await coordinator.release(lease)

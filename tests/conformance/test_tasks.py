@@ -568,7 +568,7 @@ class TestDelete:
 def scanned(monkeypatch: pytest.MonkeyPatch) -> int:
     """The rows that a scan looks at, of the engines that have such a bound."""
     for module in (sqlite_tasks, postgres_tasks):
-        monkeypatch.setattr(module, "MOST_SCANNED", 20)
+        monkeypatch.setattr(module, "MAX_SCANNED", 20)
     return 20
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conveyor.engines.tasks import TaskFilter, Tasks, Walked, WalksByIndex
+from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, Walked
 from conveyor.model import InputJson, RunId, RunKey, Task, TaskEnd, TaskSeed, TenantId
 from conveyor.read.walk import matches
 from conveyor.states import TaskStatus
@@ -19,7 +19,7 @@ def make_run(clock: ManualClock, shards: int = 1) -> RunKey:
     return RunKey(TenantId("acme"), job_id, RunId(job_id.replace("job_", "run_")), shards)  # type: ignore[arg-type]
 
 
-async def stretches(tasks: WalksByIndex, run: RunKey, limit: int, where: TaskFilter) -> AsyncIterator[Walked]:
+async def stretches(tasks: ReadsByIndex, run: RunKey, limit: int, where: TaskFilter) -> AsyncIterator[Walked]:
     last: int | None = -1
     while last is not None:
         walked = await tasks.walk(run, last, limit, where)
@@ -27,7 +27,7 @@ async def stretches(tasks: WalksByIndex, run: RunKey, limit: int, where: TaskFil
         last = walked.last
 
 
-async def walked(tasks: WalksByIndex, run: RunKey, limit: int, where: TaskFilter = EVERYTHING) -> list[Task]:
+async def walked(tasks: ReadsByIndex, run: RunKey, limit: int, where: TaskFilter = EVERYTHING) -> list[Task]:
     return [task async for walked in stretches(tasks, run, limit, where) for task in walked.tasks]
 
 
@@ -49,7 +49,7 @@ async def filled(tasks: Tasks, run: RunKey) -> list[int]:
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000])
 async def test_a_run_in_the_order_of_its_list(tasks: Tasks, clock: ManualClock, shards: int, limit: int) -> None:
-    if not isinstance(tasks, WalksByIndex):
+    if not isinstance(tasks, ReadsByIndex):
         return
     run = make_run(clock, shards)
     indexes = await filled(tasks, run)
@@ -79,7 +79,7 @@ async def test_a_run_in_the_order_of_its_list(tasks: Tasks, clock: ManualClock, 
 )
 async def test_filters(tasks: Tasks, clock: ManualClock, where: TaskFilter) -> None:
     """A stretch has a bound of rows that are looked at, however few of them match."""
-    if not isinstance(tasks, WalksByIndex):
+    if not isinstance(tasks, ReadsByIndex):
         return
     run = make_run(clock)
     indexes = await filled(tasks, run)
@@ -91,7 +91,7 @@ async def test_filters(tasks: Tasks, clock: ManualClock, where: TaskFilter) -> N
 
 
 async def test_nothing_to_walk(tasks: Tasks, clock: ManualClock) -> None:
-    if not isinstance(tasks, WalksByIndex):
+    if not isinstance(tasks, ReadsByIndex):
         return
     run = make_run(clock)
     assert await tasks.walk(run, -1, 10, EVERYTHING) == Walked([], 0, None)

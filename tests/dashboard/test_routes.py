@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from conveyor.api import schemas as shapes
-from conveyor.coordination.breaker import Open, breaker_key
+from conveyor.coordination.breaker import BreakerState, breaker_key
 from conveyor.coordination.durations import count_durations
-from conveyor.coordination.history import MOST, Moment, history, remember
+from conveyor.coordination.history import MAX_MOMENTS, Moment, add_moment, history
 from conveyor.engines.queue import Outgoing, run_queue
 from conveyor.engines.records import Document
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, LongTask, RunId, TaskEnd, task_id
@@ -77,11 +77,11 @@ async def test_statistics_tell_how_a_run_went(server: Api, clock: JumpingClock) 
 async def test_a_long_history_stays_small(system: System) -> None:
     run = RunId("run_x")
     for at in range(2000):
-        await remember(system.coordinator, run, Moment(float(at), at, 0, 0))
+        await add_moment(system.coordinator, run, Moment(float(at), at, 0, 0))
     kept = await history(system.coordinator, run)
-    assert len(kept) <= MOST
+    assert len(kept) <= MAX_MOMENTS
     assert (kept[0].at, kept[-1].at) == (0.0, 1999.0)
-    await remember(system.coordinator, run, Moment(5.0, 0, 0, 0))
+    await add_moment(system.coordinator, run, Moment(5.0, 0, 0, 0))
     assert await history(system.coordinator, run) == kept
 
 
@@ -127,17 +127,17 @@ async def test_the_fleet_is_shown_as_one_tenant_may_see_it(server: Api, clock: J
     system, now = server.system, clock.now()
     job, paused, foreign = [await started(system, 5, tenant=tenant) for tenant in (ACME, ACME, OTHER)]
     await system.queue.send(run_queue(job.run.run_id), [Outgoing(b"x"), Outgoing(b"y", 60.0)])
-    await system.coordinator.hold(f"run:{job.run.run_id}", "w", 3, 64, 60.0)
-    await system.coordinator.hold(WORKERS, "w", 1, 10, 60.0)
+    await system.coordinator.acquire(f"run:{job.run.run_id}", "w", 3, 64, 60.0)
+    await system.coordinator.acquire(WORKERS, "w", 1, 10, 60.0)
     doc = {
-        breaker_key(ACME, "down.example"): Open(now, now + 60, 2),
-        breaker_key(ACME, "back.example"): Open(now - 60, now - 1, 1, 3),
-        breaker_key(ACME, "closed.example"): Open(now - 60, now - 1, 1, 6),
-        breaker_key(OTHER, "foreign.example"): Open(now, now + 60),
+        breaker_key(ACME, "down.example"): BreakerState(now, now + 60, 2),
+        breaker_key(ACME, "back.example"): BreakerState(now - 60, now - 1, 1, 3),
+        breaker_key(ACME, "closed.example"): BreakerState(now - 60, now - 1, 1, 6),
+        breaker_key(OTHER, "foreign.example"): BreakerState(now, now + 60),
     }
     await system.coordinator.cache("breakers", msgspec.json.encode(doc), 60.0)
     tasks = [LongTask(each.tenant, each.job_id, each.run.run_id, 0) for each in (job, foreign)]
-    await system.records.documents.create_rows(
+    await system.records.documents.create_documents(
         [Document(BEAT, BEAT_TENANT, "w", msgspec.json.encode(Beat(now, tasks)))]
     )
 
@@ -184,7 +184,7 @@ async def test_the_stream_of_jobs_tells_of_what_changed(server: Api, clock: Jump
         if count == 2:
             await end(system, first, range(2))
         elif count == 3:
-            assert await system.records.jobs.hide_job(ACME, second.job_id)
+            assert await system.records.jobs.mark_deleted(ACME, second.job_id)
         clock.advance(2)
 
     found = await frames(server, 4, act)

@@ -254,7 +254,7 @@ def around() -> list[Limit]:
             "Parts of an export", _count(exports.MAX_PARTS), "`part_bytes`", "The export fails; its `error` says so."
         ),
         Limit("An export", _time(default.export_seconds), _set("export_seconds"), "It is purged; create it again."),
-        Limit("Runs listed with a job", _count(progress.MOST_RUNS), "", "Older runs are available by their id."),
+        Limit("Runs listed with a job", _count(progress.MAX_RUNS), "", "Older runs are available by their id."),
         Limit("Entries of `notify`", _count(notices.MAX_NOTIFY), "", "400 `invalid_field`."),
         Limit(
             "Webhook endpoints of one tenant",

@@ -268,7 +268,7 @@ async def until(client: Client, job_id: JobId, patience: float) -> Job:
     async def done() -> Job:
         while True:
             job = await client.job(job_id)
-            if job.state in ENDED and not await records.jobs.ended_unswept(1):
+            if job.state in ENDED and not await records.jobs.unswept_jobs(1):
                 depth = await queue.depth(CONTROL)
                 if depth.ready + depth.held + depth.delayed == 0:
                     return job
@@ -294,7 +294,7 @@ async def mended(client: Client, job: Job, patience: float) -> None:
 async def removed(client: Client, job_id: JobId) -> None:
     system = client.system
     (client.directory / "removing").write_text(job_id)
-    await system.records.jobs.hide_job(TENANT, job_id)
+    await system.records.jobs.mark_deleted(TENANT, job_id)
     await retire(client)
     (client.directory / "removed").touch()
 

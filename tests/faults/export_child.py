@@ -42,7 +42,7 @@ async def main(directory: Path) -> None:
         )
 
         async def unfinished() -> bool:
-            rows = await system.records.documents.due_rows(EXPORT, 1e12, 100)
+            rows = await system.records.documents.due_documents(EXPORT, 1e12, 100)
             return any(export_of(row).state in {ExportState.QUEUED, ExportState.RUNNING} for row in rows)
 
         while await unfinished():

@@ -144,7 +144,7 @@ async def controlled(world: World) -> None:
     await world.until(running, "all tasks run")
     await world.insist(lambda: _moved(world, paused, control.pause))
     await world.insist(lambda: _moved(world, cancelled, control.cancel))
-    await world.insist(lambda: world.system.records.jobs.hide_job(ACME, deleted))
+    await world.insist(lambda: world.system.records.jobs.mark_deleted(ACME, deleted))
 
     async def stopped() -> bool:
         return world.executor.running["all"] == 0
@@ -267,7 +267,9 @@ async def told(world: World) -> None:
         await world.settled()
 
         async def delivered() -> bool:
-            return not await world.belt.system.records.documents.due_rows(DELIVERY, world.belt.clock.now() + 1e6, 1)
+            return not await world.belt.system.records.documents.due_documents(
+                DELIVERY, world.belt.clock.now() + 1e6, 1
+            )
 
         await world.until(delivered, "all is delivered")
         rows = (await world.belt.system.records.documents.documents(DELIVERY, ACME, None, 100)).items

@@ -169,9 +169,9 @@ class World:
 
     async def _is_settled(self) -> bool:
         system = self.belt.system
-        if await system.records.jobs.active_jobs() or await system.records.jobs.ended_unswept(1):
+        if await system.records.jobs.active_jobs() or await system.records.jobs.unswept_jobs(1):
             return False
-        if (await system.queue.depth(CONTROL)).total or await system.records.outbox.untold(1) or self.held():
+        if (await system.queue.depth(CONTROL)).total or await system.records.outbox.undispatched(1) or self.held():
             return False
         for job in (await system.records.jobs.jobs(ACME, None, 100)).items:
             for run in await system.records.jobs.runs(job.job_id):
@@ -239,10 +239,10 @@ class World:
         """Delete all jobs, and say what is left of them once they were removed."""
         system = self.belt.system
         for job in (await system.records.jobs.jobs(ACME, None, 100)).items:
-            await self.insist(lambda job=job: self.system.records.jobs.hide_job(ACME, job.job_id))  # type: ignore[misc]
+            await self.insist(lambda job=job: self.system.records.jobs.mark_deleted(ACME, job.job_id))  # type: ignore[misc]
 
         async def gone() -> bool:
-            return not await system.records.jobs.hidden_jobs(self.belt.clock.now() + 1e6, 1)
+            return not await system.records.jobs.purgeable_jobs(self.belt.clock.now() + 1e6, 1)
 
         await self.until(gone, "all jobs are removed")
         return {"blobs": [info.key async for info in system.blobs.listing("")], "rows": await self._rows()}

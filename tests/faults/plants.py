@@ -26,7 +26,7 @@ from conveyor.jobs import chunks as references
 from conveyor.jobs.idempotency import Claim, Idempotency
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Counts, OutboxEvent, TaskEnd
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.recorder import Recorder
 from conveyor.recover import sweeper
 from conveyor.recover.sweeper import Sweeper
@@ -305,11 +305,11 @@ def notice_outside_move(_: Path) -> None:
 def body_after_reference(_: Path) -> None:
     writing: set[asyncio.Task[None]] = set()
 
-    async def later(self: Bodies, key: str, body: bytes) -> None:
+    async def later(self: BodyStore, key: str, body: bytes) -> None:
         await asyncio.sleep(0.02)
         await self._blobs.put(key, body)
 
-    async def keep(self: Bodies, job: Any, outcomes: Sequence[Any]) -> list[BodyRef | None]:
+    async def keep(self: BodyStore, job: Any, outcomes: Sequence[Any]) -> list[BodyRef | None]:
         refs: list[BodyRef | None] = []
         for outcome in outcomes:
             if outcome.body is None:
@@ -320,4 +320,4 @@ def body_after_reference(_: Path) -> None:
             writing.add(asyncio.create_task(later(self, key, outcome.body)))
         return refs
 
-    Bodies.keep = keep  # type: ignore[method-assign]
+    BodyStore.keep = keep  # type: ignore[method-assign]

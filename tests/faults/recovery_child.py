@@ -111,8 +111,8 @@ async def _done(embedded: Embedded, records: Records, job_id: JobId) -> bool:
     """Ended, cleared up, and no deadline or dead worker left to be found."""
     job = await embedded.job(TENANT, job_id)
     beats = (await records.documents.documents(BEAT, BEAT_TENANT, None, 10)).items
-    late = await records.documents.due_rows(DEADLINE, 1e12, 1)
-    return job.state in ENDED and not (beats or late or await records.jobs.ended_unswept(1))
+    late = await records.documents.due_documents(DEADLINE, 1e12, 1)
+    return job.state in ENDED and not (beats or late or await records.jobs.unswept_jobs(1))
 
 
 def prepare() -> None:

@@ -96,7 +96,7 @@ def tasks() -> list[msgspec.Raw]:
 async def ended(system: System, job_id: JobId) -> Job:
     while True:
         job = await system.records.jobs.job(TENANT, job_id)
-        if job is not None and job.state in ENDED and not await system.records.jobs.ended_unswept(1):
+        if job is not None and job.state in ENDED and not await system.records.jobs.unswept_jobs(1):
             return job
         await asyncio.sleep(0.003)
 
@@ -104,7 +104,7 @@ async def ended(system: System, job_id: JobId) -> Job:
 async def told(system: System) -> None:
     """Nothing is left to be passed on, or to be delivered."""
     documents, outbox, later = system.records.documents, system.records.outbox, system.clock.now() + 1e6
-    while await outbox.untold(1) or await documents.due_rows(DELIVERY, later, 1):  # noqa: ASYNC110  (seen from outside)
+    while await outbox.undispatched(1) or await documents.due_documents(DELIVERY, later, 1):  # noqa: ASYNC110  (seen from outside)
         await asyncio.sleep(0.003)
 
 

@@ -359,7 +359,7 @@ async def check_export(system: System, place: Path, scenario: str, events: list[
     told = [event.event for event in events if event.data.get("export_id") == export_id]
     row, export = await Exports(system).find(TENANT, export_id)
     assert [info.key async for info in system.blobs.listing("exports") if export_id not in info.key] == []
-    assert [each.id for each in await system.records.documents.due_rows(EXPORT, 1e12, 10)] == [export_id]
+    assert [each.id for each in await system.records.documents.due_documents(EXPORT, 1e12, 10)] == [export_id]
     if scenario == "export_failed":
         assert (export.state, told) == (ExportState.FAILED, ["export.failed"])
         return

@@ -110,4 +110,4 @@ async def test_a_run_that_is_given_up(children: Forks, place: Path, point: str) 
         letters = (await system.queue.dead_letters(None, 10)).items
         assert 1 <= len(letters) <= 2
         assert {letter.reason for letter in letters} == {job.reason}
-        assert (await system.records.documents.due_rows(DEADLINE, SystemClock().now() + 1e9, 10)) == []
+        assert (await system.records.documents.due_documents(DEADLINE, SystemClock().now() + 1e9, 10)) == []

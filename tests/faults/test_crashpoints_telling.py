@@ -135,7 +135,7 @@ async def check(place: Path, scenario: str) -> None:
         assert {kind: kinds[kind] for kind in once} == dict.fromkeys(once, 1)
         assert kinds["run.progress"] <= 3
         failed = sum(event.data["failed"] for event in events if event.event == "tasks.failed")
-        assert await system.records.outbox.untold(10) == [] or scenario != "webhooks"
+        assert await system.records.outbox.undispatched(10) == [] or scenario != "webhooks"
         if scenario == "webhooks":
             assert failed == counts.failed == 4
             await check_told(system, place, {event.id: event.event for event in events})

@@ -316,7 +316,7 @@ async def _replace_once(
     clock: ManualClock, seed: int, one: DynamoEngine, two: DynamoEngine, truth: DynamoEngine
 ) -> None:
     row = Document("schedule", ACME, f"row of {seed}", b"0", due_at=clock.now())
-    await asyncio.gather(*(engine.records.documents.create_rows([row]) for engine in (one, two, one, two)))
+    await asyncio.gather(*(engine.records.documents.create_documents([row]) for engine in (one, two, one, two)))
     won = 0
     for _ in range(3):
         standing = await truth.records.documents.document(row.kind, ACME, row.id)
@@ -324,7 +324,7 @@ async def _replace_once(
         changes = [replace(standing, body=b"%d" % number) for number in range(4)]
         replaced = await asyncio.gather(
             *(
-                engine.records.documents.replace_row(change)
+                engine.records.documents.replace_document(change)
                 for engine, change in zip((one, two) * 2, changes, strict=True)
             )
         )

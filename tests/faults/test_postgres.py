@@ -241,7 +241,7 @@ async def accept_atomically(engine: PostgresEngine, clock: ManualClock) -> tuple
         return (
             await engine.queue.depth(queue),
             len(await engine.tasks.unfinished(job.key, range(100))),
-            len(await engine.records.outbox.untold(10)),
+            len(await engine.records.outbox.undispatched(10)),
         )
 
     return lambda: engine.accept_atomically(job, notice, None, seeds(70), queue, [Outgoing(b"1"), Outgoing(b"2")]), left
@@ -258,7 +258,7 @@ async def add_run(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation
 
     async def left() -> Any:
         return [run.number for run in await engine.records.jobs.runs(job.job_id)], len(
-            await engine.records.outbox.untold(10)
+            await engine.records.outbox.undispatched(10)
         )
 
     return lambda: engine.records.jobs.add_run(again, notice, None), left
@@ -273,7 +273,7 @@ async def change_options(engine: PostgresEngine, clock: ManualClock) -> tuple[Op
     async def left() -> Any:
         found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
-        return found.version, len(await engine.records.outbox.untold(10))
+        return found.version, len(await engine.records.outbox.undispatched(10))
 
     return lambda: engine.records.jobs.change_options(job.job_id, 1, Options(concurrency=2), notice), left
 
@@ -286,7 +286,7 @@ async def move_run(engine: PostgresEngine, clock: ManualClock) -> tuple[Operatio
     where = (job.job_id, job.run.run_id)
     return (
         lambda: engine.records.jobs.move_run(*where, sources_of(done), done, None, notice),
-        lambda: engine.records.outbox.untold(10),
+        lambda: engine.records.outbox.undispatched(10),
     )
 
 
@@ -305,10 +305,10 @@ async def move_run_untold(engine: PostgresEngine, clock: ManualClock) -> tuple[O
 
 
 @case
-async def hide_job(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def mark_deleted(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job = make_job(clock)
     await engine.records.jobs.create_job(job, make_notice(clock, job), None)
-    return lambda: engine.records.jobs.hide_job(ACME, job.job_id), lambda: engine.records.jobs.job(ACME, job.job_id)
+    return lambda: engine.records.jobs.mark_deleted(ACME, job.job_id), lambda: engine.records.jobs.job(ACME, job.job_id)
 
 
 @case
@@ -385,13 +385,13 @@ async def mark_stored(engine: PostgresEngine, clock: ManualClock) -> tuple[Opera
 
 
 @case
-async def forget_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def purge_upload(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     now = clock.now()
     for number in range(3):
         upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 1)
         await engine.records.access.create_upload(upload, None)
     clock.advance(2)
-    return lambda: engine.records.access.forget_upload("upload_1"), lambda: engine.records.access.expired_uploads(
+    return lambda: engine.records.access.purge_upload("upload_1"), lambda: engine.records.access.expired_uploads(
         now + 2, 5
     )
 
@@ -403,9 +403,11 @@ async def replace_referring_row(engine: PostgresEngine, clock: ManualClock) -> t
         upload = UploadRecord(ACME, f"upload_{number}", f"key {number}", 7, "0" * 64, now, now + 600)
         await engine.records.access.create_upload(upload, None)
     made = Document("schedule", ACME, "one", b"", upload_id="upload_0")
-    await engine.records.documents.create_rows([made])
+    await engine.records.documents.create_documents([made])
     other = msgspec.structs.replace(made, upload_id="upload_1")
-    return lambda: engine.records.documents.replace_row(other), lambda: engine.records.access.expired_uploads(now, 5)
+    return lambda: engine.records.documents.replace_document(other), lambda: engine.records.access.expired_uploads(
+        now, 5
+    )
 
 
 @case
@@ -413,8 +415,8 @@ async def remove_referring_row(engine: PostgresEngine, clock: ManualClock) -> tu
     now = clock.now()
     await engine.records.access.create_upload(UploadRecord(ACME, "upload_1", "key", 7, "0" * 64, now, now + 600), None)
     made = Document("schedule", ACME, "one", b"", upload_id="upload_1")
-    await engine.records.documents.create_rows([made])
-    return lambda: engine.records.documents.remove_row(made), lambda: engine.records.access.expired_uploads(now, 5)
+    await engine.records.documents.create_documents([made])
+    return lambda: engine.records.documents.remove_document(made), lambda: engine.records.access.expired_uploads(now, 5)
 
 
 @case
@@ -424,13 +426,15 @@ async def create_key(engine: PostgresEngine, clock: ManualClock) -> tuple[Operat
 
 
 @case
-async def create_rows(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def create_documents(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     job, row = make_job(clock), claim_of(clock)
     await engine.records.access.claim(row)
     notice = make_notice(clock, job)
     return (
-        lambda: engine.records.documents.create_rows([Document("export", ACME, "one", b"x")], notice, answered(row)),
-        lambda: engine.records.outbox.untold(10),
+        lambda: engine.records.documents.create_documents(
+            [Document("export", ACME, "one", b"x")], notice, answered(row)
+        ),
+        lambda: engine.records.outbox.undispatched(10),
     )
 
 
@@ -439,27 +443,27 @@ async def create_rows_untold(engine: PostgresEngine, clock: ManualClock) -> tupl
     row = claim_of(clock)
     await engine.records.access.claim(row)
     return (
-        lambda: engine.records.documents.create_rows([Document("export", ACME, "one", b"x")], None, answered(row)),
+        lambda: engine.records.documents.create_documents([Document("export", ACME, "one", b"x")], None, answered(row)),
         lambda: engine.records.documents.document("export", ACME, "one"),
     )
 
 
 @case
-async def replace_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def replace_document(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row = Document("export", ACME, "one", b"x", due_at=5.5)
-    await engine.records.documents.create_rows([row])
+    await engine.records.documents.create_documents([row])
     notice = make_notice(clock, make_job(clock))
     return (
-        lambda: engine.records.documents.replace_row(replace(row, body=b"y"), notice),
-        lambda: engine.records.outbox.untold(10),
+        lambda: engine.records.documents.replace_document(replace(row, body=b"y"), notice),
+        lambda: engine.records.outbox.undispatched(10),
     )
 
 
 @case
-async def remove_row(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def remove_document(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     row = Document("export", ACME, "one", b"x")
-    await engine.records.documents.create_rows([row])
-    return lambda: engine.records.documents.remove_row(row), lambda: engine.records.documents.document(
+    await engine.records.documents.create_documents([row])
+    return lambda: engine.records.documents.remove_document(row), lambda: engine.records.documents.document(
         "export", ACME, "one"
     )
 
@@ -559,21 +563,21 @@ async def release(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation
 
 
 @case
-async def bury(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+async def dead_letter(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     await engine.queue.send(QUEUE, [Outgoing(b"x")])
     (got,) = await engine.queue.receive(QUEUE, 2, 30.0)
 
     async def left() -> Any:
         return len((await engine.queue.dead_letters(None, 10)).items), await engine.queue.depth(QUEUE)
 
-    return lambda: engine.queue.bury(QUEUE, [got.receipt], "why"), left
+    return lambda: engine.queue.dead_letter(QUEUE, [got.receipt], "why"), left
 
 
 @case
 async def redrive(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     await engine.queue.send(QUEUE, [Outgoing(b"x"), Outgoing(b"y")])
     got = await engine.queue.receive(QUEUE, 2, 30.0)
-    await engine.queue.bury(QUEUE, [each.receipt for each in got], "why")
+    await engine.queue.dead_letter(QUEUE, [each.receipt for each in got], "why")
     letters = (await engine.queue.dead_letters(None, 10)).items
     ids = [letter.message_id for letter in letters]
     return lambda: engine.queue.redrive(ids), lambda: engine.queue.depth(QUEUE)
@@ -583,9 +587,9 @@ async def redrive(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation
 async def discard(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     await engine.queue.send(QUEUE, [Outgoing(b"x"), Outgoing(b"y")])
     got = await engine.queue.receive(QUEUE, 2, 30.0)
-    await engine.queue.bury(QUEUE, [each.receipt for each in got], "why")
+    await engine.queue.dead_letter(QUEUE, [each.receipt for each in got], "why")
     ids = [letter.message_id for letter in (await engine.queue.dead_letters(None, 10)).items]
-    return lambda: engine.queue.discard(ids), lambda: engine.queue.letters(ids)
+    return lambda: engine.queue.discard(ids), lambda: engine.queue.find_dead_letters(ids)
 
 
 class TestUnanswered:

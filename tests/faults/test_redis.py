@@ -91,24 +91,24 @@ class TestForgetful:
     async def test_holders_that_ask_again_are_within_the_limit(
         self, redis: RedisServer, coordinator: Coordinator
     ) -> None:
-        held = {f"h{number}": await coordinator.hold("run", f"h{number}", 4, 10, TTL) for number in range(4)}
+        held = {f"h{number}": await coordinator.acquire("run", f"h{number}", 4, 10, TTL) for number in range(4)}
         assert sum(held.values()) == 10
         redis.say("FLUSHALL")
-        assert await coordinator.hold("run", "late", 10, 10, TTL) == 10, "overbooked, until the others ask again"
-        again = [await coordinator.hold("run", holder, count, 10, TTL) for holder, count in held.items()]
+        assert await coordinator.acquire("run", "late", 10, 10, TTL) == 10, "overbooked, until the others ask again"
+        again = [await coordinator.acquire("run", holder, count, 10, TTL) for holder, count in held.items()]
         assert sum(again) == 0
-        assert await coordinator.held("run") == 10
+        assert await coordinator.permits_in_use("run") == 10
 
     async def test_the_rest_starts_from_nothing(self, redis: RedisServer, coordinator: Coordinator) -> None:
         await coordinator.reserve("host", 50, 10.0, 1)
-        await coordinator.tally("run", {"failed": 5}, TTL, once="a")
+        await coordinator.add_counters("run", {"failed": 5}, TTL, once="a")
         await coordinator.cache("key", b"value", TTL)
         redis.say("FLUSHALL")
         assert await coordinator.reserve("host", 1, 10.0, 1) == 0.0
-        assert await coordinator.tally("run", {"failed": 1}, TTL, once="a") == {"failed": 1}
+        assert await coordinator.add_counters("run", {"failed": 1}, TTL, once="a") == {"failed": 1}
         assert await coordinator.cached("key") is None
         assert not await coordinator.swap("key", b"value", b"new", TTL)
-        await coordinator.forget("ingest")
+        await coordinator.forget_leases("ingest")
 
     @several
     @given(
@@ -157,17 +157,17 @@ class TestForgetful:
                 await coordinator.release(leases[who])
                 owner = None if live == who else owner
             elif step == "forget":
-                await coordinator.forget(name)
+                await coordinator.forget_leases(name)
                 owner = None
             elif step == "hold":
-                assert 0 <= await coordinator.hold(name, holder, seconds, 10, TTL) <= seconds
+                assert 0 <= await coordinator.acquire(name, holder, seconds, 10, TTL) <= seconds
             elif step == "reserve":
                 due = max(due, now)
                 assert await coordinator.reserve(name, 1, 1.0, 1) == pytest.approx(due - now)
                 due += 1.0
             elif step == "tally":
                 counted += seconds
-                assert await coordinator.tally(name, {"n": seconds}, 1e6) == {"n": counted}
+                assert await coordinator.add_counters(name, {"n": seconds}, 1e6) == {"n": counted}
             elif step == "swap":
                 old, value = value, b"%d" % seconds
                 assert await coordinator.swap(name, old, value, 1e6)
@@ -207,11 +207,11 @@ class TestLostAnswers:
 
     async def test_nothing_is_added_twice(self, leak: Leak, coordinator: Coordinator) -> None:
         leak.losing = 2
-        assert await coordinator.tally("run", {"failed": 3}, TTL) == {"failed": 3}
+        assert await coordinator.add_counters("run", {"failed": 3}, TTL) == {"failed": 3}
         leak.losing = 1
-        assert await coordinator.tally("run", {"failed": 3}, TTL, once="a") == {"failed": 6}
+        assert await coordinator.add_counters("run", {"failed": 3}, TTL, once="a") == {"failed": 6}
         leak.losing = 1
-        assert await coordinator.tally("run", {"failed": 3}, TTL, once="a") == {"failed": 6}
+        assert await coordinator.add_counters("run", {"failed": 3}, TTL, once="a") == {"failed": 6}
         assert leak.lost == 4
 
     async def test_who_swapped_is_told_so(self, leak: Leak, coordinator: Coordinator) -> None:
@@ -230,10 +230,10 @@ class TestLostAnswers:
         leak.losing = 1
         assert await coordinator.renew(lease, TTL)
         leak.losing = 1
-        assert await coordinator.hold("run", "a", 3, 5, TTL) == 3
+        assert await coordinator.acquire("run", "a", 3, 5, TTL) == 3
         leak.losing = 1
         await coordinator.release(lease)
-        assert await coordinator.held("run") == 3
+        assert await coordinator.permits_in_use("run") == 3
         assert (await granted(coordinator, "ingest", "b")).fence > lease.fence
         assert leak.lost == 4
 
@@ -242,7 +242,7 @@ class TestLostAnswers:
     ) -> None:
         for _ in range(200):
             await coordinator.reserve("host", 1, 10.0, 1)
-        await asyncio.gather(*(coordinator.tally("run", {"n": 1}, TTL) for _ in range(100)))
+        await asyncio.gather(*(coordinator.add_counters("run", {"n": 1}, TTL) for _ in range(100)))
         await coordinator.reserve("host", 1, 10.0, 1)
         (key,) = [word for word in redis.say("KEYS", "*answers*").decode().split() if "answers" in word]
         assert int(redis.say("HLEN", key)[1:]) <= 3
@@ -258,7 +258,9 @@ class TestLostAnswers:
                 case 0:
                     asked = [chance.randint(1, 3) for _ in range(chance.randint(1, 4))]
                     once = chance.choice([None, "the same"])
-                    await asyncio.gather(*(coordinator.tally("run", {"n": n}, TTL, once and f"{n}") for n in asked))
+                    await asyncio.gather(
+                        *(coordinator.add_counters("run", {"n": n}, TTL, once and f"{n}") for n in asked)
+                    )
                     added += sum(asked) if once is None else sum(set(asked) - said)
                     said |= set(asked) if once else set()
                 case 1:
@@ -276,7 +278,7 @@ class TestLostAnswers:
                     assert sum(won) == 1
                     swapped += 1
         leak.losing = 0
-        assert await coordinator.tally("run", {"n": 1}, TTL) == {"n": added + 1}
+        assert await coordinator.add_counters("run", {"n": 1}, TTL) == {"n": added + 1}
         assert sorted(waits) == pytest.approx([number / 10 for number in range(len(waits))])
 
 
@@ -310,8 +312,8 @@ class TestRestarts:
                 lease = await coordinator.lease(f"name {number}", "me", TTL)
                 assert lease is not None
                 fences.append(lease.fence) if number == 0 else None
-                await coordinator.hold("run", f"h{number}", 1, 3, TTL)
-                await coordinator.tally("run", {"n": 1}, TTL)
+                await coordinator.acquire("run", f"h{number}", 1, 3, TTL)
+                await coordinator.add_counters("run", {"n": 1}, TTL)
                 done += 1
             return done
 
@@ -322,13 +324,13 @@ class TestRestarts:
                     await asyncio.sleep(0.05)
                     await asyncio.to_thread(server.kill)
                     await asyncio.to_thread(server.start)
-                    await coordinator.held("run")
+                    await coordinator.permits_in_use("run")
                 stop.set()
                 assert all(await asyncio.gather(*workers))
                 assert fences == sorted(set(fences))
                 for number in range(8):
-                    await coordinator.hold("run", f"h{number}", 1, 3, TTL)
-                assert await coordinator.held("run") == 3
+                    await coordinator.acquire("run", f"h{number}", 1, 3, TTL)
+                assert await coordinator.permits_in_use("run") == 3
         finally:
             server.close()
 
@@ -337,14 +339,14 @@ class TestRestarts:
         try:
             async with RedisEngine.open(server.url, clock) as engine:
                 server.kill()
-                call = asyncio.create_task(engine.coordinator.held("run"))
+                call = asyncio.create_task(engine.coordinator.permits_in_use("run"))
                 while not call.done():
                     await asyncio.sleep(0.01)
                     clock.advance(2.0)
                 with pytest.raises(EngineFailed, match=f"127.0.0.1:{server.port}/0 does not answer"):
                     await call
                 server.start()
-                assert await engine.coordinator.held("run") == 0, "it is found again by itself"
+                assert await engine.coordinator.permits_in_use("run") == 0, "it is found again by itself"
         finally:
             server.close()
 
@@ -372,22 +374,22 @@ class TestRestarts:
             await coordinator.reserve("host", 1, 0.001, 1)
             redis.freeze()
             try:
-                call = asyncio.create_task(coordinator.tally("run", {"n": 1}, TTL))
+                call = asyncio.create_task(coordinator.add_counters("run", {"n": 1}, TTL))
                 await asyncio.sleep(0.5)
                 assert not call.done()
             finally:
                 redis.thaw()
             assert await call == {"n": 1}
-            assert await coordinator.tally("run", {}, TTL) == {"n": 1}
+            assert await coordinator.add_counters("run", {}, TTL) == {"n": 1}
 
     async def test_who_leaves_disturbs_nobody(self, redis: RedisServer, coordinator: Coordinator) -> None:
-        calls = [asyncio.create_task(coordinator.hold("run", f"h{number}", 1, 1000, TTL)) for number in range(100)]
+        calls = [asyncio.create_task(coordinator.acquire("run", f"h{number}", 1, 1000, TTL)) for number in range(100)]
         await asyncio.sleep(0)
         for call in calls[::3]:
             call.cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert [answer for number, answer in enumerate(answers) if number % 3] == [1] * 66
-        assert await coordinator.hold("run", "last", 1, 1000, TTL) == 1
+        assert await coordinator.acquire("run", "last", 1, 1000, TTL) == 1
 
     async def test_calls_at_once_share_one_connection(self, redis: RedisServer, coordinator: Coordinator) -> None:
         def connections() -> int:
@@ -412,12 +414,12 @@ class TestOnItsOwnClock:
 
     async def test_processes_share_what_there_is(self, redis: RedisServer) -> None:
         async with opened(redis.url) as one, opened(redis.url) as two:
-            assert await one.hold("run", "a", 6, 10, TTL) == 6
-            assert await two.hold("run", "b", 6, 10, TTL) == 4
+            assert await one.acquire("run", "a", 6, 10, TTL) == 6
+            assert await two.acquire("run", "b", 6, 10, TTL) == 4
             assert await one.reserve("host", 1, 0.01, 1) == 0.0
             assert await two.reserve("host", 1, 0.01, 1) == pytest.approx(100, abs=20)
-            await one.tally("run", {"n": 1}, TTL)
-            assert await two.tally("run", {"n": 1}, TTL) == {"n": 2}
+            await one.add_counters("run", {"n": 1}, TTL)
+            assert await two.add_counters("run", {"n": 1}, TTL) == {"n": 2}
             assert await one.swap("key", None, b"a", TTL)
             assert not await two.swap("key", None, b"b", TTL)
 
@@ -430,9 +432,9 @@ class TestOnItsOwnClock:
 
     async def test_what_nobody_asks_for_any_more_goes(self, redis: RedisServer) -> None:
         async with opened(redis.url) as coordinator:
-            await coordinator.hold("run", "a", 6, 10, TTL)
+            await coordinator.acquire("run", "a", 6, 10, TTL)
             await coordinator.reserve("host", 1, 0.01, 1)
-            await coordinator.tally("run", {"n": 1}, TTL, once="a")
+            await coordinator.add_counters("run", {"n": 1}, TTL, once="a")
             await coordinator.swap("key", None, b"a", TTL)
             await coordinator.cache("other", b"a", TTL)
             keys = [word for word in redis.say("KEYS", "*").decode().split() if word.startswith("{conveyor}")]
@@ -484,7 +486,7 @@ class TestOpening:
                         pass
                 assert "wrong" not in refused.value.message.replace("WRONG", "").replace("wrong number", "")
             async with opened(server.url.replace("//", "//:right@")) as coordinator:
-                assert await coordinator.held("run") == 0
+                assert await coordinator.permits_in_use("run") == 0
         finally:
             server.close()
 

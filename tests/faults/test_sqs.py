@@ -156,7 +156,7 @@ class Story:
                 await queue.release(name, list(some), self.random.choice([0.0, 3.0]))
             case 1:
                 before = await self._letters()
-                await queue.bury(name, list(some), "why")
+                await queue.dead_letter(name, list(some), "why")
                 self.ended.update(await self._letters() - before)
             case 2:
                 await queue.mark_started(name, list(some))
@@ -262,7 +262,7 @@ async def test_a_process_dies_at(site: Site, point: str, limit: int) -> None:
         ended.update(each.body for each in got[:4])
         await queue.ack(RUN_A, receipts[:4])
         await queue.release(RUN_A, receipts[4:7], 0)
-        await queue.bury(RUN_A, receipts[7:10], "why")
+        await queue.dead_letter(RUN_A, receipts[7:10], "why")
         letters = (await queue.dead_letters(None, 10)).items
         assert await queue.redrive([letters[0].message_id]) == 1
         await queue.drop(RUN_B)
@@ -569,9 +569,9 @@ class TestSharedQueue:
             def __getattr__(self, name: str) -> Any:
                 return getattr(rows, name)
 
-            async def create_rows(self, given: Any) -> None:
+            async def create_documents(self, given: Any) -> None:
                 assert await queue.receive(RUN_B, 10, HOLD)
-                await rows.create_rows(given)
+                await rows.create_documents(given)
 
         queue._shared._rows = Slow()
         await queue.drop(RUN_A)
@@ -597,7 +597,7 @@ class TestSharedQueue:
         site.clock.advance(HOLD + 1)
         (got,) = await queue.receive(RUN_A, 1, HOLD)
         assert (got.receives, got.lost_starts) == (2, 1)
-        await queue.bury(RUN_A, [got.receipt], "why")
+        await queue.dead_letter(RUN_A, [got.receipt], "why")
         (letter,) = (await queue.dead_letters(None, 10)).items
         assert letter.queue == RUN_A
 

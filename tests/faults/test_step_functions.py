@@ -147,7 +147,7 @@ async def sent(roles: Roles) -> bool:
     return all(callback.status is CallbackStatus.SENT for callback in await roles.all())
 
 
-async def looked(roles: Roles) -> bool:
+async def checked(roles: Roles) -> bool:
     await roles.callbacks.run_once()
     return True
 
@@ -204,7 +204,7 @@ class TestCrashPoints:
     async def answered(self, story: Story, waiter: Machine, execution: str) -> None:
         await story.take(took_in)
         for _ in range(7):
-            await story.take(looked)
+            await story.take(checked)
             story.pass_time(60)
         await story.take(finished)
         await story.take(sent)

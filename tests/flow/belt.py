@@ -35,7 +35,7 @@ from conveyor.model import (
     TaskRef,
     TenantId,
 )
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.executors import Executor, LocalExecutor
 from conveyor.process.worker import Worker
 from conveyor.recover.sweeper import Sweeper
@@ -198,7 +198,7 @@ class Belt:
         system = system or self.system
         changed = msgspec.structs.replace(system.settings, **settings)
         executors = dict.fromkeys(kinds, executor or self.executor)
-        bodies = Bodies(self.blobs, self.clock)
+        bodies = BodyStore(self.blobs, self.clock)
         lifecycle = Lifecycle(system.records, system.tasks, self.clock)
         return Worker(
             changed,

@@ -113,7 +113,7 @@ async def bury_letters(api: Api, job: Job) -> None:
     for name, message in ((CONTROL, ingest), (run_queue(job.run.run_id), chunk)):
         await send_all(queue, name, [message], api.system.clock)
         for delivery in await queue.receive(name, 10, 60):
-            await queue.bury(name, [delivery.receipt], "given up")
+            await queue.dead_letter(name, [delivery.receipt], "given up")
 
 
 async def test_nothing_is_left_of_a_job(server: Api, clock: JumpingClock) -> None:
@@ -160,9 +160,9 @@ async def test_what_runs_of_it_stops(server: Api, clock: JumpingClock) -> None:
         echo.gate.clear()
         job_id = (await server.submit({"tasks": [f"http://example.com/{n}" for n in range(500)]})).json["id"]
         run = (await job_of(server, job_id)).run.run_id
-        await until(lambda: server.system.coordinator.held(f"run:{run}"))
+        await until(lambda: server.system.coordinator.permits_in_use(f"run:{run}"))
         await delete(server, job_id)
-        await until(lambda: server.system.coordinator.held(f"run:{run}"), lambda held: held == 0)
+        await until(lambda: server.system.coordinator.permits_in_use(f"run:{run}"), lambda held: held == 0)
         echo.gate.set()
         clock.advance(SETTLE_SECONDS + 1)
         await until(lambda: rows(server.system), lambda left: not left)

@@ -180,13 +180,13 @@ class TestRanges:
         """The third batch waits until the test has looked."""
         put = server.system.tasks.put
         calls = 0
-        looked = asyncio.Event()
+        checked = asyncio.Event()
 
         async def slow(run: Any, seeds: list[TaskSeed]) -> None:
             nonlocal calls
             calls += 1
             if calls > 2:
-                await looked.wait()
+                await checked.wait()
             await put(run, seeds)
 
         monkeypatch.setattr(server.system.tasks, "put", slow)
@@ -206,7 +206,7 @@ class TestRanges:
             assert 0 < ingest["bytes_read"] < ingest["bytes_total"] == len(data)
             assert 0 < ingest["ranges_done"] < ingest["ranges"]
             assert shown["run"]["total"] == ingest["tasks"]
-            looked.set()
+            checked.set()
             done = await ended(server, job_id)
         assert (done["state"], done["run"]["total"]) == ("completed", 1000)
 

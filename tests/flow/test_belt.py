@@ -229,10 +229,10 @@ class TestFailureThreshold:
         (ended,) = await belt.ended(job)
         assert ended.reason is not None
         assert "failure threshold" in ended.reason
-        await belt.until(lambda: belt.system.records.jobs.ended_unswept(1), within=60)
+        await belt.until(lambda: belt.system.records.jobs.unswept_jobs(1), within=60)
 
         async def swept() -> bool:
-            return not await belt.system.records.jobs.ended_unswept(1)
+            return not await belt.system.records.jobs.unswept_jobs(1)
 
         await belt.until(swept)
         await belt.check(job, RunState.FAILED)
@@ -716,7 +716,7 @@ class TestMoves:
         await move(belt, job, RunState.CANCELLED)
         await belt.passing(20)
         await belt.check(job, RunState.CANCELLED)
-        assert await belt.system.records.jobs.ended_unswept(10) == []
+        assert await belt.system.records.jobs.unswept_jobs(10) == []
         assert await belt.depth(job) == Depth(0, 0, 0)
 
 

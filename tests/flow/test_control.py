@@ -51,7 +51,7 @@ async def job_of(api: Api, job_id: str) -> Job:
 
 
 async def held(api: Api, job_id: str) -> int:
-    return await api.system.coordinator.held(f"run:{(await job_of(api, job_id)).run.run_id}")
+    return await api.system.coordinator.permits_in_use(f"run:{(await job_of(api, job_id)).run.run_id}")
 
 
 async def submit(api: Api, count: int, **spec: Any) -> str:
@@ -81,7 +81,7 @@ class TestCancel:
         assert (await server.get(f"/v1/jobs/{job_id}?verify=true")).json["verify"]["drift"] == 0
         depth = await server.system.queue.depth(run_queue((await job_of(server, job_id)).run.run_id))
         assert (depth.ready, depth.held, depth.delayed) == (0, 0, 0)
-        assert await server.system.records.jobs.ended_unswept(10) == []
+        assert await server.system.records.jobs.unswept_jobs(10) == []
         assert await events(server, job_id) == ["job.accepted", "run.cancelled"]
 
     async def test_how_much_is_still_to_be_swept(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ class TestCancel:
         lifecycle = Lifecycle(system.records, system.tasks, system.clock)
         sweeper = Sweeper(system.records, system.tasks, system.queue, lifecycle, system.clock)
         seen = []
-        while await system.records.jobs.ended_unswept(1):
+        while await system.records.jobs.unswept_jobs(1):
             await sweeper.run_once()
             # Past what readers share.
             system.clock.advance(1)  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ class TestCancel:
             await there.wait()
             await moved(server, job_id, "cancel")
             wait.set()
-            await until(lambda: server.system.records.jobs.ended_unswept(1), lambda found: not found)
+            await until(lambda: server.system.records.jobs.unswept_jobs(1), lambda found: not found)
             await until(lambda: held(server, job_id), lambda number: number == 0)
             echo.gate.set()
             server.system.clock.advance(100)  # type: ignore[attr-defined]
@@ -473,7 +473,7 @@ class TestDelete:
             await until(lambda: held(server, job_id))
             run = (await job_of(server, job_id)).run.run_id
             assert (await server.request("DELETE", f"/v1/jobs/{job_id}")).status == 204
-            await until(lambda: server.system.coordinator.held(f"run:{run}"), lambda number: number == 0)
+            await until(lambda: server.system.coordinator.permits_in_use(f"run:{run}"), lambda number: number == 0)
             echo.gate.set()
             clock.advance(SETTLE_SECONDS + 1)
             await until(lambda: rows(server.system), lambda left: not left)

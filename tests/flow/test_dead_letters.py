@@ -28,10 +28,10 @@ def text(count: int) -> bytes:
     return b"".join(b"http://example.com/%d\n" % number for number in range(count))
 
 
-async def bury(api: Api, body: bytes, queue: str = CONTROL, reason: str = "given up") -> None:
+async def dead_letter(api: Api, body: bytes, queue: str = CONTROL, reason: str = "given up") -> None:
     await api.system.queue.send(queue, [Outgoing(body)])  # type: ignore[arg-type]
     [delivery] = await api.system.queue.receive(queue, 1, 60)  # type: ignore[arg-type]
-    await api.system.queue.bury(queue, [delivery.receipt], reason)  # type: ignore[arg-type]
+    await api.system.queue.dead_letter(queue, [delivery.receipt], reason)  # type: ignore[arg-type]
 
 
 async def letters(api: Api) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ class TestListing:
         job = await job_of(server, (await server.submit({"tasks": ["http://example.com/"]})).json["id"])
         queue = run_queue(job.run.run_id)
         await server.system.queue.drop(queue)
-        await bury(server, encode(Chunk(job.key, [TaskRef(0, InputJson('"secret input"'))])).body, queue)
+        await dead_letter(server, encode(Chunk(job.key, [TaskRef(0, InputJson('"secret input"'))])).body, queue)
         [letter] = await letters(server)
         assert (letter["queue"], letter["job_id"], letter["run_id"]) == ("run", job.job_id, job.run.run_id)
         assert "secret" not in str(letter)
@@ -94,7 +94,7 @@ class TestListing:
         for number in range(30):
             tenant = "acme" if number % 7 == 3 else "other"
             message = IngestJob(TenantId(tenant), JobId(f"job_{number}"), RunId("run_1"))
-            await bury(server, msgspec.json.encode(message))
+            await dead_letter(server, msgspec.json.encode(message))
             if tenant == "acme":
                 mine.append(f"job_{number}")
         items = await all_items(server, "/v1/dead-letters", limit)
@@ -102,8 +102,8 @@ class TestListing:
 
     async def test_a_letter_that_nobody_can_read_is_nobodys(self, server: Api) -> None:
         for body in (b"", b"{}", b'{"op": "new"}', b"\xff"):
-            await bury(server, body)
-            await bury(server, body, "run:run_1")
+            await dead_letter(server, body)
+            await dead_letter(server, body, "run:run_1")
         assert await letters(server) == []
         ids = [str(number) for number in range(1, 20)]
         assert await redrive(server, *ids) == (0, len(ids))
@@ -171,10 +171,10 @@ class TestRedrive:
             job_id = await upload_job(server, text(3))
             await ended(server, job_id)
         job = await job_of(server, job_id)
-        await bury(server, msgspec.json.encode(IngestRange(ACME, job.job_id, job.run.run_id, 0)))
-        await bury(server, encode(Chunk(job.key, [TaskRef(0, InputJson("1"))])).body, run_queue(job.run.run_id))
-        await bury(server, msgspec.json.encode(IngestJob(ACME, job.job_id, RunId("run_before"))))
-        await bury(server, msgspec.json.encode(IngestJob(ACME, JobId("job_gone"), RunId("run_gone"))))
+        await dead_letter(server, msgspec.json.encode(IngestRange(ACME, job.job_id, job.run.run_id, 0)))
+        await dead_letter(server, encode(Chunk(job.key, [TaskRef(0, InputJson("1"))])).body, run_queue(job.run.run_id))
+        await dead_letter(server, msgspec.json.encode(IngestJob(ACME, job.job_id, RunId("run_before"))))
+        await dead_letter(server, msgspec.json.encode(IngestJob(ACME, JobId("job_gone"), RunId("run_gone"))))
         ids = [letter["id"] for letter in await letters(server)]
         assert await redrive(server, *ids) == (0, 4)
         assert len(await letters(server)) == 4
@@ -186,7 +186,9 @@ class TestRedrive:
         queue = run_queue(job.run.run_id)
         await server.system.queue.drop(queue)
         for index in (0, 1):
-            await bury(server, encode(Chunk(job.key, [TaskRef(index, InputJson('"http://example.com/"'))])).body, queue)
+            await dead_letter(
+                server, encode(Chunk(job.key, [TaskRef(index, InputJson('"http://example.com/"'))])).body, queue
+            )
         end = TaskEnd(1, TaskStatus.FAILED, 4, None, "worker_lost", "{}", 1.0)
         await server.system.tasks.finish(job.key, [end])
         ids = [letter["id"] for letter in await letters(server)]
@@ -290,7 +292,7 @@ async def with_dead_lettered(api: Api, *indexes: int, latest_ended: bool = True)
     ends = []
     for index in range(4):
         if index in indexes:
-            await bury(api, encode(Chunk(job.key, [TaskRef(index, InputJson("1"))], alone=True)).body, queue)
+            await dead_letter(api, encode(Chunk(job.key, [TaskRef(index, InputJson("1"))], alone=True)).body, queue)
             ends.append(TaskEnd(index, TaskStatus.FAILED, 4, None, "worker_lost", "{}", 1.0))
         elif latest_ended:
             ends.append(TaskEnd(index, TaskStatus.SUCCEEDED, 1, 200, None, "{}", 1.0))
@@ -302,5 +304,5 @@ async def with_dead_lettered(api: Api, *indexes: int, latest_ended: bool = True)
 async def bury_ingest(api: Api, job: Job) -> None:
     """Give up the message that stands in the control queue for this job."""
     [delivery] = await api.system.queue.receive(CONTROL, 10, 60)
-    await api.system.queue.bury(CONTROL, [delivery.receipt], "given up")
+    await api.system.queue.dead_letter(CONTROL, [delivery.receipt], "given up")
     assert job.run.run_id.encode() in delivery.body

@@ -204,7 +204,7 @@ class TestCuts:
         job = job_with()
         outcome = await attempt(executor, site.url(), job)
         assert code(outcome) == "read_failed"
-        assert outcome.spend
+        assert outcome.spends_attempt
         await check_file(system, await attempt(executor, site.url(), job, 2))
         assert site.ranges() == [None, None]
 
@@ -222,7 +222,7 @@ class TestCuts:
         outcome = await attempt(executor, site.url(), job)
         assert code(outcome) == "read_failed"
         # It left more than it found, so that the next attempt is the same one.
-        assert not outcome.spend
+        assert not outcome.spends_attempt
         site.file.lies = 0
         await check_file(system, await attempt(executor, site.url(), job))
 
@@ -242,7 +242,7 @@ class TestCuts:
         site.file.refusals = [(503, "")]
         outcome = await attempting
         assert code(outcome) == "http_503"
-        assert not outcome.spend
+        assert not outcome.spends_attempt
         await check_file(system, await attempt(executor, site.url(), job))
         assert site.statuses == [200, 503, 206]
 
@@ -322,7 +322,7 @@ async def attempts_until_spent(executor: DownloadExecutor, site: FileSite, job: 
     for number in range(most):
         outcome = await attempt(executor, site.url(), job)
         assert outcome.status is TaskStatus.FAILED
-        if outcome.spend:
+        if outcome.spends_attempt:
             return number
     raise AssertionError(f"{most} attempts have spent nothing")
 
@@ -333,7 +333,7 @@ async def test_to_take_the_same_bytes_again_spends_an_attempt() -> None:
         job = job_with(timeout=5.0)
         # The first comes further than nothing; every one after it comes as far as that.
         assert await attempts_until_spent(executor, site, job, 3) == 1
-        assert (await attempt(executor, site.url(), job)).spend
+        assert (await attempt(executor, site.url(), job)).spends_attempt
         site.file.cuts = []
         await check_file(system, await attempt(executor, site.url(), job), MIB)
 
@@ -356,7 +356,7 @@ async def test_only_the_furthest_counts_for_a_file_that_is_begun_anew() -> None:
         spent = []
         for cut in (MIB, MIB // 2, MIB, MIB // 2, MIB):
             site.file.cuts = [cut] * 10
-            spent.append((await attempt(executor, site.url(), job)).spend)
+            spent.append((await attempt(executor, site.url(), job)).spends_attempt)
         assert spent == [False, True, True, True, True]
 
 
@@ -369,7 +369,7 @@ async def test_a_file_that_really_moves_on_spends_nothing() -> None:
             attempting = asyncio.create_task(attempt(executor, site.url(), job))
             await until(lambda: not site.file.cuts)
             site.file.refusals = [(503, "")]
-            assert not (await attempting).spend
+            assert not (await attempting).spends_attempt
         await check_file(system, await attempt(executor, site.url(), job), 2 * MIB)
 
 
@@ -408,7 +408,9 @@ class TestRows:
             assert row.job_id == job.job_id
             assert row.due_at is not None
             assert abs(row.due_at - clock.now() - settings.stuck_after) < 60
-            assert [due.id for due in await system.records.documents.due_rows(PROGRESS, row.due_at, 10)] == [row.id]
+            assert [due.id for due in await system.records.documents.due_documents(PROGRESS, row.due_at, 10)] == [
+                row.id
+            ]
             await check_file(system, await attempting)
         await made.close()
 

@@ -222,7 +222,7 @@ class TestStream:
         async with following(server, job.job_id) as follower:
             ids.append((await follower.take(is_event("job.accepted"))).id)
         for number in range(250):
-            await system.records.documents.create_rows(
+            await system.records.documents.create_documents(
                 [], make_notice(system.clock, job, "run.progress", number=number)
             )
         async with following(server, job.job_id, ids[-1]) as follower:
@@ -413,7 +413,7 @@ class TestMilestones:
         async with working(system, Fickle()):
             job_id = await submitted(server, 50)
             await ended(server, job_id)
-            await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
+            await until(lambda: system.records.outbox.undispatched(10), lambda left: left == [])
         found = await self.told(system, await stored(system, job_id))
         batches = [data["failed"] for event, data in found if event == "tasks.failed"]
         assert sum(batches) == 10

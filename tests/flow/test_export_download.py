@@ -150,7 +150,7 @@ async def test_from_request_to_file(
     job = job_for(clock, api.described(), headers={"X-Job": "1", "Cookie": "a=1"})
     for delay in (5.0, 10.0):
         outcome = await attempt(executor, job)
-        assert (outcome.status, outcome.spend, outcome.retry_after) == (TaskStatus.PENDING, False, delay)
+        assert (outcome.status, outcome.spends_attempt, outcome.retry_after) == (TaskStatus.PENDING, False, delay)
         progress, due_at = await row_of(system, job)
         assert due_at is None, "it stands in the queue, nobody is late"
         assert progress.note == "the export is 'working'"
@@ -237,16 +237,16 @@ async def test_calls_are_made_again_by_their_own_policy(
     delays = []
     for _ in range(5):
         outcome = await attempt(executor, job)
-        assert (code(outcome), outcome.spend) == ("http_503", False)
+        assert (code(outcome), outcome.spends_attempt) == ("http_503", False)
         delays.append(outcome.retry_after)
     assert delays == [60.0, 120.0, 240.0, 480.0, 900.0]
     # One that succeeds is the end of the row of failures.
     assert (await attempt(executor, job)).status is TaskStatus.PENDING
     api.failures = [(503, "")] * 6
     for _ in range(5):
-        assert not (await attempt(executor, job)).spend
+        assert not (await attempt(executor, job)).spends_attempt
     outcome = await attempt(executor, job)
-    assert (code(outcome), outcome.spend) == ("export_api_failed", True)
+    assert (code(outcome), outcome.spends_attempt) == ("export_api_failed", True)
     assert outcome.error is not None
     assert "6 times" in outcome.error.message
 
@@ -307,7 +307,7 @@ async def test_an_export_that_fails_or_takes_too_long(
     assert code(await attempt(executor, job)) == "export_timeout"
     api.ready_after, api.final = 0, "broken"
     outcome = await attempt(executor, job_for(clock, api.described()))
-    assert (code(outcome), outcome.spend) == ("export_failed", True)
+    assert (code(outcome), outcome.spends_attempt) == ("export_failed", True)
 
 
 async def test_a_link_that_lapses_is_replaced_and_the_file_gone_on_with(
@@ -326,9 +326,9 @@ async def test_a_link_that_lapses_is_replaced_and_the_file_gone_on_with(
 
     api.lapse = Once()  # type: ignore[assignment]
     outcome = await attempt(executor, job)
-    assert (code(outcome), outcome.spend) == ("http_403", False)
+    assert (code(outcome), outcome.spends_attempt) == ("http_403", False)
     outcome = await attempt(executor, job)
-    assert (code(outcome), outcome.spend) == ("http_403", False)
+    assert (code(outcome), outcome.spends_attempt) == ("http_403", False)
     outcome = await attempt(executor, job)
     assert outcome.status is TaskStatus.SUCCEEDED, outcome.error
     assert outcome.kept is not None
@@ -363,7 +363,7 @@ async def test_a_job_waits_without_a_worker(system: System, clock: JumpingClock)
         async with embedded.running():
             for _ in range(3):
                 await until(lambda: system.queue.depth(queue), lambda depth: depth.delayed == 2)
-                assert await system.coordinator.held(f"run:{job.run.run_id}") in (0, 1)
+                assert await system.coordinator.permits_in_use(f"run:{job.run.run_id}") in (0, 1)
                 clock.advance(31)
                 await until(lambda: system.queue.depth(queue), lambda depth: depth.delayed < 2)
             job = await until(lambda: embedded.job(ACME, job.job_id), lambda found: found.run.ended_at is not None)

@@ -546,7 +546,7 @@ async def test_the_job_deleted_while_it_is_made(
 ) -> None:
     job = await stored_job(system, 3000)
     export_id = await asked(system, job, compression="none")
-    await stop_in_the_middle(system, monkeypatch, export_id, lambda: system.records.jobs.hide_job(ACME, job.job_id))
+    await stop_in_the_middle(system, monkeypatch, export_id, lambda: system.records.jobs.mark_deleted(ACME, job.job_id))
     with pytest.raises(NotFound):
         await found(system, export_id)
     assert await new_exporter(system).tick() > 0, "no busy loop over a row that nobody reads"
@@ -612,7 +612,7 @@ async def test_whoever_goes_on_makes_the_same_bytes(
     monkeypatch.setattr(writer, "_CHECKPOINT_SECONDS", 0.0)
     expected = contents(spec, (await made(system, job, **spec))[1])
     export_id = await asked(system, job, **spec)
-    replace = system.records.documents.replace_row
+    replace = system.records.documents.replace_document
     attempts = 0
 
     class Died(BaseException):
@@ -631,7 +631,7 @@ async def test_whoever_goes_on_makes_the_same_bytes(
             return written
 
         with monkeypatch.context() as patch:
-            patch.setattr(system.records.documents, "replace_row", dying)
+            patch.setattr(system.records.documents, "replace_document", dying)
             try:
                 await new_exporter(system, f"exporter {attempts}").tick()
             except Died:

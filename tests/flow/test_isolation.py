@@ -115,7 +115,7 @@ async def test_the_sweeper_clears_up_after_others_of_which_one_makes_it_fail() -
         sweeper = sweeper_of(belt, replace(belt.system, tasks=tasks))
         for _ in range(3):
             await sweeper.run_once()
-        left = {job.run.run_id for job in await belt.system.records.jobs.ended_unswept(10)}
+        left = {job.run.run_id for job in await belt.system.records.jobs.unswept_jobs(10)}
         assert left == {jobs[0].run.run_id}
 
 
@@ -123,7 +123,7 @@ async def test_retention_goes_on_after_a_job_that_makes_it_fail() -> None:
     async with open_belt() as belt:
         jobs = [await belt.submit(3) for _ in range(12)]
         for job in jobs:
-            await belt.system.records.jobs.hide_job(ACME, job.job_id)
+            await belt.system.records.jobs.mark_deleted(ACME, job.job_id)
         belt.clock.advance(SETTLE_SECONDS + 1)
         # More bad ones than a pass looks at.
         tasks = Poisoned(belt.system.tasks, "delete", *(job.run.run_id for job in jobs[:-1]))
@@ -131,7 +131,7 @@ async def test_retention_goes_on_after_a_job_that_makes_it_fail() -> None:
         retention = Retention(system.records, tasks, system.queue, system.coordinator, system.blobs, belt.clock)
         for _ in range(6):
             await retention.run_once()
-        hidden = {job.run.run_id for job in await system.records.jobs.hidden_jobs(belt.clock.now(), 100)}
+        hidden = {job.run.run_id for job in await system.records.jobs.purgeable_jobs(belt.clock.now(), 100)}
         assert hidden == {job.run.run_id for job in jobs[:-1]}
 
 
@@ -144,12 +144,12 @@ async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
         notifier = OutboxDispatcher(belt.system.settings, records, belt.system.tasks, belt.clock)
         passed = await notifier.run_once()
         assert passed.notices >= 1
-        left: list[OutboxEvent] = await belt.system.records.outbox.untold(100)
+        left: list[OutboxEvent] = await belt.system.records.outbox.undispatched(100)
         assert {notice.job_id for notice in left} == {bad.job_id}
         documents.poison = ()
         belt.clock.advance(60.0)
         await notifier.run_once()
-        assert await belt.system.records.outbox.untold(100) == []
+        assert await belt.system.records.outbox.undispatched(100) == []
 
 
 async def test_the_progress_notifier_goes_on_after_a_run_that_makes_it_fail() -> None:
@@ -199,7 +199,7 @@ async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:
 async def test_a_schedule_that_can_not_be_read_is_put_off() -> None:
     async with open_belt() as belt:
         row = Document(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=belt.clock.now())
-        await belt.system.records.documents.create_rows([row])
+        await belt.system.records.documents.create_documents([row])
         outbound = Outbound(TargetGuard(allow_private=True, clock=belt.clock))
         before = errors_of("scheduler")
         belt.start(Scheduler(belt.system, outbound))

@@ -124,7 +124,7 @@ async def a_canary_that_could_not_ask(*, remote: bool) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
             return failure("connect_failed") if down else success()
 
-        coordinator = Flaky(belt.system.coordinator, "hold", "canary:", times=1, error=RuntimeError("unforeseen"))
+        coordinator = Flaky(belt.system.coordinator, "acquire", "canary:", times=1, error=RuntimeError("unforeseen"))
         job = await belt.submit(20, attempts=20, backoff=Backoff(base=1, rate=1, jitter=False), concurrency=8)
         system = dataclasses.replace(belt.system, coordinator=coordinator)
         belt.start(worker_of(belt, act, remote=remote, system=system))
@@ -233,7 +233,7 @@ async def slots_are_handed_on_without_a_call(*, remote: bool) -> None:
             await belt.clock.sleep(0.1)
             return success()
 
-        coordinator = Flaky(belt.system.coordinator, "hold", "target:")
+        coordinator = Flaky(belt.system.coordinator, "acquire", "target:")
         await belt.submit(2000, concurrency_per_host=4, concurrency=64)
         system = dataclasses.replace(belt.system, coordinator=coordinator)
         belt.start(worker_of(belt, act, remote=remote, system=system))
@@ -246,12 +246,12 @@ async def slots_are_handed_on_without_a_call(*, remote: bool) -> None:
 async def a_slot_that_could_not_be_freed() -> None:
     """The call by which a lane gives slots back fails: it is made again, and others need not wait until they expire."""
     async with open_belt(lease_seconds=LEASE) as belt:
-        hold = belt.system.coordinator.hold
+        hold = belt.system.coordinator.acquire
         failed = 0
 
         class Failing(Flaky):
             def __getattr__(self, name: str) -> Any:
-                return call if name == "hold" else super().__getattr__(name)
+                return call if name == "acquire" else super().__getattr__(name)
 
         async def call(semaphore: str, holder: str, want: int, *args: Any) -> int:
             nonlocal failed
@@ -276,7 +276,7 @@ async def test_a_start_that_could_not_be_marked(remote: bool) -> None:
 
 
 @both_lanes
-@pytest.mark.parametrize("method", ["hold", "reserve"])
+@pytest.mark.parametrize("method", ["acquire", "reserve"])
 async def test_limits_that_could_not_be_asked_for(method: str, remote: bool) -> None:
     await limits_that_could_not_be_asked_for(method, remote=remote)
 

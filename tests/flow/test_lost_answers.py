@@ -45,7 +45,7 @@ def heartbeat(system: System, clock: ManualClock) -> Heartbeat:
 
 async def test_a_worker_goes_on_to_say_that_it_is_alive_after_an_answer_was_lost() -> None:
     async with open_belt() as belt:
-        lost = injector(When.AFTER, "documents", "replace_row")
+        lost = injector(When.AFTER, "documents", "replace_document")
         heart = heartbeat(lost.over(belt.system), belt.clock)
         await heart.beat(TASKS)
         with pytest.raises(EngineFailed):
@@ -64,7 +64,7 @@ async def test_a_worker_goes_on_to_say_that_it_is_alive_after_an_answer_was_lost
 async def test_a_worker_without_long_tasks_removes_its_row_however_often_it_takes() -> None:
     for when in When:
         async with open_belt() as belt:
-            lost = injector(when, "documents", "remove_row")
+            lost = injector(when, "documents", "remove_document")
             heart = heartbeat(lost.over(belt.system), belt.clock)
             await heart.beat(TASKS)
             with pytest.raises(EngineFailed):
@@ -96,5 +96,5 @@ async def test_the_places_of_canaries_come_free_though_giving_one_back_failed() 
                 await breakers.tell()
                 await breakers.look()
                 await breakers.keep()
-            assert [await belt.system.coordinator.held(f"canary:{key}") for key in keys] == [0, 0]
+            assert [await belt.system.coordinator.permits_in_use(f"canary:{key}") for key in keys] == [0, 0]
             assert [await breakers.enter(key) for key in keys] == [True, True], "nobody ever tries the target again"

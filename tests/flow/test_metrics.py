@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from conveyor.api.scrape import scraped
-from conveyor.coordination.breaker import Open, breaker_key
+from conveyor.api.scrape import serve_metrics
+from conveyor.coordination.breaker import BreakerState, breaker_key
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.errors import InvalidSetting, QuotaExceeded, Unavailable
 from conveyor.model import Job, TaskEnd
@@ -74,7 +74,7 @@ class TestWhoMayRead:
 class TestPortOfItsOwn:
     async def test_it_serves_two_paths(self, settings: Settings) -> None:
         free = _free_port()
-        async with scraped(msgspec.structs.replace(settings, metrics_port=free)):
+        async with serve_metrics(msgspec.structs.replace(settings, metrics_port=free)):
             assert (await _get(free, "/metrics")).status == 200
             assert (await _get(free, "/healthz")).body == b"ok\n"
             assert (await _get(free, "/v1/jobs")).status == 404
@@ -82,12 +82,12 @@ class TestPortOfItsOwn:
             head = await _get(free, "/healthz", "HEAD")
             assert (head.status, head.body) == (200, b"")
             with pytest.raises(Unavailable):
-                async with scraped(msgspec.structs.replace(settings, metrics_port=free)):
+                async with serve_metrics(msgspec.structs.replace(settings, metrics_port=free)):
                     raise AssertionError("two on one port")
 
     async def test_with_a_token_it_asks_for_it(self, settings: Settings) -> None:
         free = _free_port()
-        async with scraped(msgspec.structs.replace(settings, metrics_port=free, metrics_token=TOKEN)):
+        async with serve_metrics(msgspec.structs.replace(settings, metrics_port=free, metrics_token=TOKEN)):
             assert (await _get(free, "/metrics")).status == 401
             assert (await _get(free, "/metrics", token="x")).status == 401
             assert (await _get(free, "/metrics", token=TOKEN)).status == 200
@@ -199,10 +199,10 @@ class TestSampler:
             before = values()
             await belt.system.queue.send(CONTROL, [Outgoing(b"x")])
             [held] = await belt.system.queue.receive(CONTROL, 1, 30.0)
-            await belt.system.queue.bury(CONTROL, [held.receipt], "it is no message")
+            await belt.system.queue.dead_letter(CONTROL, [held.receipt], "it is no message")
             now = belt.clock.now()
             doc = {
-                breaker_key(tenant, "host.example"): Open(now, now + wait)  # type: ignore[arg-type]
+                breaker_key(tenant, "host.example"): BreakerState(now, now + wait)  # type: ignore[arg-type]
                 for tenant, wait in (("a", 60.0), ("b", 60.0), ("c", 1.0))
             }
             await belt.system.coordinator.cache("breakers", msgspec.json.encode(doc), 600.0)

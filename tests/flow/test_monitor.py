@@ -31,8 +31,8 @@ from conveyor.model import (
     Outcome,
     TaskProgress,
     TaskRef,
+    is_resumable,
     progress_id,
-    resumable,
 )
 from conveyor.process.task_progress import ProgressBook
 from conveyor.process.worker import Worker
@@ -181,7 +181,7 @@ class TestStuck:
             return Document(PROGRESS, ACME, name, body, due_at=now, expires_at=expires_at, job_id=job.job_id)
 
         gone = msgspec.structs.replace(fresh, run_id="run_gone")
-        await records.documents.create_rows(
+        await records.documents.create_documents(
             [
                 row("ended", msgspec.json.encode(fresh)),
                 row("not json", b"{"),
@@ -191,7 +191,7 @@ class TestStuck:
         )
         belt.clock.advance(2)
         seen = await monitor_of(belt.system).run_once()
-        assert (seen.looked, seen.settled, seen.requeued) == (4, 4, 0)
+        assert (seen.checked, seen.settled, seen.requeued) == (4, 4, 0)
         assert await monitor_of(belt.system).run_once() == Monitored()
 
     async def test_a_full_page_of_others_holds_up_nobody(self, belt: Belt) -> None:
@@ -199,7 +199,7 @@ class TestStuck:
         job = await download(belt)
         await belt.system.tasks.put(job.key, [])
         for start in range(0, 250, 25):
-            await records.documents.create_rows(
+            await records.documents.create_documents(
                 [
                     Document(PROGRESS, ACME, f"old {number}", b"{", due_at=now - 1000 + number)
                     for number in range(start, start + 25)
@@ -209,9 +209,9 @@ class TestStuck:
         late = Document(
             PROGRESS, ACME, progress_id(job.run.run_id, 0), msgspec.json.encode(fresh), due_at=now, job_id=job.job_id
         )
-        await records.documents.create_rows([late])
+        await records.documents.create_documents([late])
         seen = await monitor_of(belt.system).run_once()
-        assert (seen.looked, seen.settled, seen.requeued) == (251, 250, 1)
+        assert (seen.checked, seen.settled, seen.requeued) == (251, 250, 1)
 
     async def test_a_paused_job_is_left_alone(self, belt: Belt) -> None:
         executor, monitor = Long(belt), monitor_of(belt.system)
@@ -295,7 +295,7 @@ class TestOrphans:
         await belt.ended(job)
         await belt.passing(40)
         assert (await rows(BEAT, BEAT_TENANT, None, 10)).items == []
-        assert await belt.system.coordinator.held("workers") == 1
+        assert await belt.system.coordinator.permits_in_use("workers") == 1
         second = belt.start(belt.worker(executor, kinds=[JobKind.DOWNLOAD]))
         await belt.until(lambda: len(executor.starts) == 2)
         await belt.passing(40)
@@ -304,11 +304,11 @@ class TestOrphans:
         assert sorted(tasks, key=lambda task: task.index) == [
             LongTask(ACME, long.job_id, long.run.run_id, index) for index in (0, 1)
         ]
-        assert await belt.system.coordinator.held("workers") == 2
+        assert await belt.system.coordinator.permits_in_use("workers") == 2
         await belt.stop(second)
         await belt.stop(service)
         assert (await rows(BEAT, BEAT_TENANT, None, 10)).items == []
-        assert await belt.system.coordinator.held("workers") == 0
+        assert await belt.system.coordinator.permits_in_use("workers") == 0
 
 
 class TestDeadlines:
@@ -380,7 +380,7 @@ async def given_up_ingest(belt: Belt, **spec: Any) -> Job:
     ingesting = belt.start(belt.ingester())
     (failed,) = await belt.ended(job)
     await belt.stop(ingesting)
-    assert resumable(failed)
+    assert is_resumable(failed)
     await belt.blobs.put(job.source.key, data)
     return failed
 

@@ -91,7 +91,7 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
     await finish(system, job, range(3))
     await finish(system, job, range(3, 5), "timeout")
     await finish(system, job, range(5, 6), "dns")
-    await system.coordinator.hold("run:run_1", "worker-a", 3, 100, 60)
+    await system.coordinator.acquire("run:run_1", "worker-a", 3, 100, 60)
     clock.at += 2
     assert await shown(system, job) == {
         "id": "job_1",
@@ -131,7 +131,7 @@ async def test_counts_add_up_to_the_total(system: System, state: RunState, held:
     job = job_of(10, state, ended_at=START + 5)
     await seed(system, job)
     await finish(system, job, range(4))
-    await system.coordinator.hold("run:run_1", "worker-a", held, 1000, 60)
+    await system.coordinator.acquire("run:run_1", "worker-a", held, 1000, 60)
     counts = (await shown(system, job))["run"]["counts"]
     assert sum(counts.values()) == 10
     assert counts["running"] == (min(held, 6) if state in {RunState.INGESTING, RunState.RUNNING} else 0)
@@ -142,7 +142,7 @@ async def test_a_total_that_is_not_set_yet_makes_nothing_negative(system: System
     await seed(system, job)
     await finish(system, job, range(5))
     early = job_of(0, RunState.INGESTING, last_batch=False)
-    await system.coordinator.hold("run:run_1", "worker-a", 3, 1000, 60)
+    await system.coordinator.acquire("run:run_1", "worker-a", 3, 1000, 60)
     found = await shown(system, early)
     assert found["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 5, "failed": 0, "cancelled": 0}
     assert found["eta"] is None

@@ -328,7 +328,7 @@ class TestContext:
         async def take_over() -> Document | None:
             """As the attempt does that the monitor starts when this one seems stuck. This one may write in between."""
             row = await system.records.documents.document(PROGRESS, job.tenant, name)
-            return None if row is None else await system.records.documents.replace_row(row)
+            return None if row is None else await system.records.documents.replace_document(row)
 
         assert await until(take_over, lambda taken: taken is not None)
         with pytest.raises(Superseded):

@@ -81,7 +81,7 @@ async def run_jobs(world: World, first: int, count: int) -> None:
     await world.settled()
     await world.until(lambda: all_ready(world, jobs), "all exports are ready")
     for job_id in jobs.values():
-        await world.system.records.jobs.hide_job(ACME, job_id)
+        await world.system.records.jobs.mark_deleted(ACME, job_id)
     await world.removed()
 
 
@@ -106,7 +106,7 @@ async def throw_out(coordinator: Coordinator) -> None:
     """What has expired goes with later writes, a few with each."""
     for _ in range(JOBS):
         await coordinator.cache("last", b"", 1.0)
-        await coordinator.tally("last", {"one": 1}, 1.0)
+        await coordinator.add_counters("last", {"one": 1}, 1.0)
         await coordinator.reserve("last", 1, 1000.0, 1)
 
 

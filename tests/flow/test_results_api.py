@@ -251,7 +251,7 @@ class TestBounds:
         job_id = await ran(server, 100)
         path = f"/v1/jobs/{job_id}/results?{quote(query, safe='=&')}"
         expected = [item["index"] for item in await all_items(server, path)]
-        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        monkeypatch.setattr(sqlite_tasks, "MAX_SCANNED", 7)
         found = await all_items(server, path)
         assert [item["index"] for item in found] == expected
         assert len(expected) < 100
@@ -260,7 +260,7 @@ class TestBounds:
         )
 
     async def test_a_page_of_nothing_goes_on(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        monkeypatch.setattr(sqlite_tasks, "MAX_SCANNED", 7)
         job_id = await ran(server, 100)
         path, pages = f"/v1/jobs/{job_id}/results?tag=none", 0
         cursor: str | None = ""
@@ -273,7 +273,7 @@ class TestBounds:
             assert [each async for each in (await client.job(job_id)).results(tag="none")] == []
 
     async def test_a_search_is_bounded_too(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite_tasks, "MOST_SCANNED", 7)
+        monkeypatch.setattr(sqlite_tasks, "MAX_SCANNED", 7)
         job_id = await ran(server, 100)
         path = f"/v1/jobs/{job_id}/search?text=example&http_status=404"
         first = (await server.get(path)).json

@@ -65,7 +65,7 @@ async def test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it() -> Non
         jobs = [JobId((await Submit(belt.system).submit(ACME, spec)).subject) for _ in range(2)]
         schedule = await scheduled(belt, upload_id)
         for job_id in jobs:
-            await belt.system.records.jobs.hide_job(ACME, job_id)
+            await belt.system.records.jobs.mark_deleted(ACME, job_id)
             await remove_all(belt)
             await remove_all(belt)
             assert await stored(belt, upload_id)
@@ -114,7 +114,7 @@ async def test_expired_rows_are_removed_as_fast_as_they_come() -> None:
         ]
         await asyncio.gather(*map(records.access.claim, claims))
         rows = [Document("delivery", ACME, f"{number}", b"", expires_at=now + 60) for number in range(EXPIRED)]
-        await asyncio.gather(*(records.documents.create_rows(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
+        await asyncio.gather(*(records.documents.create_documents(rows[at : at + 25]) for at in range(0, EXPIRED, 25)))
         belt.clock.advance(60)
         belt.start(retention(belt))
         await belt.quiet()

@@ -577,7 +577,7 @@ class TestSources:
         schedule = await made(server, cron="0 0 1 1 *", job={"source": {"upload_id": upload_id}})
         row = await system.records.documents.document(SCHEDULE, ACME, schedule["id"])
         assert row is not None
-        await system.records.documents.replace_row(msgspec.structs.replace(row, upload_id=None))
+        await system.records.documents.replace_document(msgspec.structs.replace(row, upload_id=None))
         await system.records.access.keep_upload(upload_id, clock.now() + KEEP_UPLOAD_SECONDS)
         clock.advance(KEEP_UPLOAD_SECONDS / 2)
         await run(scheduler)

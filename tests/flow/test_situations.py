@@ -75,7 +75,7 @@ class TestStuckDownload:
                 clock.advance(301)
                 # The row was written when the download began and not since: it is late.
                 seen = await monitor.run_once()
-                assert (seen.looked, seen.requeued, seen.failed) == (1, 1, 0)
+                assert (seen.checked, seen.requeued, seen.failed) == (1, 1, 0)
                 job = await until(
                     lambda: embedded.job(ACME, JobId(accepted.subject)), lambda found: found.state in ENDED
                 )
@@ -162,7 +162,7 @@ class TestJobDeadline:
 
 
 async def _swept(belt: Belt) -> bool:
-    return not await belt.system.records.jobs.ended_unswept(1)
+    return not await belt.system.records.jobs.unswept_jobs(1)
 
 
 class TestWatchdog:
@@ -222,7 +222,7 @@ class TestLongOutage:
         await belt.until(lambda: len(belt.executor.starts) == 60, within=30)
         await belt.quiet()
         assert await belt.depth(job) == Depth(0, 0, 30), "all wait in the queue"
-        assert await belt.system.coordinator.held(f"run:{job.run.run_id}") == 0, "and none has a slot"
+        assert await belt.system.coordinator.permits_in_use(f"run:{job.run.run_id}") == 0, "and none has a slot"
         belt.clock.advance(880)
         await belt.passing(5)
         assert len(belt.executor.starts) == 60, "nobody tries before the delay is over"
@@ -423,7 +423,7 @@ class TestRefusal:
         with pytest.raises(NoWorkers):
             await submit.submit(ACME, spec)
         async with Embedded(system).running({"work"}):
-            await until(lambda: system.coordinator.held("workers"))
+            await until(lambda: system.coordinator.permits_in_use("workers"))
             await submit.submit(ACME, spec)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.api import schemas as shapes
 from conveyor.coordination.durations import TaskTime, count_durations, task_time
-from conveyor.coordination.waits import Wait, say_waiting
+from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Job, JobId, RunId, TenantId
 from conveyor.read import status as progress
@@ -80,7 +80,7 @@ class TestWaiting:
         """A breaker or a cap says so; it is shown until that lapses."""
         job = await job_of(server, await submit(server, 3))
         wait = Wait("breaker_open", "example.com does not answer.", 1_790_000_000.0)
-        await say_waiting(server.system.coordinator, job.run.run_id, wait, ttl=10)
+        await publish_wait(server.system.coordinator, job.run.run_id, wait, ttl=10)
         shown = await status(server, job.job_id)
         assert shown["waiting"] == {
             "code": "breaker_open",
@@ -95,7 +95,7 @@ class TestWaiting:
 
     async def test_an_ended_job_waits_for_nothing(self, server: Api) -> None:
         job = await job_of(server, await submit(server, 1))
-        await say_waiting(server.system.coordinator, job.run.run_id, Wait("breaker_open", "late"), ttl=10)
+        await publish_wait(server.system.coordinator, job.run.run_id, Wait("breaker_open", "late"), ttl=10)
         await server.post(f"/v1/jobs/{job.job_id}/cancel")
         assert (await status(server, job.job_id))["waiting"] is None
 
@@ -278,7 +278,7 @@ class TestVerify:
 
 
 async def test_many_runs_are_shown_in_part(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MOST_RUNS", 3)
+    monkeypatch.setattr(progress, "MAX_RUNS", 3)
     async with working(server.system):
         job_id = await submit(server, 1)
         await ended(server, job_id)

@@ -214,7 +214,9 @@ class TestFlow:
         await roles.take_in()
         job_id = (await roles.only()).job_id
         await roles.finish(job_id)
-        (notice,) = [notice for notice in await system.records.outbox.untold(10) if notice.event == "run.completed"]
+        (notice,) = [
+            notice for notice in await system.records.outbox.undispatched(10) if notice.event == "run.completed"
+        ]
         await asyncio.gather(*(StepAnswers(system).take(notice) for _ in range(3)))
         (export,) = (await system.records.documents.documents(EXPORT, ACME, None, 10)).items
         assert (await roles.only()).export_id == export.id
@@ -382,8 +384,8 @@ class TestNotify:
         await waiter.until_sent("intake")
         await roles.take_in()
         job_id = (await roles.only()).job_id
-        await system.records.jobs.hide_job(ACME, job_id)
-        await system.records.jobs.forget_job(job_id)
+        await system.records.jobs.mark_deleted(ACME, job_id)
+        await system.records.jobs.purge_job(job_id)
         await roles.callbacks.run_once()
         (told,) = between.taken("SendTaskFailure")
         assert told.said["error"] == "JOB_DELETED"
@@ -422,9 +424,9 @@ class TestFresh:
             standing = await records.documents.document(PROGRESS, ACME, name)
             body = msgspec.json.encode(said)
             if standing is None:
-                await records.documents.create_rows([Document(PROGRESS, ACME, name, body, job_id=job.job_id)])
+                await records.documents.create_documents([Document(PROGRESS, ACME, name, body, job_id=job.job_id)])
             else:
-                await records.documents.replace_row(
+                await records.documents.replace_document(
                     Document(PROGRESS, ACME, name, body, standing.version, job_id=job.job_id)
                 )
             await roles.callbacks.run_once()
@@ -539,7 +541,7 @@ class TestHeartbeats:
             await pass_time(clock, 250)
             calls.clear()
             kept = await roles.callbacks.run_once()
-            assert (kept.looked, kept.heartbeats) == (100, 100)
+            assert (kept.checked, kept.heartbeats) == (100, 100)
             # Two pages of due rows, workers once; for each row: claimed, looked at, written.
             assert calls["documents.due_rows"] == 2
             assert sum(calls.values()) <= 100 * 6 + 3

@@ -135,9 +135,9 @@ def test_a_part_of_all_jobs_is_sampled_and_the_same_everywhere() -> None:
             return 1
 
     assert not any(map(traces.is_traced, jobs))
-    with traces.listening(Nowhere(), 0.1):
+    with traces.tracing_to(Nowhere(), 0.1):
         once = [job for job in jobs if traces.is_traced(job)]
-    with traces.listening(Nowhere(), 0.2):
+    with traces.tracing_to(Nowhere(), 0.2):
         more = {job for job in jobs if traces.is_traced(job)}
     assert 120 < len(once) < 280
     assert more > set(once)

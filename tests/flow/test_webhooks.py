@@ -72,7 +72,7 @@ async def made(api: Api, url: str, **spec: Any) -> dict[str, Any]:
 async def tell(system: System, event: str = "run.progress", **data: Any) -> OutboxEvent:
     """A notice of a job that is not there: it only has to be passed on."""
     notice = make_notice(system.clock, make_job(system.clock), event, **data)
-    await system.records.documents.create_rows([], notice)
+    await system.records.documents.create_documents([], notice)
     return notice
 
 
@@ -479,7 +479,7 @@ class TestTrying:
             assert "410" in shown["reason"]
             # Nothing is made for it meanwhile, and nothing is sent again.
             await tell(system, number=2)
-            await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
+            await until(lambda: system.records.outbox.undispatched(10), lambda left: left == [])
             assert len(await deliveries(server, webhook["id"])) == 1
             refused = await server.post(f"/v1/webhooks/deliveries/{gone['id']}/redeliver")
             assert (refused.status, refused.json["code"]) == (409, "conflict")
@@ -500,7 +500,7 @@ class TestTrying:
             await until(look, lambda found: found and found[0]["status"] == "failed")
             async with working(system):
                 await ended(server, job_id)
-                await until(lambda: system.records.outbox.untold(10), lambda left: left == [])
+                await until(lambda: system.records.outbox.undispatched(10), lambda left: left == [])
         assert receiver.events() == ["job.accepted"]
 
     async def test_what_is_disabled_or_removed_on_the_way_is_not_sent(
@@ -617,7 +617,7 @@ class TestTrying:
             quick = await made(other, receiver.url())
             await tell(system)
             notice = make_notice(system.clock, make_job(system.clock, tenant=TenantId("other")), "run.progress")
-            await system.records.documents.create_rows([], notice)
+            await system.records.documents.create_documents([], notice)
             async with telling(system):
                 await settled(other, quick["id"])
             assert slow.most_at_once == 2
@@ -633,10 +633,10 @@ class TestKeeping:
         await asyncio.gather(first.run_once(), second.run_once())
         found = await deliveries(server, webhook["id"])
         assert [each["event_id"] for each in found] == sorted(notice.notice_id for notice in notices)
-        assert await system.records.outbox.untold(10) == []
+        assert await system.records.outbox.undispatched(10) == []
         # As if the mark had been lost.
         done = (await system.records.documents.documents(DELIVERY, ACME, None, 100)).items
-        changed = [await system.records.documents.replace_row(row) for row in done]
+        changed = [await system.records.documents.replace_document(row) for row in done]
         assert None not in changed
         await first.run_once()
         assert len((await system.records.documents.documents(DELIVERY, ACME, None, 100)).items) == 30
@@ -650,11 +650,11 @@ class TestKeeping:
         async with telling(system):
             look = lambda: all_items(server, f"/v1/jobs/{job_id}/deliveries")  # noqa: E731
             await until(look, lambda found: len(found) == 2)
-        await system.records.jobs.hide_job(ACME, job_id)
+        await system.records.jobs.mark_deleted(ACME, job_id)
         clock = system.clock
         assert isinstance(clock, JumpingClock)
         clock.advance(1)
-        await system.records.jobs.forget_job(job_id)
+        await system.records.jobs.purge_job(job_id)
         for kind in (DELIVERY, "notify"):
             assert (await system.records.documents.documents(kind, ACME, None, 10)).items == []
 
@@ -668,7 +668,9 @@ class TestKeeping:
         assert await deliveries(server, webhook["id"]) == []
         sent = len(receiver.told)
         async with telling(system):
-            await until(lambda: system.records.documents.due_rows(DELIVERY, clock.now(), 10), lambda due: due == [])
+            await until(
+                lambda: system.records.documents.due_documents(DELIVERY, clock.now(), 10), lambda due: due == []
+            )
         assert len(receiver.told) == sent
 
     async def test_a_row_that_can_not_be_read_is_left_aside(
@@ -676,12 +678,12 @@ class TestKeeping:
     ) -> None:
         webhook = await made(server, receiver.url())
         broken = Document(DELIVERY, ACME, f"{webhook['id']}:evt_broken", b"{", due_at=0.0)
-        await system.records.documents.create_rows([broken])
+        await system.records.documents.create_documents([broken])
         async with telling(system):
             await tell(system)
             await until(lambda: _sleep(receiver), lambda told: len(told) == 1)
             await until(
-                lambda: system.records.documents.due_rows(DELIVERY, system.clock.now(), 10), lambda due: due == []
+                lambda: system.records.documents.due_documents(DELIVERY, system.clock.now(), 10), lambda due: due == []
             )
 
 
@@ -758,7 +760,7 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
             notices = [make_notice(system.clock, job, "run.progress", number=number) for number in range(DELIVERIES)]
             for start in range(0, DELIVERIES, 500):
                 batch = notices[start : start + 500]
-                await asyncio.gather(*(system.records.documents.create_rows([], notice) for notice in batch))
+                await asyncio.gather(*(system.records.documents.create_documents([], notice) for notice in batch))
             async with telling(system):
                 for _ in range(KILLS):
                     await asyncio.sleep(chance.uniform(0.2, 0.6) * max(1, DELIVERIES / 2000))
@@ -767,9 +769,9 @@ async def test_a_receiver_that_fails_at_random_and_restarts_hears_of_everything(
                     outside.start()
 
                 async def left() -> int:
-                    return len(await system.records.documents.due_rows(DELIVERY, system.clock.now() + 1000, 1)) + len(
-                        await system.records.outbox.untold(1)
-                    )
+                    return len(
+                        await system.records.documents.due_documents(DELIVERY, system.clock.now() + 1000, 1)
+                    ) + len(await system.records.outbox.undispatched(1))
 
                 while await left():  # noqa: ASYNC110  (seen from outside)
                     await asyncio.sleep(0.1)

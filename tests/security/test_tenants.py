@@ -240,7 +240,7 @@ async def test_dead_letters_are_ones_own(server: Api) -> None:
         message = IngestJob(TenantId(tenant), JobId("job_x"), RunId("run_x"))
         await server.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message))])
         [delivery] = await server.system.queue.receive(CONTROL, 1, 30)
-        await server.system.queue.bury(CONTROL, [delivery.receipt], f"secret of {tenant}")
+        await server.system.queue.dead_letter(CONTROL, [delivery.receipt], f"secret of {tenant}")
     theirs = [item["id"] for item in (await server.get("/v1/dead-letters")).json["items"]]
     listed = await intruder.get("/v1/dead-letters")
     assert [item["reason"] for item in listed.json["items"]] == ["secret of intruder"]

@@ -20,7 +20,7 @@ from conveyor.errors import BadInput
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.model import JobId
 from conveyor.notify.deliverer import Deliverer
-from conveyor.notify.deliveries import DELIVERY, delivery_of, delivery_row
+from conveyor.notify.deliveries import DELIVERY, delivery_document, delivery_of
 from conveyor.notify.webhooks import Endpoint, Secret
 from conveyor.settings import Settings
 from conveyor.system import System
@@ -122,9 +122,9 @@ async def test_what_was_stored_all_the_same_is_refused_by_each_try(
             Document(NOTIFY, ACME, named, msgspec.json.encode(WebhookNotify(url=url)), job_id=job.job_id),
         ]
         notice = make_notice(system.clock, job, "run.completed")
-        rows += [delivery_row(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]
-        await system.records.documents.create_rows(rows)
-    while await system.records.documents.due_rows(DELIVERY, system.clock.now(), 1):
+        rows += [delivery_document(notice, receiver, receiver, now, 1000.0) for receiver in (webhook_id, named)]
+        await system.records.documents.create_documents(rows)
+    while await system.records.documents.due_documents(DELIVERY, system.clock.now(), 1):
         await deliverer.tick()
         await asyncio.gather(*deliverer._running)
     await deliverer.close()

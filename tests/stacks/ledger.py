@@ -169,7 +169,7 @@ class Ledger:
         return job
 
     async def _left(self) -> bool:
-        unswept = await self._system.records.jobs.ended_unswept(1)
+        unswept = await self._system.records.jobs.unswept_jobs(1)
         return bool(unswept) or (await self._system.queue.depth(CONTROL)).total > 0
 
     def _enter(self, job_id: str, total: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.engines.tasks import WalksByIndex
+from conveyor.engines.tasks import ReadsByIndex
 from conveyor.export import sorting
 from conveyor.export.exports import Exports, ExportState, export_json
 from conveyor.read import walk
@@ -66,7 +66,7 @@ async def downloaded(system: System, export_id: str) -> list[bytes]:
 
 
 async def test_zip_jsonl_and_parts(system: System, stack: str) -> None:
-    assert isinstance(system.tasks, WalksByIndex) is (stack != "aws")
+    assert isinstance(system.tasks, ReadsByIndex) is (stack != "aws")
     job = await stored_job(system, COUNT, shards=4 if stack == "aws" else 1)
     export_id, _ = await made(system, job, compression="none")
     [data] = await downloaded(system, export_id)
@@ -89,7 +89,7 @@ async def test_zip_jsonl_and_parts(system: System, stack: str) -> None:
 async def test_another_process_goes_on(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await stored_job(system, COUNT)
     export_id = await asked(system, job, compression="none")
-    replace = system.records.documents.replace_row
+    replace = system.records.documents.replace_document
     attempts = 0
 
     class Died(BaseException):
@@ -107,7 +107,7 @@ async def test_another_process_goes_on(system: System, monkeypatch: pytest.Monke
             return await replace(row, notice)
 
         with monkeypatch.context() as patch:
-            patch.setattr(system.records.documents, "replace_row", dying)
+            patch.setattr(system.records.documents, "replace_document", dying)
             try:
                 await exporter(system, "the same holder gets its lease again").tick()
             except Died:
@@ -128,8 +128,8 @@ async def test_nothing_is_left(system: System, monkeypatch: pytest.MonkeyPatch) 
     keys = [info.key async for info in system.blobs.listing("exports")]
     assert keys
     assert all(second in key for key in keys)
-    await system.records.jobs.hide_job(ACME, job.job_id)
+    await system.records.jobs.mark_deleted(ACME, job.job_id)
     while await role.run_once() != Removed():
         pass
     assert [info.key async for info in system.blobs.listing("exports")] == []
-    assert await system.records.documents.due_rows("export", 1e12, 10) == []
+    assert await system.records.documents.due_documents("export", 1e12, 10) == []

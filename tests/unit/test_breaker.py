@@ -357,10 +357,10 @@ class Down:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coordinator, name)
 
-    async def hold(self, *args: Any) -> int:
+    async def acquire(self, *args: Any) -> int:
         if self.error is not None:
             raise self.error
-        granted: int = await self._coordinator.hold(*args)
+        granted: int = await self._coordinator.acquire(*args)
         return granted
 
 
@@ -384,7 +384,7 @@ async def probes_that_could_not_be_freed() -> None:
             for _ in range(7):
                 clock.advance(10)
                 await one.renew_probes()
-            assert [await system.coordinator.held(f"canary:{key}") for key in keys] == [0, 0, 0]
+            assert [await system.coordinator.permits_in_use(f"canary:{key}") for key in keys] == [0, 0, 0]
 
 
 async def test_probes_that_could_not_be_freed() -> None:
@@ -412,6 +412,6 @@ async def test_a_canary_whose_call_breaks_has_no_place(system: System, clock: Ma
     gate.release([passing])
     down.error = None
     await one.report()
-    assert await system.coordinator.held(f"canary:{KEY}") == 0
+    assert await system.coordinator.permits_in_use(f"canary:{KEY}") == 0
     await one.renew_probes()
-    assert await system.coordinator.held(f"canary:{breaker_key(ACME, 'gateway:gate.example')}") == 0
+    assert await system.coordinator.permits_in_use(f"canary:{breaker_key(ACME, 'gateway:gate.example')}") == 0

@@ -22,7 +22,7 @@ from conveyor.engines.records import Document
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqlite import database as module
 from conveyor.engines.sqlite.database import MIGRATIONS, SqliteDatabase, named_queries, open_database
-from conveyor.engines.tasks import MOST_SCANNED, TaskFilter
+from conveyor.engines.tasks import MAX_SCANNED, TaskFilter
 from conveyor.errors import DataDirectoryInUse, EngineFailed
 from conveyor.model import Ingested, JobId, OutboxEvent, RunId
 from conveyor.settings import Settings
@@ -319,8 +319,8 @@ async def test_a_filter_that_matches_nothing_reads_so_many_rows_at_once() -> Non
     with quick_place() as place:
         async with SqliteEngine.open(place, clock) as engine:
             run = make_run(clock)
-            await engine.tasks.put(run, seeds(MOST_SCANNED + 50))
-            await a_scan_is_bounded(engine.tasks, run, MOST_SCANNED)
+            await engine.tasks.put(run, seeds(MAX_SCANNED + 50))
+            await a_scan_is_bounded(engine.tasks, run, MAX_SCANNED)
 
 
 async def test_a_role_reads_while_requests_hold_their_readers() -> None:
@@ -432,14 +432,14 @@ class TestSchema:
         async with SqliteEngine.open(place, ManualClock()) as engine:
             documents, outbox = engine.records.documents, engine.records.outbox
             assert await documents.document("schedule", ACME, "one") == document
-            assert await documents.due_rows("schedule", 5.0, 10) == [document]
+            assert await documents.due_documents("schedule", 5.0, 10) == [document]
             assert (await documents.documents("schedule", ACME, None, 10, JobId("job_1"))).items == [document]
-            assert await documents.replace_row(document) is not None
-            assert await outbox.untold(10) == [pending]
-            await outbox.mark_told([pending])
-            assert await outbox.untold(10) == []
+            assert await documents.replace_document(document) is not None
+            assert await outbox.undispatched(10) == [pending]
+            await outbox.mark_dispatched([pending])
+            assert await outbox.undispatched(10) == []
             event = msgspec.structs.replace(pending, notice_id="evt_4")
-            await documents.create_rows([], event)
+            await documents.create_documents([], event)
             assert [(each.seq, each.id) for each in (await outbox.events(ACME, JobId("job_1"), None, 10)).items] == [
                 (1, "evt_1"),
                 (2, "evt_2"),

@@ -74,7 +74,7 @@ async def test_a_call_costs_the_same_however_many_are_live() -> None:
         async with SqliteEngine.open(place, clock) as engine:
             coordinator = engine.coordinator
             calls = {
-                "tally": lambda name: coordinator.tally(name, {"failed": 1}, 1000.0),
+                "tally": lambda name: coordinator.add_counters(name, {"failed": 1}, 1000.0),
                 "reserve": lambda name: coordinator.reserve(name, 1, 0.001, 1),
                 "cache": lambda name: coordinator.cache(name, b"value", 1000.0),
             }

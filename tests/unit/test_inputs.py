@@ -20,7 +20,7 @@ from conveyor.lists.inputs import (
     is_plain,
     parse_fetch_input,
     problem,
-    wrong_task,
+    task_problem,
 )
 from conveyor.model import Gateway, JobKind
 
@@ -234,4 +234,4 @@ def test_the_short_way_leaves_the_rest_to_the_long_one(text: str) -> None:
 def test_the_usual_url_goes_the_short_way(kind: JobKind) -> None:
     raw = b'"https://www.example.com/catalogue/item/7?from=list"'
     assert _USUAL.fullmatch(raw)
-    assert wrong_task(kind, raw) is None
+    assert task_problem(kind, raw) is None

@@ -18,7 +18,7 @@ from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import parse_url
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.records import Document
-from conveyor.engines.tasks import MOST_SCANNED, TaskEvent, TaskFilter, WalksByIndex
+from conveyor.engines.tasks import MAX_SCANNED, ReadsByIndex, TaskEvent, TaskFilter
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, JobId, OutboxEvent, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
@@ -252,13 +252,13 @@ class TestMigrations:
         async with PostgresEngine.open(url_of(place), clock) as engine:
             documents, outbox = engine.records.documents, engine.records.outbox
             assert await documents.document("schedule", ACME, "one") == document
-            assert await documents.due_rows("schedule", 5.0, 10) == [document]
+            assert await documents.due_documents("schedule", 5.0, 10) == [document]
             assert (await documents.documents("schedule", ACME, None, 10, JobId("job_1"))).items == [document]
-            assert await documents.replace_row(document) is not None
-            assert await outbox.untold(10) == [pending]
-            await outbox.mark_told([pending])
-            assert await outbox.untold(10) == []
-            await documents.create_rows([], msgspec.structs.replace(pending, notice_id="evt_3"))
+            assert await documents.replace_document(document) is not None
+            assert await outbox.undispatched(10) == [pending]
+            await outbox.mark_dispatched([pending])
+            assert await outbox.undispatched(10) == []
+            await documents.create_documents([], msgspec.structs.replace(pending, notice_id="evt_3"))
             events = (await outbox.events(ACME, JobId("job_1"), None, 10)).items
             assert [(each.seq, each.id) for each in events] == [(1, "evt_1"), (2, "evt_2"), (3, "evt_3")]
         connection = await connect(parse_url(url_of(place)))
@@ -366,11 +366,11 @@ class TestLargeRuns:
         assert written[1] < 2 * written[0]
 
     @pytest.mark.parametrize("shards", [1, 4])
-    @pytest.mark.parametrize("rows", [MOST_SCANNED, 30])
+    @pytest.mark.parametrize("rows", [MAX_SCANNED, 30])
     async def test_they_read_as_any_other(
         self, place: Path, clock: ManualClock, shards: int, rows: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(postgres_tasks, "MOST_SCANNED", rows)
+        monkeypatch.setattr(postgres_tasks, "MAX_SCANNED", rows)
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock, OWN_FROM) as engine:
             run = await large(engine, clock, 350, shards)
@@ -401,7 +401,7 @@ class TestLargeRuns:
         return sorted(found)
 
     async def walked(self, engine: PostgresEngine, run: RunKey, limit: int, where: TaskFilter) -> list[int]:
-        assert isinstance(engine.tasks, WalksByIndex)
+        assert isinstance(engine.tasks, ReadsByIndex)
         found: list[int] = []
         after: int | None = -1
         read = 0

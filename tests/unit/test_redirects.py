@@ -3,7 +3,7 @@
 import pytest
 from pyreqwest.http import Url
 
-from conveyor.egress.redirects import BadRedirect, OutgoingRequest, is_sensitive, redirected
+from conveyor.egress.redirects import BadRedirect, OutgoingRequest, follow_redirect, is_sensitive
 
 HERE = "http://site.example/dir/page?q=1"
 HEADERS = (("X-Plain", "1"), ("Content-Type", "text/plain"), ("Authorization", "secret"), ("COOKIE", "secret"))
@@ -11,7 +11,7 @@ HEADERS = (("X-Plain", "1"), ("Content-Type", "text/plain"), ("Authorization", "
 
 def follow(location: str, status: int = 302, method: str = "GET", url: str = HERE) -> OutgoingRequest:
     request = OutgoingRequest(method, Url(url), HEADERS, b"body" if method != "GET" else None)
-    return redirected(request, status, location, request.url)
+    return follow_redirect(request, status, location, request.url)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_fragment_is_inherited_and_can_be_replaced() -> None:
 def test_a_redirect_on_the_gateway_is_between_it_and_us() -> None:
     gateway = Url("https://gate.example/fetch?url=x")
     request = OutgoingRequest("GET", Url(HERE), HEADERS)
-    after = redirected(request, 302, "/session/1", gateway, "https://gate.example")
+    after = follow_redirect(request, 302, "/session/1", gateway, "https://gate.example")
     assert str(after.url) == HERE
     assert str(after.at) == "https://gate.example/session/1"
     assert after.headers == HEADERS
@@ -123,6 +123,6 @@ def test_a_redirect_on_the_gateway_is_between_it_and_us() -> None:
 def test_a_redirect_that_leaves_the_gateway_is_one_of_the_target() -> None:
     gateway = Url("https://gate.example/fetch?url=x")
     request = OutgoingRequest("GET", Url(HERE), HEADERS, at=Url("https://gate.example/session/1"))
-    after = redirected(request, 302, "http://other.example/", gateway, "https://gate.example")
+    after = follow_redirect(request, 302, "http://other.example/", gateway, "https://gate.example")
     assert (str(after.url), after.at) == ("http://other.example/", None)
     assert "Authorization" not in dict(after.headers)

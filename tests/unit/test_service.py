@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conveyor.callers import in_role
+from conveyor.callers import is_in_role
 from conveyor.service import Service, run_until
 from tests.clocks import ManualClock
 
@@ -180,7 +180,7 @@ async def test_what_a_role_starts_calls_for_it() -> None:
     class Starting(Scripted):
         async def tick(self) -> float:
             async def part() -> None:
-                seen.append(in_role())
+                seen.append(is_in_role())
 
             await asyncio.create_task(part())
             return 1.0
@@ -191,7 +191,7 @@ async def test_what_a_role_starts_calls_for_it() -> None:
     service.stop()
     await running
     assert seen == [True]
-    assert not in_role(), "who started it does not"
+    assert not is_in_role(), "who started it does not"
 
 
 async def test_run_until_stops_them_all() -> None:

@@ -176,9 +176,9 @@ class TestSlots:
             await settle()
             lane.finish(3)
         assert len(lane.started) >= 900
-        assert world.coordinator.calls["hold"] <= 2
+        assert world.coordinator.calls["acquire"] <= 2
         await passing(world.clock, 4.9)
-        assert world.coordinator.calls["hold"] <= 2
+        assert world.coordinator.calls["acquire"] <= 2
 
     async def test_no_more_slots_than_the_lane_can_use(self, world: World) -> None:
         lane = world.lane(world.job(concurrency_per_host=8), width=3)
@@ -217,9 +217,9 @@ class TestSlots:
         two.add(*many(2, first=10))
         await passing(world.clock, 3)
         assert two.started == []
-        asked = world.coordinator.calls["hold"]
+        asked = world.coordinator.calls["acquire"]
         await passing(world.clock, 10)
-        assert world.coordinator.calls["hold"] - asked <= 2 * 12, "it is asked for less and less often"
+        assert world.coordinator.calls["acquire"] - asked <= 2 * 12, "it is asked for less and less often"
         one.finish(2)
         await passing(world.clock, 1.1)
         assert two.numbers == [10, 11]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.engines.queue import TellsAge
-from conveyor.engines.tasks import WalksByIndex
+from conveyor.engines.queue import ReportsMessageAge
+from conveyor.engines.tasks import ReadsByIndex
 from conveyor.errors import EngineFailed
 from conveyor.notify.callback_monitor import CallbackPass
 from conveyor.recover.monitored import Monitored
@@ -20,7 +20,7 @@ from conveyor.system import System, opened_engines
 from conveyor.telemetry import metrics
 from conveyor.telemetry.exposition import exposition
 from conveyor.telemetry.instruments import MAX_SERIES, OTHER, Counter, Gauge, Histogram
-from conveyor.telemetry.seams import PROTOCOLS, metered
+from conveyor.telemetry.seams import PROTOCOLS, measured_engine
 from tests.clocks import ManualClock
 
 
@@ -63,7 +63,7 @@ def test_there_are_never_more_series_than_the_cap() -> None:
         (metrics.SWEPT, Swept),
         (metrics.MONITORED, Monitored),
         (metrics.CALLBACKS, CallbackPass),
-        (metrics.REMOVED, Removed),
+        (metrics.PURGED, Removed),
     ],
 )
 def test_label_values_are_the_counts_of_a_pass(metric: Counter, counts: type[msgspec.Struct]) -> None:
@@ -106,14 +106,14 @@ async def test_a_measured_engine_can_all_that_the_engine_can(settings: Settings,
     clock = ManualClock()
     async with opened_engines(settings, clock) as engines:
         engine = _behind(engines, seam)
-        measured = metered(seam, engine, "sqlite", clock)
+        measured = measured_engine(seam, engine, "sqlite", clock)
         for protocol in PROTOCOLS[seam]:
             for name, method in inspect.getmembers(protocol, inspect.isfunction):
                 if not name.startswith("_") and hasattr(engine, name):
                     # On the wrapper itself: newer Pythons look for capabilities there and not behind __getattr__.
                     assert name in vars(measured), name
                     assert callable(method)
-        for capability in (WalksByIndex, TellsAge):
+        for capability in (ReadsByIndex, ReportsMessageAge):
             assert isinstance(measured, capability) == isinstance(engine, capability)
 
 
@@ -137,8 +137,8 @@ async def _broken() -> AsyncIterator[bytes]:
 
 async def test_what_an_engine_raises_is_counted_by_its_code() -> None:
     clock = ManualClock()
-    tasks: Any = metered("tasks", _Failing(), "broken", clock)
-    blobs: Any = metered("blobs", _Failing(), "broken", clock)
+    tasks: Any = measured_engine("tasks", _Failing(), "broken", clock)
+    blobs: Any = measured_engine("blobs", _Failing(), "broken", clock)
     with pytest.raises(EngineFailed):
         await tasks.counts(None)
     with pytest.raises(RuntimeError):

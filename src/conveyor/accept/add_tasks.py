@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from conveyor.accept.spec import TasksSpec
-from conveyor.accept.submit import ACCEPTED, list_of, staged_source
+from conveyor.accept.submit import ACCEPTED, encode_list, staged_source
 from conveyor.accept.task_seeds import seeds_of
 from conveyor.engines.queue import CONTROL
 from conveyor.engines.records import IdempotencyClaim
@@ -58,7 +58,7 @@ class AddTasks:
             raise JobClosed
         seeds = await self._seeds(job, spec)
         await self._admission.admit(job.tenant, tasks=len(seeds))
-        data = await asyncio.to_thread(list_of, seeds)
+        data = await asyncio.to_thread(encode_list, seeds)
         key = f"lists/{job.tenant}/{job.job_id}/{claim.subject}.jsonl"
         crashpoint("add.stage.before")
         await self._system.blobs.put(key, data)

@@ -6,7 +6,7 @@ from conveyor.clock import iso_text
 from conveyor.model import Counts, Job, JobId, JobKind, Mode, ResultLayout, RunId
 from conveyor.states import RunState
 
-NONE_ENDED = Counts()
+NONE_FINISHED = Counts()
 
 
 class CountsView(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class AcceptedView(msgspec.Struct, frozen=True):
     run: RunView
 
 
-def answer(job: Job, counts: Counts = NONE_ENDED) -> bytes:
+def answer(job: Job, counts: Counts = NONE_FINISHED) -> bytes:
     """The body of the 201 or 202."""
     run = job.run
     shown = CountsView(

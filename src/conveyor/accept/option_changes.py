@@ -11,7 +11,7 @@ from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
 from conveyor.faults import crashpoint
-from conveyor.jobs.deadlines import follow_deadline
+from conveyor.jobs.deadlines import write_deadline
 from conveyor.model import Job, Options, OutboxEvent
 from conveyor.states import ENDED
 from conveyor.system import System
@@ -35,7 +35,7 @@ _SHOWN = 100
 _TRIES = 5
 
 
-def overridden(job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
+def override_options(job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
     """The job's options with some of them replaced. Raises UnknownField and InvalidField."""
     for field in changes:
         if field not in _ALL:
@@ -54,7 +54,7 @@ async def change_options(system: System, job: Job, changes: Mapping[str, Any], a
     for _ in range(_TRIES):
         if allowed is LIVE and job.state in ENDED:
             raise JobEnded("The job has finished. Start a rerun with other options.", state=job.state)
-        options = overridden(job, changes, allowed)
+        options = override_options(job, changes, allowed)
         if options == job.options:
             return job
         crashpoint("options.change.before")
@@ -67,7 +67,7 @@ async def change_options(system: System, job: Job, changes: Mapping[str, Any], a
             raise NotFound
         job = reloaded
         if changed:
-            await follow_deadline(system.records, job)
+            await write_deadline(system.records, job)
             return job
     raise Conflict("Other requests changed the options of the job at the same time. Try again.")
 

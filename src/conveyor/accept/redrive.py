@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from conveyor.accept.rerun import Rerun
-from conveyor.accept.resume import reopen
+from conveyor.accept.resume import reopen_ingest
 from conveyor.errors import RunNotEnded
 from conveyor.faults import crashpoint
-from conveyor.jobs.dead_letters import DeadLetterOwner, RedriveAction, RedrivePlan, plan_redrives, read_letter
-from conveyor.model import JobId, TenantId, resumable
+from conveyor.jobs.dead_letters import DeadLetterOwner, RedriveAction, RedrivePlan, decode_dead_letter, plan_redrives
+from conveyor.model import JobId, TenantId, is_resumable
 from conveyor.states import RunState
 from conveyor.system import System
 
@@ -26,7 +26,7 @@ async def redrive(system: System, tenant: TenantId, message_ids: Collection[str]
     """Redrive the tenant's dead letters. Those of another tenant are unknown. Raises RunNotEnded if none could be
     redriven, and some wait for a run in progress."""
     asked = set(message_ids)
-    decoded = [read_letter(letter) for letter in await system.queue.letters(asked)]
+    decoded = [decode_dead_letter(letter) for letter in await system.queue.find_dead_letters(asked)]
     letters = [letter for letter in decoded if letter is not None and letter.tenant == tenant]
     plans = await plan_redrives(system.records, system.tasks, letters)
     count = await _requeue(system, [letter for letter, plan in plans if plan.action is RedriveAction.REQUEUE])
@@ -60,7 +60,7 @@ async def _reopen_ingest(system: System, letter: DeadLetterOwner) -> bool:
     job = await system.records.jobs.job(letter.tenant, letter.job_id)
     if job is None or job.run.run_id != letter.run_id:
         return False
-    return await reopen(system, job) if resumable(job) else job.state is RunState.INGESTING
+    return await reopen_ingest(system, job) if is_resumable(job) else job.state is RunState.INGESTING
 
 
 async def _rerun(system: System, reruns: Sequence[tuple[DeadLetterOwner, RedrivePlan]]) -> int:

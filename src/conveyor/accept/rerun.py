@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
-from conveyor.accept.option_changes import RERUN, change_options, overridden
+from conveyor.accept.option_changes import RERUN, change_options, override_options
 from conveyor.accept.resume import resume_ingest
 from conveyor.accept.submit import ACCEPTED
 from conveyor.engines.records import IdempotencyClaim
@@ -21,10 +21,10 @@ from conveyor.errors import InvalidField, NotFound, NothingToRerun, RunNotEnded
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import request_ingest
-from conveyor.jobs.deadlines import follow_deadline
+from conveyor.jobs.deadlines import write_deadline
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
 from conveyor.lists.inputs import MAX_LABEL
-from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, resumable
+from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, is_resumable
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
 
@@ -75,7 +75,7 @@ class Rerun:
 
     async def _carry_out(self, job: Job, spec: RerunSpec, claim: Claim) -> Accepted:
         lineage = lineage_of(job, spec)
-        if resumable(job):
+        if is_resumable(job):
             return await self._resume(job, spec, claim)
         if job.state not in ENDED:
             raise RunNotEnded(state=job.state)
@@ -87,7 +87,7 @@ class Rerun:
         rerun = self._with_run(job, spec, lineage, RunId(claim.subject))
         reply = claim.answer(ACCEPTED, answer(rerun))
         # Before the run: a deadline without its run is removed when it is due, a run without its deadline has none.
-        await follow_deadline(self._system.records, rerun)
+        await write_deadline(self._system.records, rerun)
         crashpoint("rerun.add.before")
         added = await self._system.records.jobs.add_run(rerun, self._event(rerun), reply.row)
         crashpoint("rerun.add.after")
@@ -114,7 +114,9 @@ class Rerun:
             raise NotFound
         body = answer(resumed, await self._system.tasks.counts(job.key))
         reply = claim.answer(ACCEPTED, body, subject=job.run.run_id)
-        existing = None if reply.row is None else await self._system.records.documents.create_rows([], None, reply.row)
+        existing = (
+            None if reply.row is None else await self._system.records.documents.create_documents([], None, reply.row)
+        )
         return reply.unless_lost(existing)
 
     async def _check_any(self, job: Job, lineage: Lineage) -> None:
@@ -143,7 +145,7 @@ class Rerun:
             touched_at=now,
             lineage=lineage,
         )
-        options = overridden(job, spec.options, RERUN)
+        options = override_options(job, spec.options, RERUN)
         return msgspec.structs.replace(job, run=run, state=run.state, reason=None, options=options)
 
     def _event(self, job: Job) -> OutboxEvent:

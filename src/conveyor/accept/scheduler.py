@@ -101,7 +101,7 @@ class Scheduler:
     async def tick(self) -> float:
         """Start the fires that are due."""
         now = self._clock.now()
-        rows = await self._records.documents.due_rows(SCHEDULE, now, _ROWS)
+        rows = await self._records.documents.due_documents(SCHEDULE, now, _ROWS)
         in_progress = set(self._running.values())
         shares = Counter(tenant for tenant, _ in in_progress)
         waiting: list[Document] = []
@@ -119,7 +119,7 @@ class Scheduler:
         if len(rows) == _ROWS and len(self._running) < _AT_ONCE:
             # Schedules of one tenant fill the page: postpone them, so that the next page has others.
             for row in waiting:
-                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=now + _PUT_OFF))
+                await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=now + _PUT_OFF))
         return _EVERY
 
     async def close(self) -> None:
@@ -147,7 +147,9 @@ class Scheduler:
             schedule = msgspec.structs.replace(schedule, keep_at=await self._schedules.keep_upload(template))
         plan = self._plan(schedule)
         if plan.at is None:
-            await self._records.documents.replace_row(with_schedule(row, self._advanced(schedule, self._clock.now())))
+            await self._records.documents.replace_document(
+                with_schedule(row, self._advanced(schedule, self._clock.now()))
+            )
             return
         claimed = await self._claim(row, schedule, plan)
         if claimed is None:
@@ -191,7 +193,7 @@ class Scheduler:
             tries=schedule.tries + 1,
         )
         crashpoint("schedule.claim.before")
-        claimed = await self._records.documents.replace_row(
+        claimed = await self._records.documents.replace_document(
             with_schedule(row, leased, self._clock.now() + LEASE_SECONDS)
         )
         crashpoint("schedule.claim.after")
@@ -221,7 +223,7 @@ class Scheduler:
                 return
             # If a client changes the schedule at the same time, the next renewal is early enough.
             until = self._clock.now() + LEASE_SECONDS
-            await self._records.documents.replace_row(msgspec.structs.replace(current, due_at=until))
+            await self._records.documents.replace_document(msgspec.structs.replace(current, due_at=until))
 
     async def _fire(self, row: Document, plan: FirePlan) -> Fire:
         """Create the job, or find that it exists. An error that a retry would not fix is the result of the fire."""
@@ -281,7 +283,7 @@ class Scheduler:
 
     async def _postpone(self, row: Document) -> None:
         pause = min(2.0 ** schedule_of(row).tries, _LONGEST_PAUSE)
-        await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
+        await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=self._clock.now() + pause))
 
     async def _advance(self, row: Document, fire: Fire) -> None:
         """Record the fire, on top of concurrent changes; nothing if another scheduler has done so."""
@@ -299,7 +301,7 @@ class Scheduler:
                 fired=schedule.fired + 1,
             )
             crashpoint("schedule.advance.before")
-            if await self._records.documents.replace_row(with_schedule(current, done)) is not None:
+            if await self._records.documents.replace_document(with_schedule(current, done)) is not None:
                 crashpoint("schedule.advance.after")
                 log.info(
                     "schedule fired", tenant=row.tenant, schedule=row.id, job=fire.job_id, coalesced=fire.coalesced

@@ -203,7 +203,7 @@ class Schedules:
         document = with_schedule(empty, schedule)
         answer = claim.answer(CREATED, msgspec.json.encode(schedule_json(document, now)))
         crashpoint("schedule.create.before")
-        existing = await self._records.documents.create_rows([document], None, answer.row)
+        existing = await self._records.documents.create_documents([document], None, answer.row)
         crashpoint("schedule.create.after")
         return answer.unless_lost(existing)
 
@@ -246,7 +246,7 @@ class Schedules:
             # A fire in progress is completed, whatever changes.
             firing_until = row.due_at if changed.firing is not None else None
             crashpoint("schedule.change.before")
-            written = await self._records.documents.replace_row(with_schedule(row, changed, firing_until))
+            written = await self._records.documents.replace_document(with_schedule(row, changed, firing_until))
             crashpoint("schedule.change.after")
             if written is not None:
                 return written
@@ -257,7 +257,7 @@ class Schedules:
         for _ in range(_TRIES):
             row = await self.find(tenant, schedule_id)
             crashpoint("schedule.remove.before")
-            if await self._records.documents.remove_row(row):
+            if await self._records.documents.remove_document(row):
                 crashpoint("schedule.remove.after")
                 return
         raise _contended()

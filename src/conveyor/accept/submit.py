@@ -31,7 +31,7 @@ from conveyor.errors import InvalidField, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import ingest_message, messages, send_all
-from conveyor.jobs.deadlines import deadline_rows
+from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
 from conveyor.model import (
     Compression,
@@ -93,7 +93,7 @@ class Submit:
         check_limits(spec)
         job = self._job(tenant, spec, job_id or self._system.clock.new_id("job"), None, source)
         await self._write_ingested(job, None, [ingest_message(job)], _documents(self._system, job, spec))
-        traces.accepted(job, self._system.clock.now())
+        traces.trace_accept(job, self._system.clock.now())
         return job
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
@@ -150,7 +150,7 @@ class Submit:
 
     async def _stage(self, tenant: TenantId, job_id: str, seeds: Sequence[TaskSeed]) -> Source:
         """Stage an inline list that is too long to write within the request. Its tasks are checked already."""
-        data = await asyncio.to_thread(list_of, seeds)
+        data = await asyncio.to_thread(encode_list, seeds)
         key = f"lists/{tenant}/{job_id}/tasks.jsonl"
         crashpoint("accept.stage.before")
         await self._system.blobs.put(key, data)
@@ -241,7 +241,7 @@ class Submit:
     def _reply(self, job: Job, reply: ClaimedAnswer, existing: IdempotencyClaim | None) -> Accepted:
         accepted = reply.unless_lost(existing)
         if not accepted.replayed:
-            traces.accepted(job, self._system.clock.now())
+            traces.trace_accept(job, self._system.clock.now())
             log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
         return accepted
 
@@ -297,10 +297,10 @@ def staged_source(key: str, data: bytes) -> Source:
 
 def _documents(system: System, job: Job, spec: JobSpec) -> list[Document]:
     """The documents that are written with the job."""
-    return [*subscription_documents(system, job, spec.notify), *deadline_rows(job)]
+    return [*subscription_documents(system, job, spec.notify), *deadline_documents(job)]
 
 
-def list_of(seeds: Sequence[TaskSeed]) -> bytes:
+def encode_list(seeds: Sequence[TaskSeed]) -> bytes:
     """Tasks of a request as a list to be staged."""
     return "".join([f"{seed.input}\n" for seed in seeds]).encode()
 

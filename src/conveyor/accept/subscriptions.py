@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
-from conveyor.jobs.callbacks import callback_rows
+from conveyor.jobs.callbacks import callback_documents
 from conveyor.jobs.event_names import (
     MAX_NOTIFY,
     WEBHOOK,
@@ -13,7 +13,7 @@ from conveyor.jobs.event_names import (
     WebhookNotify,
     check_events,
     check_target,
-    notify_rows,
+    notify_documents,
 )
 from conveyor.model import Job, TenantId
 from conveyor.system import System
@@ -47,8 +47,8 @@ def refuse_tokens(entries: Sequence[Notify]) -> None:
 def subscription_documents(system: System, job: Job, entries: Sequence[Notify]) -> list[Document]:
     """The documents to write with the job."""
     return [
-        *notify_rows(job, entries),
-        *callback_rows(job, entries, system.step_functions, system.settings),
+        *notify_documents(job, entries),
+        *callback_documents(job, entries, system.step_functions, system.settings),
     ]
 
 

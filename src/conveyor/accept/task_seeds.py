@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from conveyor.errors import InvalidTasks, NoTasks, TooManyTasks
-from conveyor.lists.inputs import one_line, wrong_task
+from conveyor.lists.inputs import compact_json, task_problem
 from conveyor.model import JobKind, TaskSeed
 
 MAX_ERRORS = 100
@@ -20,9 +20,9 @@ def seeds_of(kind: JobKind, tasks: Sequence[msgspec.Raw], max_tasks: int) -> lis
     total = 0
     for index, task in enumerate(tasks):
         raw = bytes(task)
-        wrong = wrong_task(kind, raw)
+        wrong = task_problem(kind, raw)
         if wrong is None:
-            seeds.append(TaskSeed(index, one_line(raw)))
+            seeds.append(TaskSeed(index, compact_json(raw)))
             continue
         total += 1
         if len(errors) < MAX_ERRORS:

@@ -86,7 +86,7 @@ async def resume_job(
 async def delete_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart) -> None:
     """The job disappears at once, and its running tasks stop; its rows and bodies are purged soon after."""
     job = await find_job(system.records, tenant, job_id)
-    if not await system.records.jobs.hide_job(tenant, job.job_id):
+    if not await system.records.jobs.mark_deleted(tenant, job.job_id):
         raise NotFound
 
 

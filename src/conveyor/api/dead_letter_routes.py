@@ -11,7 +11,7 @@ from conveyor.api import schemas as shapes
 from conveyor.api.creation import read_spec
 from conveyor.api.dependencies import MAX_LIMIT, ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer
 from conveyor.jobs.dead_letters import plan_redrives
-from conveyor.read.dead_letter_pages import letter_json, letters_page
+from conveyor.read.dead_letter_pages import dead_letter_json, dead_letters_page
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,9 +25,11 @@ async def list_letters(
     system: SystemPart, tenant: TenantPart, limit: Limit = 100, cursor: Cursor = None
 ) -> Response[bytes]:
     """Oldest first. A page may have fewer items than `limit` and still have a next page."""
-    page = await letters_page(system.queue, tenant, limit, cursor)
+    page = await dead_letters_page(system.queue, tenant, limit, cursor)
     plans = await plan_redrives(system.records, system.tasks, page.items)
-    return answer({"items": [letter_json(letter, plan) for letter, plan in plans], "next_cursor": page.next_cursor})
+    return answer(
+        {"items": [dead_letter_json(letter, plan) for letter, plan in plans], "next_cursor": page.next_cursor}
+    )
 
 
 @post(

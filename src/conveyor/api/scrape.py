@@ -17,7 +17,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 @asynccontextmanager
-async def scraped(settings: Settings) -> AsyncIterator[None]:
+async def serve_metrics(settings: Settings) -> AsyncIterator[None]:
     """Serve CONVEYOR_METRICS_PORT while the block runs; without one, do nothing."""
     if settings.metrics_port == 0:
         yield

@@ -72,7 +72,7 @@ class Sessions:
     async def redeem(self, text: str) -> Token:
         """Start a session from a link, once. Raises LinkRefused."""
         row = await self._row(LINK, _digest(text))
-        if row is None or not await self._records.documents.remove_row(row):
+        if row is None or not await self._records.documents.remove_document(row):
             raise LinkRefused
         crashpoint("session.redeem.between")
         return await self.begin(_sessions.decode(row.body).key_id)
@@ -81,7 +81,7 @@ class Sessions:
         """End a session. An unknown session is not an error."""
         row = await self._row(SESSION, _digest(text))
         if row is not None:
-            await self._records.documents.remove_row(row)
+            await self._records.documents.remove_document(row)
 
     async def authenticate(self, text: str) -> ApiKey:
         """The key of a session, without administrator's rights. Raises SessionEnded."""
@@ -102,7 +102,7 @@ class Sessions:
         now = self._clock.now()
         token = Token(secrets.token_urlsafe(_BYTES), now + seconds)
         body = msgspec.json.encode(DashboardSession(key_id, now))
-        await self._records.documents.create_rows(
+        await self._records.documents.create_documents(
             [Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)]
         )
         return token

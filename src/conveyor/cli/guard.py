@@ -37,9 +37,9 @@ def run_guarded(arguments: Sequence[str] | None) -> int:
 
 def complain(message: str) -> None:
     """Print one line on standard error, without secrets."""
-    from conveyor.telemetry.redact import redacted
+    from conveyor.telemetry.redact import redact
 
-    print(f"conveyor: {redacted(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    print(f"conveyor: {redact(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 def _short(message: str) -> str:

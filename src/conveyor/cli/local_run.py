@@ -23,7 +23,7 @@ from conveyor.cli.loop import Stopped
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
 from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
-from conveyor.model import Job, JobId, TenantId, resumable
+from conveyor.model import Job, JobId, TenantId, is_resumable
 from conveyor.settings import Settings
 from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 
@@ -160,7 +160,7 @@ def _discard_data(plan: RunPlan, ownership: DirectoryOwnership) -> None:
 async def _run_plan(
     plan: RunPlan, mark: place.RunMark, ownership: DirectoryOwnership, show: Show, stop: "Stop"
 ) -> RunReport:
-    from conveyor.cli.loop import keep_for_good
+    from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
@@ -179,7 +179,7 @@ async def _run_plan(
             return await _report(system, expired, plan, status, Snapshot.of(status), started, show, stop, fault)
         # No retention here: it would purge the results that the user comes back for.
         async with embedded.running(purges=False):
-            keep_for_good()
+            freeze_loaded_objects()
             job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
             before = Snapshot.of(await _read_status(system, job))
             final = await _follow(system, embedded, job, show, stop.event)
@@ -300,7 +300,7 @@ async def _resume_ingest(embedded: "Embedded", job: Job) -> Job:
     """Resume the ingest of a job if it failed and can be resumed."""
     from conveyor.accept.resume import resume_ingest
 
-    if not resumable(job):
+    if not is_resumable(job):
         return job
     await resume_ingest(embedded.system, job)
     return await embedded.job(_TENANT, job.job_id)
@@ -310,7 +310,7 @@ async def _find_expired(system: "System", mark: place.RunMark) -> Job | None:
     """Return the job of the mark if it has expired, else None. Raises NotFound if the job was purged."""
     if mark.job_id is None or await system.records.jobs.job(_TENANT, JobId(mark.job_id)) is not None:
         return None
-    for job in await system.records.jobs.hidden_jobs(system.clock.now(), _MAX_EXPIRED):
+    for job in await system.records.jobs.purgeable_jobs(system.clock.now(), _MAX_EXPIRED):
         if job.job_id == mark.job_id:
             return job
     raise NotFound(f"The job of this run has expired and was purged. Remove {system.settings.data} to start over.")
@@ -318,7 +318,7 @@ async def _find_expired(system: "System", mark: place.RunMark) -> Job | None:
 
 def _expired_error(plan: RunPlan, job: Job) -> NotFound | None:
     """The error for an expired job. None if the job had finished and only its archive was missing."""
-    if job.state in ENDED and not resumable(job):
+    if job.state in ENDED and not is_resumable(job):
         return None
     return NotFound(
         f"The job of this run has expired and cannot be resumed. {plan.out} has the results so far. Remove "

@@ -25,14 +25,14 @@ class Stopped(Exception):
 _ARENAS = -8
 
 
-def share_one_heap() -> None:
+def use_one_heap() -> None:
     """Make all threads share one heap. Call it before threads start: otherwise glibc gives each thread a heap, and each
     heap keeps the memory that its thread has freed. Our threads mostly take turns, so one heap stays smaller."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_ARENAS, 1)
 
 
-def keep_for_good() -> None:
+def freeze_loaded_objects() -> None:
     """Exclude all present objects from garbage collection. Call it once everything is loaded and started: these objects
     live as long as the process, and each full collection over them would stop it for about fifty milliseconds."""
     gc.freeze()
@@ -40,7 +40,7 @@ def keep_for_good() -> None:
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine, on uvloop if it is installed, and return its result."""
-    share_one_heap()
+    use_one_heap()
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
         import uvloop

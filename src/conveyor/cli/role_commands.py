@@ -119,19 +119,19 @@ def _run(settings: Settings, role: str) -> None:
 
 
 def _announce(url: str, dashboard: str) -> None:
-    from conveyor.cli.loop import keep_for_good
+    from conveyor.cli.loop import freeze_loaded_objects
 
-    keep_for_good()
+    freeze_loaded_objects()
     print(f"Serving at {url}")
     print(f"  open    {url}{dashboard}", flush=True)
 
 
 async def _work(settings: Settings, role: str, stop: "Stop") -> None:
-    from conveyor.api.scrape import scraped
+    from conveyor.api.scrape import serve_metrics
     from conveyor.api.server import serve
     from conveyor.cli.connection import local_key_file, read_line
     from conveyor.cli.dashboard_command import sign_in_path
-    from conveyor.cli.loop import keep_for_good
+    from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
@@ -139,10 +139,10 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     async with open_system(settings) as system:
         if role == "api":
             link = await sign_in_path(system, settings.api_key or read_line(local_key_file(settings.data)))
-            async with scraped(settings):
+            async with serve_metrics(settings):
                 await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return
-        async with Embedded(system).running({role}), scraped(settings):
-            keep_for_good()
+        async with Embedded(system).running({role}), serve_metrics(settings):
+            freeze_loaded_objects()
             print(f"Conveyor {role} is running.", flush=True)
             await stop.event.wait()

@@ -57,7 +57,7 @@ def up(
 
 
 async def _serve(settings: Settings, stop: "Stop") -> None:
-    from conveyor.api.scrape import scraped
+    from conveyor.api.scrape import serve_metrics
     from conveyor.api.server import serve
     from conveyor.cli.dashboard_command import sign_in_path
     from conveyor.embedded import Embedded
@@ -66,7 +66,7 @@ async def _serve(settings: Settings, stop: "Stop") -> None:
     stop.listen()
     async with open_system(settings) as system:
         link = await sign_in_path(system, await _ensure_local_key(system))
-        async with Embedded(system).running(), scraped(settings):
+        async with Embedded(system).running(), serve_metrics(settings):
             with _announce(settings, link) as on_ready:
                 await serve(system, settings.host, settings.port, stop.event, on_ready)
 
@@ -98,10 +98,10 @@ async def _ensure_local_key(system: "System") -> str:
 def _announce(settings: Settings, dashboard: str) -> Iterator[Callable[[str], None]]:
     """Print the address of the server once it listens, and keep it in local.url while it runs."""
     from conveyor.cli.connection import local_url_file
-    from conveyor.cli.loop import keep_for_good
+    from conveyor.cli.loop import freeze_loaded_objects
 
     def on_ready(bound: str) -> None:
-        keep_for_good()
+        freeze_loaded_objects()
         # A server that listens on all addresses is reached on loopback from here.
         url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         local_url_file(settings.data).write_text(url + "\n")

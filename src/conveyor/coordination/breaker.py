@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock, iso_text
-from conveyor.coordination.waits import Wait, say_waiting
+from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import ConveyorError
 from conveyor.model import RunId, TenantId
@@ -44,7 +44,7 @@ _MAX_JITTER = 30.0
 _LINGER = 5.0
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True):
+class BreakerState(msgspec.Struct, frozen=True, array_like=True):
     """The breaker of a target. It is open up to `until`, then half-open with 2^`level` probes at once. Past the last
     level it was closed at `until`, and failures before that no longer count."""
 
@@ -73,14 +73,14 @@ class _ProbeCounts(msgspec.Struct):
     down: int = 0
 
 
-_states = msgspec.json.Decoder(dict[str, Open])
+_states = msgspec.json.Decoder(dict[str, BreakerState])
 
 
 def breaker_key(tenant: TenantId, target: str) -> str:
     return f"{tenant}/{target}"
 
 
-async def breakers_of(coordinator: Coordinator, clock: Clock, tenant: TenantId) -> list[tuple[str, Open]]:
+async def list_breakers(coordinator: Coordinator, clock: Clock, tenant: TenantId) -> list[tuple[str, BreakerState]]:
     """Return the tenant's targets whose breakers are not closed, with the breakers, in order of name."""
     states = _decode(await coordinator.cached(_KEY))
     prefix = breaker_key(tenant, "")
@@ -88,7 +88,7 @@ async def breakers_of(coordinator: Coordinator, clock: Clock, tenant: TenantId) 
     return sorted((target, state) for target, state in by_target.items() if state.level < _LEVELS)
 
 
-async def breaker_counts(coordinator: Coordinator, clock: Clock) -> tuple[int, int]:
+async def count_breakers(coordinator: Coordinator, clock: Clock) -> tuple[int, int]:
     """Count the breakers of all tenants: how many are open, how many half-open."""
     states = [state for state in _decode(await coordinator.cached(_KEY)).values() if state.level < _LEVELS]
     opened = sum(clock.now() < state.until for state in states)
@@ -104,8 +104,8 @@ class Breakers:
         self._settings = settings
         self._holder = holder
         # All states that the coordinator has, and those that are not closed.
-        self._states: dict[str, Open] = {}
-        self._open: dict[str, Open] = {}
+        self._states: dict[str, BreakerState] = {}
+        self._open: dict[str, BreakerState] = {}
         self._suspects: dict[str, _Suspect] = {}
         self._probes: dict[str, _ProbeCounts] = {}
         # Probes of this worker. A finished one counts until its result is reported: no other probe takes its place
@@ -131,21 +131,21 @@ class Breakers:
         """Whether attempts failed lately, so that successes count too."""
         return bool(self._suspects)
 
-    def state(self, key: str) -> Open | None:
+    def state(self, key: str) -> BreakerState | None:
         """Return the target's breaker; None if it is closed."""
         return self._open.get(key)
 
-    def wait_of(self, state: Open) -> float:
+    def wait_of(self, state: BreakerState) -> float:
         """Return how long a task waits for a breaker that is open, or that it may not probe yet."""
         left = state.until - self._clock.now()
         if left <= 0:
             return _PROBE_WAIT * (1 + self._clock.jitter())
         return left + self._clock.jitter() * min(left * _JITTER, _MAX_JITTER)
 
-    def is_open(self, state: Open) -> bool:
+    def is_open(self, state: BreakerState) -> bool:
         return self._clock.now() < state.until
 
-    def age(self, state: Open) -> float:
+    def age(self, state: BreakerState) -> float:
         """Return for how long the breaker has not been closed."""
         return self._clock.now() - state.since
 
@@ -175,7 +175,7 @@ class Breakers:
             probes.down += 1
         self.is_urgent = True
 
-    def report_wait(self, run_id: RunId, target: str, state: Open) -> None:
+    def report_wait(self, run_id: RunId, target: str, state: BreakerState) -> None:
         """Report with the next `report` that the run waits for this target."""
         if self.is_open(state):
             detail = f"waiting: breaker open for {target} until {iso_text(state.until)}"
@@ -214,7 +214,7 @@ class Breakers:
             waits, self._waits = self._waits, {}
             for run_id, wait in waits.items():
                 ttl = _LINGER if wait.until is None else max(0.0, wait.until - self._clock.now()) + _LINGER
-                await say_waiting(self._coordinator, run_id, wait, ttl)
+                await publish_wait(self._coordinator, run_id, wait, ttl)
         except ConveyorError as error:
             self._lost(error)
         self._forget_suspects()
@@ -267,13 +267,13 @@ class Breakers:
         total = failed + suspect.before[1] + suspect.now[1]
         if total >= settings.breaker_least and failed >= total * settings.breaker_ratio:
             now = self._clock.now()
-            await self._change(key, self._states.get(key), Open(now, now + settings.breaker_seconds))
+            await self._change(key, self._states.get(key), BreakerState(now, now + settings.breaker_seconds))
 
     async def _count_window(self, key: str, bucket: int, down: int, up: int) -> tuple[int, int]:
         amounts = {name: amount for name, amount in (("away", down), ("up", up)) if amount}
         closed = self._states.get(key)
         name = f"breaker:{key}:{bucket}:{0 if closed is None else closed.until}"
-        counts = await self._coordinator.tally(name, amounts, self._settings.breaker_window)
+        counts = await self._coordinator.add_counters(name, amounts, self._settings.breaker_window)
         return counts.get("away", 0), counts.get("up", 0)
 
     async def _apply_probes(self, key: str, probe: _ProbeCounts) -> None:
@@ -283,14 +283,14 @@ class Breakers:
         settings = self._settings
         if probe.down and (state.level == 0 or probe.down >= (probe.down + probe.up) * settings.breaker_ratio):
             wait = min(settings.breaker_longest, settings.breaker_seconds * 2.0 ** min(state.times, 60))
-            await self._change(key, state, Open(state.since, self._clock.now() + wait, state.times + 1))
+            await self._change(key, state, BreakerState(state.since, self._clock.now() + wait, state.times + 1))
         elif probe.up:
             higher = msgspec.structs.replace(state, level=state.level + 1)
             if higher.level == _LEVELS:
                 higher = msgspec.structs.replace(higher, until=self._clock.now())
             await self._change(key, state, higher)
 
-    async def _change(self, key: str, old: Open | None, new: Open) -> None:
+    async def _change(self, key: str, old: BreakerState | None, new: BreakerState) -> None:
         """Replace one breaker's state, unless another worker did so first."""
         for _ in range(_MAX_TRIES):
             raw = await self._coordinator.cached(_KEY)
@@ -303,7 +303,7 @@ class Breakers:
                 break
         self._apply(states)
 
-    def _apply(self, states: dict[str, Open]) -> None:
+    def _apply(self, states: dict[str, BreakerState]) -> None:
         self._states = {key: state for key, state in states.items() if not self._is_stale(state)}
         not_closed = {key: state for key, state in self._states.items() if state.level < _LEVELS}
         for key in self._open.keys() - not_closed.keys():
@@ -311,7 +311,7 @@ class Breakers:
             self._suspects.pop(key, None)
         self._open = not_closed
 
-    def _is_stale(self, state: Open) -> bool:
+    def _is_stale(self, state: BreakerState) -> bool:
         """Return whether no task has tried the target for so long that no run can need the breaker."""
         return self._clock.now() > state.until + 2 * self._settings.breaker_longest
 
@@ -321,7 +321,7 @@ class Breakers:
             self._suspects = {key: suspect for key, suspect in self._suspects.items() if suspect.failed_at >= since}
 
     async def _hold(self, key: str, want: int, limit: int) -> int:
-        return await self._coordinator.hold(f"canary:{key}", self._holder, want, limit, _PROBE_SECONDS)
+        return await self._coordinator.acquire(f"canary:{key}", self._holder, want, limit, _PROBE_SECONDS)
 
     def _lost(self, error: ConveyorError) -> None:
         log.warning("all breakers closed: the coordinator does not answer", error=str(error))
@@ -329,7 +329,7 @@ class Breakers:
         self._probes.clear()
 
 
-def _decode(raw: bytes | None) -> dict[str, Open]:
+def _decode(raw: bytes | None) -> dict[str, BreakerState]:
     try:
         return _states.decode(raw) if raw else {}
     except msgspec.MsgspecError:
@@ -337,12 +337,12 @@ def _decode(raw: bytes | None) -> dict[str, Open]:
         return {}
 
 
-def _has_capacity(states: dict[str, Open], key: str) -> bool:
+def _has_capacity(states: dict[str, BreakerState], key: str) -> bool:
     tenant = key.partition("/")[0] + "/"
     return len(states) < _MAX_OPEN and sum(other.startswith(tenant) for other in states) < _MAX_OF_TENANT
 
 
-def _log(key: str, old: Open | None, new: Open) -> None:
+def _log(key: str, old: BreakerState | None, new: BreakerState) -> None:
     tenant, _, target = key.partition("/")
     if new.level == _LEVELS:
         metrics.BREAKER_CHANGES.add(1, "closed")

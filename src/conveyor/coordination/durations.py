@@ -34,12 +34,12 @@ async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iter
     steps = Counter(str(_step(duration)) for duration in seconds if duration > 0)
     try:
         if steps:
-            await coordinator.tally(_name(run_id), steps, _KEEP_SECONDS)
+            await coordinator.add_counters(_name(run_id), steps, _KEEP_SECONDS)
     except ConveyorError as error:
         log.warning("task durations not stored", run=run_id, error=str(error))
 
 
-async def histogram(coordinator: Coordinator, run_id: RunId) -> list[tuple[float, int]]:
+async def read_histogram(coordinator: Coordinator, run_id: RunId) -> list[tuple[float, int]]:
     """Return the buckets: seconds, and how many tasks took about that long; the shortest first."""
     return [(_seconds(step), count) for step, count in await _steps(coordinator, run_id)]
 
@@ -51,7 +51,7 @@ async def task_time(coordinator: Coordinator, run_id: RunId) -> TaskTime | None:
 
 
 async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int]]:
-    counts = await coordinator.tally(_name(run_id), {}, _KEEP_SECONDS)
+    counts = await coordinator.add_counters(_name(run_id), {}, _KEEP_SECONDS)
     return sorted((int(step), count) for step, count in counts.items())
 
 

@@ -10,7 +10,7 @@ from conveyor.model import Counts, RunId
 
 log = structlog.get_logger()
 
-MOST = 240
+MAX_MOMENTS = 240
 
 _KEEP_SECONDS = 86_400.0
 
@@ -35,7 +35,7 @@ def moment(at: float, counts: Counts) -> Moment:
     return Moment(at, counts.succeeded, counts.failed, counts.cancelled)
 
 
-async def remember(coordinator: Coordinator, run_id: RunId, now: Moment) -> None:
+async def add_moment(coordinator: Coordinator, run_id: RunId, now: Moment) -> None:
     """Add a moment, best effort: of two concurrent additions one may be lost, and a coordinator that fails is only
     logged."""
     try:
@@ -59,7 +59,7 @@ async def history(coordinator: Coordinator, run_id: RunId) -> list[Moment]:
 
 def _thin(moments: list[Moment]) -> list[Moment]:
     """Drop every other moment if there are too many, but never the last."""
-    return moments if len(moments) <= MOST else [*moments[:-1:2], moments[-1]]
+    return moments if len(moments) <= MAX_MOMENTS else [*moments[:-1:2], moments[-1]]
 
 
 def _key(run_id: RunId) -> str:

@@ -74,7 +74,7 @@ class Isolation:
             await work()
         if name in self._failing:
             with self.item(f"{name}: put off"):
-                await records.documents.replace_row(
+                await records.documents.replace_document(
                     msgspec.structs.replace(row, due_at=self._clock.now() + self.pause(name))
                 )
 
@@ -91,7 +91,7 @@ class Isolation:
         self._failing = {name: failed for name, failed in self._failing.items() if name in names}
 
 
-async def in_turn(*parts: Callable[[], Awaitable[None]]) -> None:
+async def run_all(*parts: Callable[[], Awaitable[None]]) -> None:
     """Run all parts of a pass, even if some fail; then raise the first error."""
     first: Exception | None = None
     for part in parts:

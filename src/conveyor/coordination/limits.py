@@ -48,15 +48,15 @@ class TargetLimits:
         """Hold up to `count` slots of the target, as far as other workers leave them. Returns how many."""
         # The limit was removed: the slots in use are the limit.
         limit = count if self.slots is None else self.slots
-        return await self._coordinator.hold(self._prefix + target, self._holder, count, limit, self._hold_seconds)
+        return await self._coordinator.acquire(self._prefix + target, self._holder, count, limit, self._hold_seconds)
 
     async def join_waiters(self, target: str) -> None:
         """Show other workers for a while that this one waits for a slot of the target."""
-        await self._coordinator.hold(self._waiters(target), self._holder, 1, _NO_LIMIT, WAITER_SECONDS)
+        await self._coordinator.acquire(self._waiters(target), self._holder, 1, _NO_LIMIT, WAITER_SECONDS)
 
     async def waiters(self, target: str) -> int:
         """Count the workers that wait for a slot of the target."""
-        return await self._coordinator.held(self._waiters(target))
+        return await self._coordinator.permits_in_use(self._waiters(target))
 
     def _waiters(self, target: str) -> str:
         return f"waiters:{self._prefix}{target}"

@@ -18,7 +18,7 @@ class Wait(msgspec.Struct, frozen=True):
 _waits = msgspec.json.Decoder(Wait)
 
 
-async def say_waiting(coordinator: Coordinator, run_id: RunId, wait: Wait, ttl: float) -> None:
+async def publish_wait(coordinator: Coordinator, run_id: RunId, wait: Wait, ttl: float) -> None:
     """Report why a run waits, for `ttl` seconds."""
     await coordinator.cache(_key(run_id), msgspec.json.encode(wait), ttl)
 

@@ -61,10 +61,10 @@ class Failure(Exception):
         self.http_status = http_status
 
 
-def failure_of(error: Exception, blamed: frozenset[str]) -> TaskError:
+def failure_of(error: Exception, gateway_codes: frozenset[str]) -> TaskError:
     """The code and the message for an error. Codes in `blamed` become failures of the gateway."""
     failure = _failure(error)
-    if failure.code not in blamed:
+    if failure.code not in gateway_codes:
         return failure
     return TaskError("gateway_failed", f"{_TEXTS['gateway_failed']}: {failure.message}")
 

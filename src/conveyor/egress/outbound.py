@@ -17,7 +17,7 @@ from pyreqwest.response import Response
 from conveyor import __version__
 from conveyor.egress.clients import Clients
 from conveyor.egress.failures import Failure, failure_of, is_connecting
-from conveyor.egress.redirects import FOLLOWED, BadRedirect, OutgoingRequest, redirected
+from conveyor.egress.redirects import REDIRECT_STATUSES, BadRedirect, OutgoingRequest, follow_redirect
 from conveyor.egress.responses import read_head
 from conveyor.egress.routes import route_of
 from conveyor.egress.target_guard import BadUrl, DnsFailed, TargetGuard, TargetRefused, parse_url
@@ -82,11 +82,11 @@ class Outbound:
         for _ in range(redirects + 1):
             async with self._open(request, timeout) as response:
                 head = read_head(response)
-                location = head.fields.get("location") if head.status in FOLLOWED else None
+                location = head.fields.get("location") if head.status in REDIRECT_STATUSES else None
                 if location is None:
                     yield response
                     return
-                request = redirected(request, head.status, location, request.url)
+                request = follow_redirect(request, head.status, location, request.url)
                 # Stricter than for tasks: no header of the schedule reaches another origin.
                 own = tuple(headers) if request.url.origin_ascii == origin else ()
                 request = msgspec.structs.replace(request, headers=own)
@@ -98,7 +98,7 @@ class Outbound:
             async with asyncio.timeout(timeout), self._send(request, timeout) as response:
                 yield response
         except (PyreqwestError, Failure, BadUrl, TargetRefused, DnsFailed, BadRedirect) as error:
-            failure = failure_of(error, self._route.blamed)
+            failure = failure_of(error, self._route.gateway_codes)
             raise OutboundFailed(_BROADER.get(failure.code, failure.code), failure.message) from None
         except TimeoutError:
             raise OutboundFailed("timeout", f"it took longer than {timeout:g} seconds") from None

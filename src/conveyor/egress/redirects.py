@@ -6,7 +6,7 @@ from pyreqwest.http import Url
 
 from conveyor.egress.target_guard import MAX_URL_LENGTH, url_problem
 
-FOLLOWED = frozenset({301, 302, 303, 307, 308})
+REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 # Headers with one of these in their name are not sent to another origin.
 _SENSITIVE = ("auth", "cookie", "token", "secret", "key", "session", "signature", "password", "credential")
 _OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language", "content-location", "digest"})
@@ -26,7 +26,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
     at: Url | None = None
 
 
-def redirected(
+def follow_redirect(
     request: OutgoingRequest, status: int, location: str, base: Url, gateway_origin: str | None = None
 ) -> OutgoingRequest:
     """The next request. `base` is what Location is relative to: the target, or the URL of the gateway."""

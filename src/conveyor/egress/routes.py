@@ -29,7 +29,7 @@ class Route(Protocol):
     """How the requests of a job reach their targets."""
 
     # Codes of failures (failures.py) that are the gateway's, because the request connects to it.
-    blamed: frozenset[str]
+    gateway_codes: frozenset[str]
     # The gateway's own origin: a redirect within it is not a redirect of the target.
     origin: str | None
 
@@ -44,7 +44,7 @@ class Route(Protocol):
 class Free:
     """Directly to any target: the operator allows private ones."""
 
-    blamed: frozenset[str] = frozenset()
+    gateway_codes: frozenset[str] = frozenset()
     origin: str | None = None
 
     def __init__(self, cache: Clients) -> None:
@@ -61,7 +61,7 @@ class Free:
 class Direct:
     """Directly to the target, at the address that the guard has checked."""
 
-    blamed: frozenset[str] = frozenset()
+    gateway_codes: frozenset[str] = frozenset()
     origin: str | None = None
 
     def __init__(self, cache: Clients, guard: TargetGuard) -> None:
@@ -104,7 +104,7 @@ class Direct:
 class ThroughProxy:
     """Through an HTTP proxy, which resolves the names. The guard refuses names that look local."""
 
-    blamed = frozenset({"connect_failed", "connect_timeout", "dns_failed"})
+    gateway_codes = frozenset({"connect_failed", "connect_timeout", "dns_failed"})
     origin: str | None = None
 
     def __init__(self, cache: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
@@ -138,7 +138,7 @@ class ThroughTemplate:
     """Through an API gateway that gets the target in its URL. A redirect to another origin is a redirect of the target,
     and goes through the gateway again."""
 
-    blamed = ThroughProxy.blamed | {"tls_failed"}
+    gateway_codes = ThroughProxy.gateway_codes | {"tls_failed"}
 
     def __init__(self, cache: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
         assert gateway.url is not None

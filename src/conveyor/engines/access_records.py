@@ -45,7 +45,7 @@ class AccessRecords(Protocol):
         """Claim the idempotency key if it is free or expired, or if the same request claimed it and the lease of that
         claim has expired. A claim that is taken over keeps its subject."""
 
-    async def unclaim(self, row: IdempotencyClaim) -> None:
+    async def release_claim(self, row: IdempotencyClaim) -> None:
         """Release an unanswered claim, if the caller still owns it."""
 
     async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
@@ -65,7 +65,7 @@ class AccessRecords(Protocol):
         """Uploads that expired by `by` and that no job and no document refers to. An upload is listed until it is
         purged: the caller removes its object first."""
 
-    async def forget_upload(self, upload_id: str) -> bool:
+    async def purge_upload(self, upload_id: str) -> bool:
         """Purge an upload that `expired_uploads` listed. False if its expiry was extended or something refers to it by
         now."""
 

@@ -44,21 +44,23 @@ class Coordinator(Protocol):
     async def release(self, lease: Lease) -> None:
         """Release the lease. A stale lease changes nothing."""
 
-    async def forget(self, prefix: str) -> None:
+    async def forget_leases(self, prefix: str) -> None:
         """Forget all leases with this prefix and their fences, once the things that they guarded are purged."""
 
-    async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
+    async def acquire(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         """Set this holder's permits to `want`, or to what `limit` leaves after the other holders. Returns the number.
         The permits expire after `ttl` seconds unless acquired again; 0 releases them."""
 
-    async def held(self, semaphore: str) -> int:
+    async def permits_in_use(self, semaphore: str) -> int:
         """The number of permits that all holders have."""
 
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
         """GCRA: reserve `count` passes at `rate` per second. Returns how many seconds to wait before using them. If
         that is above `within`, and only then, nothing is reserved."""
 
-    async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
+    async def add_counters(
+        self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None
+    ) -> dict[str, int]:
         """Add to the counters of a name and return all of them. They expire `ttl` seconds after the last addition. An
         addition with the same `once` is applied once."""
 

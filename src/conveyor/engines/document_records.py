@@ -32,7 +32,7 @@ class Document(msgspec.Struct, frozen=True):
 class DocumentRecords(Protocol):
     """Stores documents. Each write names the version that it replaces; `due_at` is the one index over all tenants."""
 
-    async def create_rows(
+    async def create_documents(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
         """Write up to 25 documents, the outbox event and the answer to the claimed request. A document that already
@@ -42,12 +42,12 @@ class DocumentRecords(Protocol):
     async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         """A document that has not expired."""
 
-    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
+    async def replace_document(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         """Replace the document that has the same version, and write the outbox event in the same transaction. Returns
         the document with its new version; None, and nothing written, if the version is stale or the document has
         expired. An upload that nothing refers to any more expires at once."""
 
-    async def remove_row(self, row: Document) -> bool:
+    async def remove_document(self, row: Document) -> bool:
         """Remove a document if it still has this version. An upload that nothing refers to any more expires at
         once."""
 
@@ -56,6 +56,6 @@ class DocumentRecords(Protocol):
     ) -> Page[Document]:
         """The tenant's documents of a kind, or those of one of its jobs, in order of id."""
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
+    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
         """Documents of all tenants whose `due_at` is at or before `by`, soonest first, expired ones included: an owner
         that set both times finishes its work on them."""

@@ -64,19 +64,19 @@ class JobRecords(Protocol):
         moved it. Only a latched run moves to `completed`. The run keeps its reason and its reason code unless new ones
         are passed. With `keep`, the sweeper leaves the finished run alone, because its ingest may resume."""
 
-    async def ended_unswept(self, limit: int) -> list[Job]:
+    async def unswept_jobs(self, limit: int) -> list[Job]:
         """Jobs whose latest run has finished and whose leftovers (pending tasks, the run's queue) are not swept
         yet."""
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         """Mark a finished run as swept."""
 
-    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+    async def mark_deleted(self, tenant: TenantId, job_id: JobId) -> bool:
         """Mark a job as deleted: readers no longer see it, and its run is cancelled. False if the job is unknown."""
 
-    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+    async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         """Jobs that were deleted or that expired before this time and are not purged yet."""
 
-    async def forget_job(self, job_id: JobId) -> None:
+    async def purge_job(self, job_id: JobId) -> None:
         """Purge a deleted or expired job with its runs, ranges, events and documents. Its upload expires at once unless
         another job or a document refers to it."""

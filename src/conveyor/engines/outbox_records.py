@@ -12,8 +12,8 @@ class OutboxRecords(Protocol):
     async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         """The events of a job, oldest first, dispatched ones included."""
 
-    async def untold(self, limit: int) -> list[OutboxEvent]:
+    async def undispatched(self, limit: int) -> list[OutboxEvent]:
         """Events of all tenants that were not dispatched yet, oldest first."""
 
-    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
+    async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         """Mark these events as dispatched to every subscriber."""

@@ -104,13 +104,13 @@ class Queue(Protocol):
     async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
         """Return messages unprocessed, visible after `delay` seconds, without counting the receive."""
 
-    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+    async def dead_letter(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
         """Dead-letter messages."""
 
     async def dead_letters(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
         """Dead letters, oldest first."""
 
-    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+    async def find_dead_letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
         """The dead letters with these ids, without those that do not exist."""
 
     async def discard(self, message_ids: Collection[str]) -> int:
@@ -127,14 +127,14 @@ class Queue(Protocol):
 
 
 @runtime_checkable
-class TellsAge(Protocol):
+class ReportsMessageAge(Protocol):
     """A capability: the engine knows the age of waiting messages."""
 
     async def waiting_since(self, queue: QueueName) -> float | None:
         """The time at which the oldest ready message became visible; None if no message is ready."""
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class InboxMessage(msgspec.Struct, frozen=True):
     """A message from another sender, as received."""
 
     message_id: str
@@ -149,16 +149,16 @@ class Arrived(msgspec.Struct, frozen=True):
 class Inbox(Protocol):
     """A queue that other systems send to. Delivers at least once, in no guaranteed order."""
 
-    async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
+    async def receive(self, limit: int, visibility: float) -> list[InboxMessage]:
         """Receive up to `limit` visible messages; other receivers do not see them for `visibility` seconds."""
 
-    async def done(self, message: Arrived) -> None:
+    async def ack(self, message: InboxMessage) -> None:
         """Acknowledge a message."""
 
-    async def put_off(self, message: Arrived, delay: float) -> None:
+    async def delay(self, message: InboxMessage, delay: float) -> None:
         """Redeliver the message after `delay` seconds."""
 
-    async def bury(self, message: Arrived, reason: str) -> None:
+    async def dead_letter(self, message: InboxMessage, reason: str) -> None:
         """Dead-letter the message."""
 
 
@@ -169,15 +169,15 @@ class QueueInbox:
         self._queue = queue
         self._name = name
 
-    async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
+    async def receive(self, limit: int, visibility: float) -> list[InboxMessage]:
         got = await self._queue.receive(self._name, limit, visibility)
-        return [Arrived(each.message_id, each.receipt, each.body, each.receives) for each in got]
+        return [InboxMessage(each.message_id, each.receipt, each.body, each.receives) for each in got]
 
-    async def done(self, message: Arrived) -> None:
+    async def ack(self, message: InboxMessage) -> None:
         await self._queue.ack(self._name, [message.receipt])
 
-    async def put_off(self, message: Arrived, delay: float) -> None:
+    async def delay(self, message: InboxMessage, delay: float) -> None:
         await self._queue.extend(self._name, [message.receipt], delay)
 
-    async def bury(self, message: Arrived, reason: str) -> None:
-        await self._queue.bury(self._name, [message.receipt], reason)
+    async def dead_letter(self, message: InboxMessage, reason: str) -> None:
+        await self._queue.dead_letter(self._name, [message.receipt], reason)

@@ -9,7 +9,7 @@ from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, Tas
 from conveyor.states import TaskStatus
 
 # Maximum number of rows that one scan reads.
-MOST_SCANNED = 5000
+MAX_SCANNED = 5000
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ async def page_by_scans(
 
 
 @runtime_checkable
-class WalksByIndex(Protocol):
+class ReadsByIndex(Protocol):
     """A capability: tasks are stored by index, so a whole run is read sequentially in list order."""
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:

@@ -20,7 +20,7 @@ from conveyor.export.staged_file import Digest
 from conveyor.export.writer import ExportPaused, ExportSuperseded, ExportWriter, TimeSlice, export_event
 from conveyor.faults import crashpoint
 from conveyor.model import EXPORT, Job, TaskError
-from conveyor.telemetry.redact import redacted
+from conveyor.telemetry.redact import redact
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Exporter:
         self._digest: tuple[str, int, Digest] | None = None
 
     async def tick(self) -> float:
-        for row in await self._records.documents.due_rows(EXPORT, self._clock.now(), _CANDIDATES):
+        for row in await self._records.documents.due_documents(EXPORT, self._clock.now(), _CANDIDATES):
             if row.job_id is None or not self._is_unfinished(row):
                 continue
             lease = await self._coordinator.lease(export_lease(row.job_id, row.id), self.name, LEASE_SECONDS)
@@ -92,7 +92,7 @@ class Exporter:
         finally:
             # A finished export needs no fence any more.
             if ended:
-                await self._coordinator.forget(lease.name)
+                await self._coordinator.forget_leases(lease.name)
             else:
                 await self._coordinator.release(lease)
 
@@ -154,14 +154,14 @@ class Exporter:
             lost=export.lost + 1 if export.is_claimed else 0,
         )
         crashpoint("exports.claim.before")
-        written = await self._records.documents.replace_row(_with(row, claimed, row.due_at))
+        written = await self._records.documents.replace_document(_with(row, claimed, row.due_at))
         crashpoint("exports.claim.after")
         return None if written is None else (written, claimed)
 
     async def _pause(self, writer: ExportWriter) -> None:
         """Release the claim, behind all exports that wait."""
         export = msgspec.structs.replace(export_of(writer.row), is_claimed=False)
-        row = await self._records.documents.replace_row(_with(writer.row, export, self._clock.now()))
+        row = await self._records.documents.replace_document(_with(writer.row, export, self._clock.now()))
         if row is not None and export.making.pieces:
             self._digest = (row.id, row.version, writer.digest)
 
@@ -174,10 +174,10 @@ class Exporter:
             log.warning("export failed, will retry", job=job.job_id, export=row.id, error=repr(error))
             backoff = _FIRST_BACKOFF * 2 ** (tries - 1)
             again = msgspec.structs.replace(export, tries=tries, is_claimed=False)
-            await self._records.documents.replace_row(_with(row, again, self._clock.now() + backoff))
+            await self._records.documents.replace_document(_with(row, again, self._clock.now() + backoff))
             return False
         code = error.code if isinstance(error, ConveyorError) else "internal_error"
-        message = redacted(str(error)) if isinstance(error, ConveyorError) else type(error).__name__
+        message = redact(str(error)) if isinstance(error, ConveyorError) else type(error).__name__
         failed = msgspec.structs.replace(
             export,
             state=ExportState.FAILED,
@@ -189,7 +189,7 @@ class Exporter:
         log.error("export failed", job=job.job_id, export=row.id, error=repr(error))
         event = export_event(self._clock, job, row, failed, "export.failed")
         crashpoint("exports.fail.before")
-        written = await self._records.documents.replace_row(_with(row, failed, row.expires_at), event)
+        written = await self._records.documents.replace_document(_with(row, failed, row.expires_at), event)
         crashpoint("exports.fail.after")
         return written is not None
 

@@ -189,7 +189,7 @@ class Exports:
             now = self._system.clock.now()
             gone = msgspec.structs.replace(row, expires_at=now, due_at=now)
             crashpoint("exports.delete.before")
-            if await self._system.records.documents.replace_row(gone) is not None:
+            if await self._system.records.documents.replace_document(gone) is not None:
                 crashpoint("exports.delete.after")
                 return
 
@@ -210,7 +210,7 @@ class Exports:
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))
         answer = claim.answer(ACCEPTED, body)
         crashpoint("exports.create.before")
-        existing_claim = await self._system.records.documents.create_rows([row], answer=answer.row)
+        existing_claim = await self._system.records.documents.create_documents([row], answer=answer.row)
         crashpoint("exports.create.after")
         return answer.unless_lost(existing_claim)
 

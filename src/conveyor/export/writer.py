@@ -17,7 +17,7 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document, Records
-from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
+from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks
 from conveyor.errors import BadInput
 from conveyor.export import zip_writer as archive
 from conveyor.export.body_reader import LARGE, Body, Window, windows
@@ -146,7 +146,7 @@ class ExportWriter:
 
     async def _sort(self) -> None:
         runs = self.export.run_keys(self._job)
-        if isinstance(self._tasks, WalksByIndex):
+        if isinstance(self._tasks, ReadsByIndex):
             return
         while self._sorting.run < len(runs):
             self._sorting, read = await sort_some(
@@ -160,7 +160,7 @@ class ExportWriter:
         after, offsets = self._position.after, self._position.offsets
         runs = self.export.run_keys(self._job)
         streams: list[TaskStream] = []
-        if isinstance(self._tasks, WalksByIndex):
+        if isinstance(self._tasks, ReadsByIndex):
             streams += [RunStream(self._tasks, run, self._engine_filter, after) for run in runs]
         else:
             # The newest run first; the objects of one run have no task in common.
@@ -353,7 +353,7 @@ class ExportWriter:
         if await self._records.jobs.job(self._job.tenant, self._job.job_id) is None:
             raise ExportSuperseded
         crashpoint("exports.checkpoint.before")
-        written = await self._records.documents.replace_row(row, event)
+        written = await self._records.documents.replace_document(row, event)
         crashpoint("exports.checkpoint.after")
         if written is None:
             raise ExportSuperseded

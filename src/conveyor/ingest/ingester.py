@@ -11,10 +11,10 @@ from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.ingest.plan import LeaseLostError
-from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, resumable
+from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, is_resumable
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import traces
-from conveyor.telemetry.redact import redacted
+from conveyor.telemetry.redact import redact
 
 log = structlog.get_logger()
 
@@ -55,11 +55,11 @@ class Ingester:
             message = _messages.decode(delivery.body)
         except msgspec.DecodeError as error:
             log.error("invalid message dead-lettered", error=str(error))
-            await self._ingest.queue.bury(CONTROL, [delivery.receipt], f"The message cannot be read: {error}")
+            await self._ingest.queue.dead_letter(CONTROL, [delivery.receipt], f"The message cannot be read: {error}")
             return
         job = await self._job(message)
         if job is None or job.run.state is not RunState.INGESTING:
-            if job is not None and job.run.state in ENDED and not job.run.last_batch and not resumable(job):
+            if job is not None and job.run.state in ENDED and not job.run.last_batch and not is_resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
@@ -134,13 +134,13 @@ class Ingester:
             return
         cause = str(error) if is_permanent else f"{type(error).__name__}: {error} ({delivery.receives} attempts)"
         # Users see it with the job.
-        reason = INGEST_FAILED + redacted(cause)
+        reason = INGEST_FAILED + redact(cause)
         # An invalid list is the user's error, not the operator's.
         write_log = log.info if is_permanent else log.error
         write_log("ingest failed", job=job.job_id, reason=reason)
         # The dead letter first: after a crash in between, the sweeper requeues the ingest and it fails again; so every
         # run that failed here has its dead letter.
-        await self._ingest.queue.bury(CONTROL, [delivery.receipt], reason)
+        await self._ingest.queue.dead_letter(CONTROL, [delivery.receipt], reason)
         crashpoint("ingester.bury.after")
         counts = await self._ingest.tasks.counts(job.key)
         await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True, code=_code_of(error))

@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import TaskFilter, Tasks, WalksByIndex
+from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks
 from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
@@ -52,7 +52,7 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     shards: Sequence[int | None] = range(max(1, job.task_shard_count))
     statuses: Sequence[TaskStatus | None] = lineage.statuses
     if not lineage.statuses:
-        shards = [None] if isinstance(tasks, WalksByIndex) else shards
+        shards = [None] if isinstance(tasks, ReadsByIndex) else shards
         statuses = [None]
     walks = [Walk(run.run_id, shard, status) for run in runs for status in statuses for shard in shards]
     return [_range_of(number, walk) for number, walk in enumerate(walks)]
@@ -116,7 +116,7 @@ async def _shard_pages(
 
 
 async def _run_pages(tasks: Tasks, run: RunKey, range_: Range, where: TaskFilter) -> AsyncGenerator[_WalkPage, None]:
-    assert isinstance(tasks, WalksByIndex)
+    assert isinstance(tasks, ReadsByIndex)
     rows_read = range_.offset
     after = range_.index if rows_read else -1
     while True:

@@ -70,7 +70,7 @@ class Admission:
         await self._check_workers()
         load = await self._load()
         hour = int(self._system.clock.now() / _HOUR)
-        before = await self._system.coordinator.tally(f"promised:{hour - 1}", {}, 2 * _HOUR)
+        before = await self._system.coordinator.add_counters(f"promised:{hour - 1}", {}, 2 * _HOUR)
         known = {name: load.amounts.get(name, 0) + before.get(name, 0) for name in (_name(tenant), _name(ALL))}
         await self._add(f"promised:{hour}", tenant, {"bytes": size}, known)
 
@@ -79,13 +79,13 @@ class Admission:
         amounts = {_name(who, part): amount for part, amount in wanted.items() for who in (tenant, ALL)}
         if not amounts:
             return
-        added = await self._system.coordinator.tally(tally, amounts, 2 * _HOUR)
+        added = await self._system.coordinator.add_counters(tally, amounts, 2 * _HOUR)
         for part in wanted:
             tenant_limit, total_limit = self._limits[part]
             for who, limit in ((tenant, tenant_limit), (ALL, total_limit)):
                 name = _name(who, part)
                 if known.get(name, 0) + added.get(name, 0) > limit:
-                    await self._system.coordinator.tally(
+                    await self._system.coordinator.add_counters(
                         tally, {name: -amount for name, amount in amounts.items()}, 2 * _HOUR
                     )
                     raise self._refusal(who, part, limit)
@@ -114,7 +114,7 @@ class Admission:
         min_workers = self._system.settings.min_workers
         if min_workers == 0:
             return
-        alive = await self._system.coordinator.held(WORKERS)
+        alive = await self._system.coordinator.permits_in_use(WORKERS)
         if alive < min_workers:
             metrics.REFUSALS.add(1, NoWorkers.code, "workers")
             raise NoWorkers(

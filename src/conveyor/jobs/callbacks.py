@@ -113,7 +113,7 @@ def seal_name(row: Document) -> str:
     return f"{row.tenant}/{row.id}"
 
 
-def callback_rows(
+def callback_documents(
     job: Job, entries: Sequence[Notify], waiters: StepFunctions | None, settings: Settings
 ) -> list[Document]:
     """The documents to write with the job. They are not removed with it: a state machine that waits for a deleted job
@@ -146,17 +146,17 @@ def _patience(job: Job, settings: Settings) -> float:
     return max(settings.callback_stuck_after, 2 * max(options.stuck_after or settings.stuck_after, options.timeout))
 
 
-def first_of(job_id: JobId) -> str:
+def callbacks_cursor(job_id: JobId) -> str:
     """The cursor before all callbacks of a job, in order of id."""
     return f"{job_id}."
 
 
-def is_of(row: Document, job_id: JobId) -> bool:
+def is_callback_of(row: Document, job_id: JobId) -> bool:
     """Whether a document after that cursor is a callback of the job."""
     return row.id.startswith(f"{job_id}.")
 
 
-def failure(at: float, error: str, callback: Callback, reason: str) -> CallbackAnswer:
+def error_answer(at: float, error: str, callback: Callback, reason: str) -> CallbackAnswer:
     """An error that no outbox event reports."""
     cause = {"job_id": callback.job_id, "run_id": callback.run_id, "reason": reason}
     return CallbackAnswer(at, error=error, cause=msgspec.json.encode(cause).decode())

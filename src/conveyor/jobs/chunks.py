@@ -42,7 +42,7 @@ def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Ou
     return [encode(Chunk(run, chunk)) for chunk in _chunks(refs, chunk_size)]
 
 
-def gathered(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chunk_size: int) -> list[Outgoing]:
+def delayed_messages(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chunk_size: int) -> list[Outgoing]:
     """References with delays of their own, in few messages: those that are due at about the same time share one, which
     becomes visible when the last of them is due."""
     batches: list[list[tuple[float, TaskRef]]] = []

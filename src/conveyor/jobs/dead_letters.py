@@ -22,7 +22,7 @@ from conveyor.model import (
     RunId,
     Task,
     TenantId,
-    resumable,
+    is_resumable,
 )
 from conveyor.states import ENDED, WORKABLE, ReasonCode, RunState, TaskStatus
 
@@ -67,7 +67,7 @@ class RedrivePlan(msgspec.Struct, frozen=True):
         return self.action is RedriveAction.RERUN_TASK and self.job is not None and self.job.state not in ENDED
 
 
-def read_letter(letter: DeadLetter) -> DeadLetterOwner | None:
+def decode_dead_letter(letter: DeadLetter) -> DeadLetterOwner | None:
     """None for a message that this version cannot decode: it belongs to nobody."""
     try:
         if letter.queue == CONTROL:
@@ -127,7 +127,7 @@ def _plan(job: Job, letter: DeadLetterOwner, latest: dict[int, Task]) -> Redrive
     failed = [task.index for task in chosen if task.status is TaskStatus.FAILED]
     if not failed:
         return RedrivePlan(RedriveAction.NONE, "Nothing: none of its tasks is failed now.")
-    if resumable(job):
+    if is_resumable(job):
         return RedrivePlan(RedriveAction.NONE, "Nothing: resume the failed ingest of the job first.")
     what = "the task" if len(failed) == 1 else f"{len(failed)} tasks"
     later = "" if job.state in ENDED else " once the run in progress has finished"
@@ -136,7 +136,7 @@ def _plan(job: Job, letter: DeadLetterOwner, latest: dict[int, Task]) -> Redrive
 
 def _ingest_plan(job: Job, letter: DeadLetterOwner) -> RedrivePlan:
     if job.run.run_id == letter.run_id:
-        if resumable(job):
+        if is_resumable(job):
             return RedrivePlan(RedriveAction.REQUEUE, "Resumes the ingest of the job.", job)
         if job.state is RunState.INGESTING:
             return RedrivePlan(RedriveAction.REQUEUE, "Sends this part of the ingest back to the queue.", job)

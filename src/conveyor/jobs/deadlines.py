@@ -26,7 +26,7 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
 _decoder = msgspec.json.Decoder(Deadline)
 
 
-def deadline_rows(job: Job, since: float | None = None) -> list[Document]:
+def deadline_documents(job: Job, since: float | None = None) -> list[Document]:
     """The documents to write with the run: one, or none. Its time counts from its creation, or from `since`."""
     if job.options.deadline is None:
         return []
@@ -42,30 +42,30 @@ def deadline_of(row: Document) -> Deadline:
     return _decoder.decode(row.body)
 
 
-async def follow_deadline(records: Records, job: Job) -> None:
+async def write_deadline(records: Records, job: Job) -> None:
     """Write the deadline of a run that was just created, or whose options were changed. If the run has no deadline any
     more, the monitor removes the document when it is due."""
-    for row in deadline_rows(job):
+    for row in deadline_documents(job):
         for _ in range(_TRIES):
             existing = await records.documents.document(DEADLINE, job.tenant, row.id)
             if existing is None:
-                await records.documents.create_rows([row])
+                await records.documents.create_documents([row])
                 return
             due_at = deadline_of(existing).since + (job.options.deadline or 0.0)
             if existing.due_at == due_at or deadline_of(existing).under_way:
                 return
-            if await records.documents.replace_row(msgspec.structs.replace(existing, due_at=due_at)):
+            if await records.documents.replace_document(msgspec.structs.replace(existing, due_at=due_at)):
                 return
 
 
 async def restart_deadline(records: Records, job: Job, now: float) -> None:
     """Give a resumed run its whole time again, from now on. The monitor may have removed its document meanwhile."""
-    for row in deadline_rows(job, now):
+    for row in deadline_documents(job, now):
         for _ in range(_TRIES):
             existing = await records.documents.document(DEADLINE, job.tenant, row.id)
             if existing is None:
-                await records.documents.create_rows([row])
+                await records.documents.create_documents([row])
                 return
-            if await records.documents.replace_row(msgspec.structs.replace(row, version=existing.version)):
+            if await records.documents.replace_document(msgspec.structs.replace(row, version=existing.version)):
                 return
         raise EngineFailed("The deadline of a run could not be written: too many concurrent writes.")

@@ -15,7 +15,7 @@ from conveyor.errors import InvalidField
 from conveyor.model import Job, JobId
 
 # The last event of a run, unless it is resumed.
-ENDS = frozenset({"run.completed", "run.failed", "run.cancelled"})
+FINAL_EVENTS = frozenset({"run.completed", "run.failed", "run.cancelled"})
 EVENTS = frozenset(
     {
         "job.accepted",
@@ -26,7 +26,7 @@ EVENTS = frozenset(
         "run.overdue",
         "run.paused",
         "run.resumed",
-        *ENDS,
+        *FINAL_EVENTS,
         "tasks.failed",
         "export.ready",
         "export.failed",
@@ -70,7 +70,7 @@ Notify: TypeAlias = WebhookNotify | StepFunctionsNotify
 _notify = msgspec.json.Decoder(WebhookNotify)
 
 
-def wanted(events: Sequence[str] | None, event: str) -> bool:
+def is_wanted(events: Sequence[str] | None, event: str) -> bool:
     """Whether a filter lets an event pass. None passes all events, an empty filter none."""
     return events is None or event in events
 
@@ -79,7 +79,7 @@ def notify_id(job_id: JobId, number: int) -> str:
     return f"{job_id}.{number}"
 
 
-def notify_rows(job: Job, entries: Sequence[Notify]) -> list[Document]:
+def notify_documents(job: Job, entries: Sequence[Notify]) -> list[Document]:
     """The documents of webhooks that are written, and removed, with the job."""
     return [
         Document(NOTIFY, job.tenant, notify_id(job.job_id, number), msgspec.json.encode(entry), job_id=job.job_id)

@@ -90,7 +90,7 @@ class Idempotency:
             # side may have made something: the claim stays until its lease expires.
             refused = error.status < HTTPStatus.INTERNAL_SERVER_ERROR or isinstance(error, Overloaded)
             if claim.row is not None and refused:
-                await self._records.access.unclaim(claim.row)
+                await self._records.access.release_claim(claim.row)
             raise
 
     async def _claim(self, tenant: TenantId, request: IdempotentRequest | None, subject: str) -> Claim | Accepted:

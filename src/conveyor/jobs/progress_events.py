@@ -70,7 +70,7 @@ class ProgressEvents:
             fresh = Document(
                 REPORTED, run.tenant, run.run_id, msgspec.json.encode(ReportedProgress()), job_id=run.job_id
             )
-            await self._records.documents.create_rows([fresh])
+            await self._records.documents.create_documents([fresh])
             document = await self._records.documents.document(REPORTED, run.tenant, run.run_id) or fresh
         return document, _reported.decode(document.body)
 
@@ -83,6 +83,6 @@ class ProgressEvents:
         )
         crashpoint("milestone.tell.before")
         changed = msgspec.structs.replace(document, body=msgspec.json.encode(reported))
-        written = await self._records.documents.replace_row(changed, outbox_event)
+        written = await self._records.documents.replace_document(changed, outbox_event)
         crashpoint("milestone.tell.after")
         return written is not None

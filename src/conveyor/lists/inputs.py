@@ -269,7 +269,7 @@ class InputProblem(NamedTuple):
     message: str
 
 
-def wrong_task(kind: JobKind, raw: bytes) -> InputProblem | None:
+def task_problem(kind: JobKind, raw: bytes) -> InputProblem | None:
     """What is wrong with one task, or None."""
     # The fast path for nearly every task.
     if kind in _OF_URLS and len(raw) <= _USUAL_BYTES and _USUAL.fullmatch(raw):
@@ -314,7 +314,7 @@ def _wrong_value(raw: bytes) -> InputProblem | None:
     return None
 
 
-def one_line(raw: bytes) -> InputJson:
+def compact_json(raw: bytes) -> InputJson:
     """An input as it is stored, without line breaks between JSON tokens: a manifest has one line per task."""
     return InputJson((msgspec.json.format(raw, indent=-1) if _LINE_BREAKS.search(raw) else raw).decode())
 

@@ -20,7 +20,7 @@ from itertools import accumulate
 import msgspec
 
 from conveyor.errors import ListUnreadable
-from conveyor.lists.inputs import MAX_INPUT_BYTES, one_line, wrong_task
+from conveyor.lists.inputs import MAX_INPUT_BYTES, compact_json, task_problem
 from conveyor.model import Compression, JobKind, ListFormat, TaskSeed
 
 if sys.version_info >= (3, 14):
@@ -163,9 +163,9 @@ def _parse_all(
             continue
         if raw is None:
             continue
-        wrong = wrong_task(kind, raw)
+        wrong = task_problem(kind, raw)
         if wrong is None:
-            seeds.append(TaskSeed(number, one_line(raw)))
+            seeds.append(TaskSeed(number, compact_json(raw)))
         else:
             invalid.append(_invalid(reading, number, line, wrong.message))
     return seeds, invalid

@@ -27,7 +27,7 @@ from conveyor.jobs.callbacks import (
     CallbackMarks,
     CallbackStatus,
     callback_of,
-    failure,
+    error_answer,
     seal_name,
     with_callback,
 )
@@ -64,7 +64,7 @@ _beat = msgspec.json.Decoder(Beat)
 class CallbackPass(msgspec.Struct):
     """What one pass did."""
 
-    looked: int = 0
+    checked: int = 0
     heartbeats: int = 0
     stuck: int = 0
     answers: int = 0
@@ -109,7 +109,7 @@ class Callbacks:
         kept = CallbackPass()
         workers: dict[RunId, str] | None = None
         for _ in range(_PAGES):
-            rows = await self._records.documents.due_rows(CALLBACK, self._clock.now(), _PAGE)
+            rows = await self._records.documents.due_documents(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
             looks = [
@@ -122,7 +122,7 @@ class Callbacks:
                     raise came
             if len(rows) < _PAGE or self.stopping:
                 break
-        metrics.count(metrics.CALLBACKS, kept)
+        metrics.add_counts(metrics.CALLBACKS, kept)
         return kept
 
     async def _workers(self) -> dict[RunId, str]:
@@ -142,10 +142,10 @@ class Callbacks:
                 callback = callback_of(row)
             except msgspec.MsgspecError as error:
                 log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
-                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
+                await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=None))
                 return
             if row.expires_at is not None and row.expires_at <= self._clock.now():
-                await self._records.documents.remove_row(row)
+                await self._records.documents.remove_document(row)
                 return
             if callback.answer is not None:
                 await self._answer(row, callback, callback.answer, kept)
@@ -155,14 +155,16 @@ class Callbacks:
     async def _keep(self, row: Document, callback: Callback, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         """Send a heartbeat if the run makes progress or has to wait; else answer WORKER_STUCK."""
         crashpoint("callback.claim.before")
-        claimed = await self._records.documents.replace_row(with_callback(row, callback, self._claim_until(callback)))
+        claimed = await self._records.documents.replace_document(
+            with_callback(row, callback, self._claim_until(callback))
+        )
         crashpoint("callback.claim.after")
         if claimed is None:
             return
-        kept.looked += 1
+        kept.checked += 1
         job = await self._records.jobs.job(row.tenant, callback.job_id)
         if job is None:
-            gone = failure(self._clock.now(), JOB_DELETED, callback, "the job was deleted")
+            gone = error_answer(self._clock.now(), JOB_DELETED, callback, "the job was deleted")
             await self._fail(claimed, callback, gone, kept)
             return
         if callback.export_id is not None:
@@ -181,7 +183,7 @@ class Callbacks:
             kept.stuck += 1
             since = f"the run has made no progress since {iso_text(at)}"
             log.warning("run of a waiting state machine is stuck", job=callback.job_id, callback=row.id)
-            await self._fail(claimed, changed, failure(now, WORKER_STUCK, changed, since), kept)
+            await self._fail(claimed, changed, error_answer(now, WORKER_STUCK, changed, since), kept)
             return
         if moved:
             changed = msgspec.structs.replace(changed, status=CallbackStatus.IN_PROGRESS)
@@ -206,7 +208,7 @@ class Callbacks:
         """Store the error as the answer, unless the dispatcher was first, and send it."""
         failed = msgspec.structs.replace(callback, status=CallbackStatus.FAILED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
-        written = await self._records.documents.replace_row(with_callback(row, failed, self._clock.now()))
+        written = await self._records.documents.replace_document(with_callback(row, failed, self._clock.now()))
         crashpoint("callback.fail.after")
         if written is not None:
             await self._answer(written, failed, answer, kept)
@@ -215,11 +217,11 @@ class Callbacks:
         """Send the answer. `doubtful` is written first: after a crash the answer may have been accepted."""
         begun = msgspec.structs.replace(callback, doubtful=True)
         crashpoint("callback.claim.before")
-        claimed = await self._records.documents.replace_row(with_callback(row, begun, self._claim_until(callback)))
+        claimed = await self._records.documents.replace_document(with_callback(row, begun, self._claim_until(callback)))
         crashpoint("callback.claim.after")
         if claimed is None:
             return
-        kept.looked += 1
+        kept.checked += 1
         told = await self._send(claimed, callback, answer)
         crashpoint("callback.sent.after")
         if told is CallOutcome.TAKEN:
@@ -265,7 +267,7 @@ class Callbacks:
     async def _write(self, row: Document, callback: Callback, due_at: float | None) -> None:
         """Write the document, unless another monitor has claimed it or it has got an answer."""
         crashpoint("callback.record.before")
-        await self._records.documents.replace_row(with_callback(row, callback, due_at))
+        await self._records.documents.replace_document(with_callback(row, callback, due_at))
         crashpoint("callback.record.after")
 
     def _claim_until(self, callback: Callback) -> float:
@@ -314,7 +316,7 @@ class Callbacks:
         answer = CallbackAnswer(self._clock.now(), event_id, output=callback.output)
         done = msgspec.structs.replace(callback, status=CallbackStatus.COMPLETED, answer=answer, tries=0)
         crashpoint("callback.fail.before")
-        written = await self._records.documents.replace_row(with_callback(row, done, self._clock.now()))
+        written = await self._records.documents.replace_document(with_callback(row, done, self._clock.now()))
         crashpoint("callback.fail.after")
         if written is not None:
             await self._answer(written, done, answer, kept)

@@ -30,7 +30,7 @@ from conveyor.notify.deliveries import (
     receiver_of,
 )
 from conveyor.notify.signatures import signed_headers, tenant_secret
-from conveyor.notify.webhooks import Endpoint, change_endpoint, endpoint_of, good_secrets
+from conveyor.notify.webhooks import Endpoint, change_endpoint, endpoint_of, valid_secrets
 from conveyor.settings import Settings
 from conveyor.telemetry import metrics, traces
 
@@ -92,7 +92,7 @@ class Deliverer:
 
     async def tick(self) -> float:
         """Start deliveries that are due, as far as there are slots."""
-        window = await self._records.documents.due_rows(DELIVERY, self._clock.now(), _WINDOW)
+        window = await self._records.documents.due_documents(DELIVERY, self._clock.now(), _WINDOW)
         in_progress = set(self._running.values())
         shares = Counter(tenant for tenant, _ in in_progress)
         waiting: dict[LaneKey, list[Document]] = {}
@@ -134,7 +134,7 @@ class Deliverer:
             return delivery_of(row).lane
         except msgspec.MsgspecError as error:
             log.error("delivery cannot be decoded", tenant=row.tenant, delivery=row.id, error=str(error))
-            await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=None))
+            await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=None))
             return None
 
     def _start(self, row: Document, key: LaneKey, lane: EndpointLane) -> None:
@@ -158,7 +158,7 @@ class Deliverer:
     async def _deliver(self, row: Document, lane: EndpointLane) -> None:
         """One attempt: claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
-            await self._records.documents.remove_row(row)
+            await self._records.documents.remove_document(row)
             return
         claimed = await self._claim(row)
         if claimed is None:
@@ -166,7 +166,7 @@ class Deliverer:
         target = await self._target(claimed)
         if target is None:
             # The receiver was removed.
-            await self._records.documents.remove_row(claimed)
+            await self._records.documents.remove_document(claimed)
             return
         if isinstance(target, str):
             await self._fail(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
@@ -185,7 +185,7 @@ class Deliverer:
         """Lease it for as long as an attempt can take; None if another deliverer was first."""
         until = self._clock.now() + self._settings.webhook_timeout + _LEASE_MARGIN
         crashpoint("delivery.claim.before")
-        claimed = await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
+        claimed = await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=until))
         crashpoint("delivery.claim.after")
         return claimed
 
@@ -202,7 +202,7 @@ class Deliverer:
         endpoint = endpoint_of(found)
         if endpoint.disabled:
             return "endpoint_disabled"
-        secrets = good_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())
+        secrets = valid_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())
         return Target(endpoint.url, secrets)
 
     async def _try(self, delivery: WebhookDelivery, target: Target) -> tuple[DeliveryAttempt, float]:
@@ -230,7 +230,7 @@ class Deliverer:
             await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.DELIVERED), None)
             return
         if delivery.tries > len(self._pauses):
-            metrics.WEBHOOKS_GIVEN_UP.add(1)
+            metrics.WEBHOOKS_FAILED.add(1)
             log.info("webhook delivery failed", tenant=row.tenant, delivery=row.id, tries=delivery.tries)
             await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
             return
@@ -239,7 +239,7 @@ class Deliverer:
         await self._write(row, delivery, self._clock.now() + pause)
 
     async def _fail(self, row: Document, attempt: DeliveryAttempt) -> None:
-        metrics.WEBHOOKS_GIVEN_UP.add(1)
+        metrics.WEBHOOKS_FAILED.add(1)
         delivery = _with(delivery_of(row), attempt)
         await self._write(row, msgspec.structs.replace(delivery, standing=DeliveryStatus.FAILED), None)
 
@@ -247,7 +247,7 @@ class Deliverer:
         """Write the outcome, unless another deliverer has claimed the document or a redelivery was requested."""
         crashpoint("delivery.record.before")
         body = msgspec.json.encode(delivery)
-        await self._records.documents.replace_row(msgspec.structs.replace(row, body=body, due_at=due_at))
+        await self._records.documents.replace_document(msgspec.structs.replace(row, body=body, due_at=due_at))
         crashpoint("delivery.record.after")
 
     async def _disable(self, row: Document) -> None:
@@ -257,7 +257,7 @@ class Deliverer:
             named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
             if named is not None:
                 # Its job has no other use for it.
-                await self._records.documents.remove_row(named)
+                await self._records.documents.remove_document(named)
             return
         await change_endpoint(self._records, row.tenant, receiver, _gone)
 
@@ -270,7 +270,7 @@ class Deliverer:
             interval = max(lane.seconds, 0.001) / concurrency
             for row in rows[max(concurrency, int(_IDLE * 4 / interval)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + interval, now + _LONGEST_DEFERRAL)
-                await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=lane.deferred_to))
+                await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=lane.deferred_to))
 
 
 def _measure(row: Document, attempt: DeliveryAttempt) -> None:

@@ -69,7 +69,7 @@ def delivery_of(row: Document) -> WebhookDelivery:
     return _delivery.decode(row.body)
 
 
-def delivery_row(event: OutboxEvent, receiver: str, lane: str, now: float, keep_seconds: float) -> Document:
+def delivery_document(event: OutboxEvent, receiver: str, lane: str, now: float, keep_seconds: float) -> Document:
     """The document of an event and a receiver, the same for every dispatcher."""
     body = WebhookDelivery(event.notice_id, event.event, payload_of(event), lane, now)
     return Document(
@@ -140,7 +140,7 @@ class Deliveries:
             redelivery = msgspec.structs.replace(delivery_of(row), standing=DeliveryStatus.PENDING, tries=0)
             body = msgspec.json.encode(redelivery)
             crashpoint("delivery.again.before")
-            changed = await self._records.documents.replace_row(
+            changed = await self._records.documents.replace_document(
                 msgspec.structs.replace(row, body=body, due_at=self._clock.now())
             )
             crashpoint("delivery.again.after")

@@ -16,10 +16,10 @@ from conveyor.coordination.isolation import Isolation
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.event_names import ENDS, MAX_NOTIFY, NOTIFY, WEBHOOK, notify_of, wanted
+from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY, NOTIFY, WEBHOOK, is_wanted, notify_of
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, OutboxEvent, TenantId
-from conveyor.notify.deliveries import delivery_row
+from conveyor.notify.deliveries import delivery_document
 from conveyor.notify.progress_notifier import TOP_ERRORS
 from conveyor.notify.step_functions import StepAnswers
 from conveyor.notify.webhooks import endpoint_of
@@ -75,7 +75,7 @@ class OutboxDispatcher:
     async def run_once(self) -> DispatchCounts:
         counts = DispatchCounts()
         # Events whose dispatch failed are the oldest: read that many more.
-        events = await self._records.outbox.untold(_EVENTS + self._isolation.failing)
+        events = await self._records.outbox.undispatched(_EVENTS + self._isolation.failing)
         self._isolation.forget_others({event.notice_id for event in events})
         endpoints: dict[TenantId, list[Document]] = {}
         ready: list[tuple[OutboxEvent, list[Document]]] = []
@@ -85,7 +85,7 @@ class OutboxDispatcher:
                     ready.append((event, await self._prepare(event, endpoints, counts)))
         dispatched = await self._write(ready)
         if dispatched:
-            await self._records.outbox.mark_told(dispatched)
+            await self._records.outbox.mark_dispatched(dispatched)
             crashpoint("notify.told.after")
         counts.notices = len(dispatched)
         counts.deliveries = sum(len(deliveries) for _, deliveries in ready)
@@ -98,7 +98,7 @@ class OutboxDispatcher:
         if event.tenant not in endpoints:
             endpoints[event.tenant] = await self._endpoints(event.tenant)
         deliveries = await self._deliveries(event, endpoints[event.tenant])
-        if event.event in ENDS:
+        if event.event in FINAL_EVENTS:
             await self._report_last_failures(event)
         if self._answers is not None:
             counts.answers += await self._answers.take(event)
@@ -122,7 +122,7 @@ class OutboxDispatcher:
     async def _create(self, rows: Sequence[Document]) -> None:
         for start in range(0, len(rows), _ROWS):
             crashpoint("notify.deliveries.before")
-            await self._records.documents.create_rows(rows[start : start + _ROWS])
+            await self._records.documents.create_documents(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
 
     async def _endpoints(self, tenant: TenantId) -> list[Document]:
@@ -139,12 +139,12 @@ class OutboxDispatcher:
         """One for each endpoint and each URL that wants the event."""
         endpoint_ids = {row.id for row in endpoints}
         # By receiver: an endpoint that the job names too gets the event once.
-        lanes = {row.id: row.id for row in endpoints if wanted(endpoint_of(row).events, event.event)}
+        lanes = {row.id: row.id for row in endpoints if is_wanted(endpoint_of(row).events, event.event)}
         page = await self._records.documents.documents(NOTIFY, event.tenant, None, MAX_NOTIFY, event.job_id)
         for row in page.items:
             lanes |= _receiver_and_lane(row, event.event, endpoint_ids)
         now, keep = self._clock.now(), self._settings.webhook_log_seconds
-        return [delivery_row(event, receiver, lane, now, keep) for receiver, lane in lanes.items()]
+        return [delivery_document(event, receiver, lane, now, keep) for receiver, lane in lanes.items()]
 
     async def _report_last_failures(self, event: OutboxEvent) -> None:
         """When a run finishes, report the failed tasks that no batch has reported."""
@@ -158,7 +158,7 @@ class OutboxDispatcher:
 def _receiver_and_lane(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:
     """The receiver and the lane of one of the job's `notify` entries, if it wants the event and exists."""
     entry = notify_of(row)
-    if not wanted(entry.events, event):
+    if not is_wanted(entry.events, event):
         return {}
     if entry.url is not None:
         return {row.id: Url(entry.url).origin_ascii}

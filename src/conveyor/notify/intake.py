@@ -17,7 +17,7 @@ import structlog
 from conveyor.accept.spec import JobSpec, decode_body, decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.auth.keys import check_tenant
-from conveyor.engines.queue import Arrived, Inbox
+from conveyor.engines.queue import Inbox, InboxMessage
 from conveyor.engines.step_functions import CallOutcome, StepFunctions
 from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, InvalidField, InvalidSetting
 from conveyor.faults import crashpoint
@@ -98,7 +98,7 @@ class Intake:
         for inbox in self._inboxes:
             if self.stopping:
                 break
-            arrived = await inbox.arrived(_AT_ONCE, _VISIBILITY)
+            arrived = await inbox.receive(_AT_ONCE, _VISIBILITY)
             crashpoint("intake.receive.after")
             takes = [self._take(inbox, message, taken) for message in arrived]
             # A message that fails does not stop the others; it is redelivered.
@@ -107,7 +107,7 @@ class Intake:
                     raise came
         return taken
 
-    async def _take(self, inbox: Inbox, message: Arrived, taken: IntakePass) -> None:
+    async def _take(self, inbox: Inbox, message: InboxMessage, taken: IntakePass) -> None:
         waits = _token_in(message.body)
         try:
             given = decode_body(message.body, IntakeMessage)
@@ -115,7 +115,7 @@ class Intake:
             if await self._is_stale(message, given):
                 log.info("nobody waits any more for a job that came in by queue", message=message.message_id)
                 taken.stale += 1
-                await inbox.done(message)
+                await inbox.ack(message)
                 return
             accepted = await self._submit.submit(self._tenant, spec, _request(message, given))
         except IdempotencyMismatch as error:
@@ -135,7 +135,7 @@ class Intake:
             await self._failed(inbox, message, waits, error, taken)
         else:
             crashpoint("intake.job.after")
-            await inbox.done(message)
+            await inbox.ack(message)
             crashpoint("intake.done.after")
             if accepted.replayed:
                 taken.again += 1
@@ -143,7 +143,7 @@ class Intake:
                 taken.jobs += 1
                 log.info("job accepted from the queue", job=accepted.subject, retry_count=given.retry_count)
 
-    async def _is_stale(self, message: Arrived, given: IntakeMessage) -> bool:
+    async def _is_stale(self, message: InboxMessage, given: IntakeMessage) -> bool:
         """Whether the state machine stopped waiting while the message was in the queue: it may have sent another since.
         A recent message is not checked."""
         if self._waiters is None or given.task_token is None or message.sent_at is None:
@@ -154,16 +154,16 @@ class Intake:
         return await self._heartbeat(self._waiters, given.task_token) is CallOutcome.GONE
 
     async def _put_off(
-        self, inbox: Inbox, message: Arrived, token: str | None, pause: float, taken: IntakePass
+        self, inbox: Inbox, message: InboxMessage, token: str | None, pause: float, taken: IntakePass
     ) -> None:
         """Leave it in the queue, and send a heartbeat to the state machine."""
         if self._waiters is not None and token is not None:
             await self._heartbeat(self._waiters, token)
-        await inbox.put_off(message, pause)
+        await inbox.delay(message, pause)
         taken.put_off += 1
 
     async def _failed(
-        self, inbox: Inbox, message: Arrived, token: str | None, error: Exception, taken: IntakePass
+        self, inbox: Inbox, message: InboxMessage, token: str | None, error: Exception, taken: IntakePass
     ) -> None:
         if message.receives < _TRIES:
             await self._put_off(inbox, message, token, _pause(message, error), taken)
@@ -171,7 +171,7 @@ class Intake:
             await self._refuse(inbox, message, token, SUBMIT_FAILED, error, taken)
 
     async def _refuse(
-        self, inbox: Inbox, message: Arrived, token: str | None, code: str, error: Exception, taken: IntakePass
+        self, inbox: Inbox, message: InboxMessage, token: str | None, code: str, error: Exception, taken: IntakePass
     ) -> None:
         """Answer the state machine, then dead-letter the message. After a crash, it ignores the second answer."""
         if self._waiters is not None and token is not None:
@@ -181,14 +181,14 @@ class Intake:
             outcome = await self._waiters.fail(sealed, _SEALED_FOR, code, cause)
             crashpoint("intake.refuse.after")
             if outcome in (CallOutcome.LATER, CallOutcome.UNKNOWN):
-                await inbox.put_off(message, _pause(message, error))
+                await inbox.delay(message, _pause(message, error))
                 taken.put_off += 1
                 return
         await self._bury(inbox, message, error, taken)
 
-    async def _bury(self, inbox: Inbox, message: Arrived, error: Exception, taken: IntakePass) -> None:
+    async def _bury(self, inbox: Inbox, message: InboxMessage, error: Exception, taken: IntakePass) -> None:
         log.warning("invalid message in the queue", message=message.message_id, reason=str(error))
-        await inbox.bury(message, str(error))
+        await inbox.dead_letter(message, str(error))
         crashpoint("intake.bury.after")
         taken.refused += 1
 
@@ -211,7 +211,7 @@ def _spec_of(given: IntakeMessage) -> JobSpec:
     return msgspec.structs.replace(spec, notify=[*spec.notify, entry])
 
 
-def _request(message: Arrived, given: IntakeMessage) -> IdempotentRequest:
+def _request(message: InboxMessage, given: IntakeMessage) -> IdempotentRequest:
     name = message.message_id if given.task_token is None else f"token:{given.task_token}"
     return IdempotentRequest(_ROUTE, sha256(name.encode()).hexdigest(), sha256(bytes(given.job)).hexdigest())
 
@@ -232,7 +232,7 @@ def _cause(error: Exception) -> dict[str, str]:
     return {"code": "internal_error", "reason": type(error).__name__}
 
 
-def _pause(message: Arrived, error: Exception) -> float:
+def _pause(message: InboxMessage, error: Exception) -> float:
     """The `retry_after` of the refusal, or a backoff that doubles."""
     after = error.details.get("retry_after") if isinstance(error, ConveyorError) else None
     if isinstance(after, int | float):

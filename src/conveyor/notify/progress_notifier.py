@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.coordination.history import moment, remember
+from conveyor.coordination.history import add_moment, moment
 from conveyor.coordination.isolation import Isolation
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
@@ -31,7 +31,7 @@ _QUARTERS = 4
 class NotifiedCounts(msgspec.Struct):
     """What one pass did."""
 
-    looked: int = 0
+    checked: int = 0
     quarters: int = 0
     failures: int = 0
 
@@ -58,7 +58,7 @@ class ProgressNotifier:
 
     async def tick(self) -> float:
         notified = await self.run_once()
-        if notified != NotifiedCounts(looked=notified.looked):
+        if notified != NotifiedCounts(checked=notified.checked):
             log.debug("progress reported", **msgspec.structs.asdict(notified))
         return _EVERY
 
@@ -79,7 +79,7 @@ class ProgressNotifier:
         return notified
 
     async def _check(self, job: Job, notified: NotifiedCounts) -> None:
-        notified.looked += 1
+        notified.checked += 1
         counts = await self._tasks.counts(job.key)
         await self._remember(job, counts)
         seen = self._seen.get(job.run.run_id, ReportedProgress())
@@ -92,7 +92,7 @@ class ProgressNotifier:
         run_id = job.run.run_id
         if self._counted.get(run_id) != counts:
             self._counted[run_id] = counts
-            await remember(self._coordinator, run_id, moment(self._clock.now(), counts))
+            await add_moment(self._coordinator, run_id, moment(self._clock.now(), counts))
 
     async def _report_quarter(self, job: Job, counts: Counts) -> int:
         quarter = _quarter(job, counts)

@@ -23,11 +23,11 @@ from conveyor.jobs.callbacks import (
     CallbackAnswer,
     CallbackStatus,
     callback_of,
-    first_of,
-    is_of,
+    callbacks_cursor,
+    is_callback_of,
     with_callback,
 )
-from conveyor.jobs.event_names import ENDS, MAX_NOTIFY
+from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import Job, JobId, OutboxEvent, TenantId
 from conveyor.system import System
@@ -43,8 +43,8 @@ _PARTS = 50
 
 async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Document]:
     """The callbacks of a job."""
-    page = await records.documents.documents(CALLBACK, tenant, first_of(job_id), MAX_NOTIFY)
-    return [row for row in page.items if is_of(row, job_id)]
+    page = await records.documents.documents(CALLBACK, tenant, callbacks_cursor(job_id), MAX_NOTIFY)
+    return [row for row in page.items if is_callback_of(row, job_id)]
 
 
 class StepAnswers:
@@ -60,7 +60,7 @@ class StepAnswers:
 
     async def take(self, event: OutboxEvent) -> int:
         """Store the answers of the callbacks that wait for this event; returns how many are new."""
-        if event.event not in ENDS | _EXPORTED:
+        if event.event not in FINAL_EVENTS | _EXPORTED:
             return 0
         answered = 0
         for row in await callbacks_of(self._records, event.tenant, event.job_id):
@@ -76,7 +76,7 @@ class StepAnswers:
             if changed is None:
                 return False
             crashpoint("callback.answer.before")
-            written = await self._records.documents.replace_row(changed)
+            written = await self._records.documents.replace_document(changed)
             crashpoint("callback.answer.after")
             if written is not None:
                 return callback_of(written).answer is not None

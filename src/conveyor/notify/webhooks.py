@@ -79,7 +79,7 @@ def endpoint_of(row: Document) -> Endpoint:
     return _endpoint.decode(row.body)
 
 
-def good_secrets(key: bytes, tenant: TenantId, webhook_id: str, endpoint: Endpoint, now: float) -> list[str]:
+def valid_secrets(key: bytes, tenant: TenantId, webhook_id: str, endpoint: Endpoint, now: float) -> list[str]:
     """The secrets that sign now."""
     valid = [secret for secret in endpoint.secrets if secret.until is None or secret.until > now]
     return [endpoint_secret(key, tenant, webhook_id, secret.number) for secret in valid]
@@ -108,7 +108,7 @@ class Webhooks:
         document = Document(WEBHOOK, tenant, claim.subject, msgspec.json.encode(endpoint))
         answer = claim.answer(CREATED, msgspec.json.encode(webhook_json(document)))
         crashpoint("webhook.create.before")
-        existing = await self._records.documents.create_rows([document], None, answer.row)
+        existing = await self._records.documents.create_documents([document], None, answer.row)
         crashpoint("webhook.create.after")
         return answer.unless_lost(existing)
 
@@ -153,7 +153,7 @@ class Webhooks:
         for _ in range(_TRIES):
             row = await self.find(tenant, webhook_id)
             crashpoint("webhook.remove.before")
-            if await self._records.documents.remove_row(row):
+            if await self._records.documents.remove_document(row):
                 crashpoint("webhook.remove.after")
                 return
         raise _contended()
@@ -196,7 +196,7 @@ async def change_endpoint(records: Records, tenant: TenantId, webhook_id: str, c
             return None
         crashpoint("webhook.change.before")
         body = msgspec.json.encode(change(endpoint_of(row)))
-        changed = await records.documents.replace_row(msgspec.structs.replace(row, body=body))
+        changed = await records.documents.replace_document(msgspec.structs.replace(row, body=body))
         crashpoint("webhook.change.after")
         if changed is not None:
             return changed

@@ -18,7 +18,7 @@ LARGE = 1024 * 1024
 _AT_ONCE = 16
 
 
-class Bodies:
+class BodyStore:
     """Writes result bodies under results/<tenant>/<job>/<run>/."""
 
     def __init__(self, blobs: Blobs, clock: Clock) -> None:

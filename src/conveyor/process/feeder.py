@@ -216,7 +216,7 @@ class Feeder:
                 chunks.append((delivery, decode(delivery.body)))
             except msgspec.DecodeError as error:
                 log.error("message is not a chunk", run=lane.job.run.run_id, error=str(error))
-                await self._queue.bury(queue, [delivery.receipt], f"The message is not a chunk: {error}")
+                await self._queue.dead_letter(queue, [delivery.receipt], f"The message is not a chunk: {error}")
         return chunks
 
     async def _split(self, job: Job, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
@@ -236,7 +236,7 @@ class Feeder:
         data = msgspec.json.encode({"attempt": ref.attempt, "reason": error.message}).decode()
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
-        await self._queue.bury(chunk.queue, [chunk.receipt], error.message)
+        await self._queue.dead_letter(chunk.queue, [chunk.receipt], error.message)
 
 
 def _lease(

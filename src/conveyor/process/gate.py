@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from conveyor.coordination.breaker import Breakers, Open, breaker_key
+from conveyor.coordination.breaker import Breakers, BreakerState, breaker_key
 from conveyor.model import Gateway, Job, Outcome, TaskError, TaskRef
 from conveyor.process.retry import is_outage
 
@@ -132,7 +132,7 @@ class Gate:
         """Free all probes of the lane."""
         self.release(list(self._probing.values()))
 
-    def _patience(self, state: Open) -> float:
+    def _patience(self, state: BreakerState) -> float:
         """Return how many more seconds the job's tasks wait for a target that is down."""
         return self._job.options.breaker.patience - self._breakers.age(state)
 
@@ -144,7 +144,7 @@ class Gate:
     def _is_up(self, outcome: Outcome) -> bool | None:
         """Return whether the target was up; None if the outcome does not tell."""
         if outcome.error is None:
-            return True if outcome.spend else None
+            return True if outcome.spends_attempt else None
         if is_outage(outcome):
             return False
         if self._upstream is not None and outcome.error.code == "handler_raised":

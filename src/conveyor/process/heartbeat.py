@@ -28,7 +28,7 @@ class Heartbeat:
 
     async def beat(self, tasks: list[LongTask]) -> None:
         """Report that the worker is alive and which long tasks it runs."""
-        await self._coordinator.hold(WORKERS, self._name, 1, _NO_LIMIT, self._ttl)
+        await self._coordinator.acquire(WORKERS, self._name, 1, _NO_LIMIT, self._ttl)
         if not tasks:
             await self._remove()
             return
@@ -40,27 +40,27 @@ class Heartbeat:
 
     async def close(self) -> None:
         """Report that the worker has stopped."""
-        await self._coordinator.hold(WORKERS, self._name, 0, _NO_LIMIT, self._ttl)
+        await self._coordinator.acquire(WORKERS, self._name, 0, _NO_LIMIT, self._ttl)
         await self._remove()
 
     async def _replace(self, document: Document, stored: Document | None) -> Document | None:
         if stored is None:
             return None
-        return await self._records.documents.replace_row(msgspec.structs.replace(document, version=stored.version))
+        return await self._records.documents.replace_document(msgspec.structs.replace(document, version=stored.version))
 
     async def _create(self, document: Document) -> Document | None:
         """Write the first beat, or the first after the monitor took this worker for dead. Where the answer to the last
         write was lost, the stored document has another version than the one known here."""
-        await self._records.documents.create_rows([document])
+        await self._records.documents.create_documents([document])
         stored = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
         return stored if stored is None or stored.body == document.body else await self._replace(document, stored)
 
     async def _remove(self) -> None:
         if self._document is None:
             return
-        if not await self._records.documents.remove_row(self._document):
+        if not await self._records.documents.remove_document(self._document):
             # The answer to the last write, or to the last removal, was lost.
             stored = await self._records.documents.document(BEAT, BEAT_TENANT, self._name)
             if stored is not None:
-                await self._records.documents.remove_row(stored)
+                await self._records.documents.remove_document(stored)
         self._document = None

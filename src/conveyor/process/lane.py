@@ -257,7 +257,7 @@ class Lane(ABC):
 
     def _postpone(self, entry: LeasedRef, delay: float) -> None:
         """Requeue a task with a delay. It spends no attempt."""
-        self._record_unattempted(entry, Outcome(TaskStatus.PENDING, retry_after=delay, spend=False))
+        self._record_unattempted(entry, Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False))
 
     def _record_unattempted(self, entry: LeasedRef, outcome: Outcome) -> None:
         self._blocked += 1
@@ -370,7 +370,7 @@ class Lane(ABC):
 def _counted_ref(ref: TaskRef, outcome: Outcome) -> TaskRef:
     """Return the reference to record the outcome for. An outcome that spends no attempt counts for the previous
     attempt, so that the retry has the same number."""
-    return ref if outcome.spend else _previous_attempt(ref)
+    return ref if outcome.spends_attempt else _previous_attempt(ref)
 
 
 def _previous_attempt(ref: TaskRef) -> TaskRef:

@@ -17,14 +17,14 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Outgoing, Queue, QueueName, recovery_queue
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import encode, gathered, send_all
+from conveyor.jobs.chunks import delayed_messages, encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.outcomes import detail_json, with_body
 from conveyor.process.retry import late, retry_delay, too_late
 from conveyor.states import TaskStatus
-from conveyor.telemetry.attempts import recorded
+from conveyor.telemetry.attempts import record_attempts
 
 log = structlog.get_logger()
 
@@ -104,7 +104,7 @@ class Recorder:
         self,
         tasks: Tasks,
         queue: Queue,
-        bodies: Bodies,
+        bodies: BodyStore,
         lifecycle: Lifecycle,
         coordinator: Coordinator,
         clock: Clock,
@@ -240,7 +240,7 @@ class Recorder:
         for attempt in range(1, _MAX_TRIES + 1):
             try:
                 await self._write(group)
-                recorded(job, group, began, self._clock.now())
+                record_attempts(job, group, began, self._clock.now())
                 return
             except Exception as error:
                 # Any error: a message whose outcomes are neither written nor lost would be leased for ever.
@@ -284,11 +284,11 @@ class Recorder:
         outgoing: list[Outgoing] = []
         for record in retried:
             outcome, ref, delay = record.outcome, _next_ref(record, now), record.delay or 0.0
-            if outcome.spend or outcome.error is not None or job.kind in LONG_KINDS:
+            if outcome.spends_attempt or outcome.error is not None or job.kind in LONG_KINDS:
                 outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation), delay))
             else:
                 postponed.append((delay, ref))
-        outgoing += gathered(job.key, postponed, job.options.chunk_size)
+        outgoing += delayed_messages(job.key, postponed, job.options.chunk_size)
         await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
         for record in retried:
             record.requeued = True
@@ -322,7 +322,7 @@ def _next_ref(record: RecordedOutcome, now: float) -> TaskRef:
 
 def _with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
     """Return the reference with the time when the task's first attempt began, if there was one."""
-    attempted = outcome.spend or outcome.error is not None or outcome.elapsed > 0
+    attempted = outcome.spends_attempt or outcome.error is not None or outcome.elapsed > 0
     if ref.since or not attempted:
         return ref
     return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))

@@ -44,7 +44,7 @@ def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float)
     retry in the same moment. An outcome that spends no attempt waits only its `retry_after`. With `outage`, a task
     whose target is down gets a few quick retries and then a long wait.
     """
-    if not outcome.spend:
+    if not outcome.spends_attempt:
         return _bounded(outcome.retry_after)
     if outcome.status is not TaskStatus.FAILED or attempt >= options.attempts or not is_retryable(options, outcome):
         return None

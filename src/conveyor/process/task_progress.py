@@ -105,7 +105,7 @@ class Track:
     async def remove(self) -> None:
         """Remove the document: no attempt will resume the task."""
         crashpoint("progress.remove.before")
-        if not await self._records.documents.remove_row(self._row):
+        if not await self._records.documents.remove_document(self._row):
             raise Superseded
 
     async def _write(
@@ -131,7 +131,7 @@ class Track:
 
     async def _replace(self, at: TaskProgress, due_at: float | None) -> None:
         crashpoint("progress.write.before")
-        row = await self._records.documents.replace_row(
+        row = await self._records.documents.replace_document(
             msgspec.structs.replace(self._row, body=_encode(at), due_at=due_at)
         )
         crashpoint("progress.write.after")
@@ -171,7 +171,7 @@ class ProgressBook:
                 PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
             )
             crashpoint("progress.begin.before")
-            await self._records.documents.create_rows([row])
+            await self._records.documents.create_documents([row])
             crashpoint("progress.begin.after")
             # Creating leaves an existing document as it is: check whose it is.
             stored = await self._records.documents.document(PROGRESS, job.tenant, name)
@@ -192,7 +192,7 @@ class ProgressBook:
             since=min(before.since or fresh.since, fresh.since),
         )
         crashpoint("progress.begin.before")
-        replaced = await self._records.documents.replace_row(
+        replaced = await self._records.documents.replace_document(
             msgspec.structs.replace(document, body=_encode(at), due_at=due_at)
         )
         crashpoint("progress.begin.after")

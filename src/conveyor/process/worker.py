@@ -21,7 +21,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, Job, JobKind, RunId, TaskRef
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.executors import Executor
 from conveyor.process.feeder import Feeder
@@ -56,7 +56,7 @@ class Worker:
         tasks: Tasks,
         queue: Queue,
         coordinator: Coordinator,
-        bodies: Bodies,
+        bodies: BodyStore,
         lifecycle: Lifecycle,
         executors: Mapping[JobKind, Executor],
     ) -> None:
@@ -242,7 +242,7 @@ class Worker:
             await self._release(chunks)
             for chunk in chunks:
                 chunk.lost = True
-            await self._coordinator.hold(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
+            await self._coordinator.acquire(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
 
     async def _release(self, chunks: list[LeasedChunk]) -> None:
         for queue, group in _by_queue(chunks).items():
@@ -268,7 +268,7 @@ class Worker:
         ttl = self._settings.lease_seconds
         name = run_slots(lane.job.run.run_id)
         want = max(width, lane.active)
-        return min(width, await self._coordinator.hold(name, self.name, want, lane.job.options.concurrency, ttl))
+        return min(width, await self._coordinator.acquire(name, self.name, want, lane.job.options.concurrency, ttl))
 
     async def _slots(self, demands: list[Demand]) -> int:
         """Return how many tasks this worker may run at once: within its own limit and the fleet's."""
@@ -277,7 +277,7 @@ class Worker:
             return own
         want = min(own, sum(demand.want for demand in demands))
         want = max(want, sum(lane.active for lane in self._lanes.values()))
-        return min(own, await self._coordinator.hold(ROLE, self.name, want, fleet, self._settings.lease_seconds))
+        return min(own, await self._coordinator.acquire(ROLE, self.name, want, fleet, self._settings.lease_seconds))
 
     async def _renew_leases(self) -> None:
         """Renew the leases of messages, slots and probes, and send a heartbeat."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor.engines.queue import Queue
-from conveyor.jobs.dead_letters import DeadLetterOwner, RedrivePlan, read_letter
+from conveyor.jobs.dead_letters import DeadLetterOwner, RedrivePlan, decode_dead_letter
 from conveyor.model import Page, TenantId
 from conveyor.read.results import iso_time
 
@@ -11,12 +11,12 @@ from conveyor.read.results import iso_time
 _MAX_READS = 20
 
 
-async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[DeadLetterOwner]:
+async def dead_letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str | None) -> Page[DeadLetterOwner]:
     """Up to `limit` dead letters of the tenant, oldest first. A page may have fewer and still not be the last."""
     items: list[DeadLetterOwner] = []
     for _ in range(_MAX_READS):
         page = await queue.dead_letters(cursor, limit - len(items))
-        read = [letter for letter in map(read_letter, page.items) if letter is not None]
+        read = [letter for letter in map(decode_dead_letter, page.items) if letter is not None]
         items += [letter for letter in read if letter.tenant == tenant]
         cursor = page.next_cursor
         if cursor is None or len(items) == limit:
@@ -24,7 +24,7 @@ async def letters_page(queue: Queue, tenant: TenantId, limit: int, cursor: str |
     return Page(items, cursor)
 
 
-def letter_json(letter: DeadLetterOwner, plan: RedrivePlan) -> dict[str, Any]:
+def dead_letter_json(letter: DeadLetterOwner, plan: RedrivePlan) -> dict[str, Any]:
     """A dead letter as the API shows it, without its message, and what redriving it does."""
     return {
         "id": letter.message_id,

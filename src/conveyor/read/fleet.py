@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.coordination.breaker import breakers_of
+from conveyor.coordination.breaker import list_breakers
 from conveyor.coordination.limits import run_slots
 from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
@@ -36,7 +36,7 @@ async def breakers_json(system: System, tenant: TenantId) -> list[dict[str, Any]
             "times": state.times,
             "at_once": 1 << state.level,
         }
-        for target, state in await breakers_of(system.coordinator, system.clock, tenant)
+        for target, state in await list_breakers(system.coordinator, system.clock, tenant)
     ]
 
 
@@ -54,7 +54,8 @@ async def lanes_json(system: System, tenant: TenantId, cursor: str | None, limit
 async def workers_json(system: System, tenant: TenantId) -> dict[str, Any]:
     """How many workers are alive, and which of them run long tasks of the tenant."""
     alive, rows = await asyncio.gather(
-        system.coordinator.held(WORKERS), system.records.documents.documents(BEAT, BEAT_TENANT, None, _MAX_WORKERS)
+        system.coordinator.permits_in_use(WORKERS),
+        system.records.documents.documents(BEAT, BEAT_TENANT, None, _MAX_WORKERS),
     )
     busy = []
     for row in rows.items:
@@ -70,7 +71,7 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
     run = job.run
     (queued, recovering), running, wait = await asyncio.gather(
         _queue_depths(system, job),
-        system.coordinator.held(run_slots(run.run_id)),
+        system.coordinator.permits_in_use(run_slots(run.run_id)),
         waiting(system.coordinator, run.run_id),
     )
     return {

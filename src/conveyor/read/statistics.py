@@ -5,7 +5,7 @@ import asyncio
 from typing import Any
 
 from conveyor.clock import Clock, iso_text
-from conveyor.coordination.durations import histogram
+from conveyor.coordination.durations import read_histogram
 from conveyor.coordination.history import Moment, history, moment
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
@@ -27,7 +27,7 @@ async def statistics_json(
     counts, errors, durations, samples, events = await asyncio.gather(
         tasks.counts(key),
         tasks.error_codes(key, TOP_ERRORS),
-        histogram(coordinator, run.run_id),
+        read_histogram(coordinator, run.run_id),
         history(coordinator, run.run_id),
         records.outbox.events(job.tenant, job.job_id, None, _EVENTS),
     )

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 TOP_ERRORS = 5
 # Earlier runs shown with a job, newest first.
-MOST_RUNS = 50
+MAX_RUNS = 50
 
 _HIDDEN = "[hidden]"
 _WINDOW = 10.0
@@ -122,7 +122,7 @@ async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Ru
     if job.run.number == 1:
         return []
     before = [run for run in await records.jobs.runs(job.job_id) if run.number < job.run.number]
-    runs = [_without_secrets(run) for run in reversed(before[-MOST_RUNS:])]
+    runs = [_without_secrets(run) for run in reversed(before[-MAX_RUNS:])]
     counts = await asyncio.gather(*(tasks.counts(job.key_of(run)) for run in runs))
     return list(zip(runs, counts, strict=True))
 
@@ -298,7 +298,7 @@ async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:
     """Tasks in progress. The figure lags behind the counts, so it is limited to the unfinished tasks."""
     if run.state not in WORKABLE:
         return 0
-    return max(min(await coordinator.held(run_slots(run.run_id)), run.total - counts.ended), 0)
+    return max(min(await coordinator.permits_in_use(run_slots(run.run_id)), run.total - counts.ended), 0)
 
 
 async def _rate(coordinator: Coordinator, clock: Clock, run: Run, counts: Counts) -> float:

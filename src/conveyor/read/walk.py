@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from conveyor.engines.tasks import TaskFilter, WalksByIndex
+from conveyor.engines.tasks import ReadsByIndex, TaskFilter
 from conveyor.model import RunKey, Task
 
 # Rows of one read.
@@ -78,7 +78,7 @@ async def merged(
 class RunStream:
     """A run on an engine that stores rows by index."""
 
-    def __init__(self, tasks: WalksByIndex, run: RunKey, where: TaskFilter, after: int) -> None:
+    def __init__(self, tasks: ReadsByIndex, run: RunKey, where: TaskFilter, after: int) -> None:
         self._engine = tasks
         self._run = run
         self._where = where

@@ -11,12 +11,12 @@ from functools import partial
 import msgspec
 import structlog
 
-from conveyor.coordination.isolation import in_turn
+from conveyor.coordination.isolation import run_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.notify.callback_monitor import Callbacks
 from conveyor.recover.monitored import Monitored
 from conveyor.recover.overdue_runs import Deadlines
-from conveyor.recover.stuck import Stuck, Told
+from conveyor.recover.stuck import OnTakeover, Stuck
 from conveyor.settings import Settings
 from conveyor.system import System
 from conveyor.telemetry import metrics
@@ -41,7 +41,7 @@ class Monitor:
 
     async def tick(self) -> float:
         seen = await self.run_once()
-        metrics.count(metrics.MONITORED, seen)
+        metrics.add_counts(metrics.MONITORED, seen)
         if seen != Monitored():
             log.info("monitored", **msgspec.structs.asdict(seen))
         return self._settings.monitor_seconds
@@ -52,14 +52,14 @@ class Monitor:
     async def run_once(self) -> Monitored:
         seen = Monitored()
         parts = (partial(self._add, part, seen) for part in self._parts)
-        await in_turn(partial(self._stuck.run_once, seen), partial(self._deadlines.run_once, seen), *parts)
+        await run_all(partial(self._stuck.run_once, seen), partial(self._deadlines.run_once, seen), *parts)
         return seen
 
     async def _add(self, part: Part, seen: Monitored) -> None:
         seen.others = {**seen.others, **await part()}
 
 
-def monitor_of(system: System, *, told: Told | None = None, parts: Sequence[Part] = ()) -> Monitor:
+def monitor_of(system: System, *, told: OnTakeover | None = None, parts: Sequence[Part] = ()) -> Monitor:
     """The monitor of a system. It calls `told` for each task that it takes over."""
     records, tasks, queue, clock = system.records, system.tasks, system.queue, system.clock
     lifecycle = Lifecycle(records, tasks, clock)

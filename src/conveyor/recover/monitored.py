@@ -7,7 +7,7 @@ class Monitored(msgspec.Struct):
     """What one pass found and did; `others` are the counts of additional steps."""
 
     # Documents of long tasks that were due, and of dead workers.
-    looked: int = 0
+    checked: int = 0
     # Stuck tasks that were requeued, and those that failed.
     requeued: int = 0
     failed: int = 0

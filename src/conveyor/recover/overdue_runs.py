@@ -12,7 +12,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.isolation import Isolation
-from conveyor.coordination.waits import Wait, say_waiting
+from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Queue, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
@@ -66,7 +66,7 @@ class Deadlines:
 
     async def run_once(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
-            rows = await self._records.documents.due_rows(DEADLINE, self._clock.now(), _PAGE)
+            rows = await self._records.documents.due_documents(DEADLINE, self._clock.now(), _PAGE)
             for row in rows:
                 await self._isolation.due_row(self._records, row, partial(self._look, row, seen))
             if len(rows) < _PAGE:
@@ -76,11 +76,11 @@ class Deadlines:
         job = None if row.job_id is None else await self._records.jobs.job(row.tenant, row.job_id)
         deadline = _decoded(row)
         if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
-            await self._records.documents.remove_row(row)
+            await self._records.documents.remove_document(row)
             return
         now, seconds = self._clock.now(), job.options.deadline
         if seconds is None:
-            await self._records.documents.remove_row(row)
+            await self._records.documents.remove_document(row)
         elif job.state is RunState.PAUSED:
             # A paused run is not late; its time keeps counting.
             await self._postpone(row, now + self._settings.monitor_seconds)
@@ -93,7 +93,7 @@ class Deadlines:
             await self._fail(job, row, deadline, seconds, seen)
 
     async def _postpone(self, row: Document, until: float) -> None:
-        await self._records.documents.replace_row(msgspec.structs.replace(row, due_at=until))
+        await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=until))
 
     async def _requeue_run(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         now, max_tries = self._clock.now(), self._settings.deadline_tries
@@ -101,16 +101,16 @@ class Deadlines:
         begun = Deadline(deadline.run_id, now, tries, under_way=True)
         event = None if deadline.under_way else self._event(job, {"tries": tries, "of": max_tries, "deadline": seconds})
         crashpoint("monitor.overdue.before")
-        claimed = await self._records.documents.replace_row(_with(row, begun, now + _REDO), event)
+        claimed = await self._records.documents.replace_document(_with(row, begun, now + _REDO), event)
         crashpoint("monitor.overdue.after")
         if claimed is None:
             return
         detail = f"past its deadline of {seconds:g} s: its unfinished tasks were requeued, {tries} of {max_tries} times"
-        await say_waiting(self._coordinator, job.run.run_id, Wait("deadline", detail, now + seconds), seconds)
+        await publish_wait(self._coordinator, job.run.run_id, Wait("deadline", detail, now + seconds), seconds)
         sent = await self._requeue(job)
         crashpoint("monitor.requeue.after")
         done = msgspec.structs.replace(begun, under_way=False)
-        await self._records.documents.replace_row(_with(claimed, done, now + seconds))
+        await self._records.documents.replace_document(_with(claimed, done, now + seconds))
         seen.overdue += 1
         log.warning("run is past its deadline", job=job.job_id, run=job.run.run_id, tries=tries, tasks=sent)
 
@@ -130,7 +130,7 @@ class Deadlines:
         reason = f"deadline: not finished within {seconds:g} s{requeued}; {unfinished}"
         begun = msgspec.structs.replace(deadline, tries=max_tries + 1, under_way=True)
         crashpoint("monitor.expire.before")
-        claimed = await self._records.documents.replace_row(_with(row, begun, self._clock.now() + _REDO))
+        claimed = await self._records.documents.replace_document(_with(row, begun, self._clock.now() + _REDO))
         crashpoint("monitor.expire.after")
         if claimed is None:
             return
@@ -138,7 +138,7 @@ class Deadlines:
         await self._write_dead_letter(job, reason)
         crashpoint("monitor.letter.after")
         await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.DEADLINE)
-        await self._records.documents.remove_row(claimed)
+        await self._records.documents.remove_document(claimed)
         seen.expired += 1
         log.error("overdue run failed", job=job.job_id, run=job.run.run_id, reason=reason)
 
@@ -154,7 +154,7 @@ class Deadlines:
         for _ in range(_LOOKS):
             for delivery in await self._queue.receive(OVERDUE, 10, _HOLD_SECONDS):
                 letter = decode(delivery.body)
-                await self._queue.bury(OVERDUE, [delivery.receipt], letter.lost)
+                await self._queue.dead_letter(OVERDUE, [delivery.receipt], letter.lost)
                 if letter.run == job.key:
                     return
             await self._clock.sleep(_LOOK_PAUSE)

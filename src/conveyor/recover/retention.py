@@ -11,14 +11,14 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.coordination.isolation import Isolation, in_turn
+from conveyor.coordination.isolation import Isolation, run_all
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.dead_letters import read_letter
+from conveyor.jobs.dead_letters import decode_dead_letter
 from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, UploadRecord, export_prefix
 from conveyor.telemetry import metrics
 
@@ -70,7 +70,7 @@ class Retention:
     async def tick(self) -> float:
         """Each pass is bounded, and the next follows at once while there is more to purge."""
         removed = await self.run_once()
-        metrics.count(metrics.REMOVED, removed)
+        metrics.add_counts(metrics.PURGED, removed)
         if removed == Removed():
             return _EVERY
         log.info("removed", **msgspec.structs.asdict(removed))
@@ -82,12 +82,12 @@ class Retention:
     async def run_once(self) -> Removed:
         removed = Removed()
         parts = (self._remove_jobs, self._remove_exports, self._remove_uploads, self._purge_expired)
-        await in_turn(*(partial(part, removed) for part in parts))
+        await run_all(*(partial(part, removed) for part in parts))
         return removed
 
     async def _remove_jobs(self, removed: Removed) -> None:
         before = self._clock.now() - SETTLE_SECONDS
-        hidden = await self._records.jobs.hidden_jobs(before, _JOBS + self._isolation.failing)
+        hidden = await self._records.jobs.purgeable_jobs(before, _JOBS + self._isolation.failing)
         emptied = []
         for job in hidden:
             if not self._isolation.is_resting(job.job_id):
@@ -128,7 +128,7 @@ class Retention:
     async def _remove_exports(self, removed: Removed) -> None:
         """Remove expired and deleted exports: their files, in bounded steps, and then the document."""
         by = self._clock.now() - SETTLE_SECONDS
-        for row in await self._records.documents.due_rows(EXPORT, by, _EXPORTS + self._isolation.failing):
+        for row in await self._records.documents.due_documents(EXPORT, by, _EXPORTS + self._isolation.failing):
             if row.job_id is None or row.expires_at is None or row.expires_at > by:
                 continue
             if not self._isolation.is_resting(row.id):
@@ -140,8 +140,8 @@ class Retention:
         blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, job_id, row.id), _BLOBS)
         removed.blobs += blobs
         if not blobs:
-            await self._coordinator.forget(export_lease(job_id, row.id))
-            removed.exports += await self._records.documents.remove_row(row)
+            await self._coordinator.forget_leases(export_lease(job_id, row.id))
+            removed.exports += await self._records.documents.remove_document(row)
 
     async def _remove_uploads(self, removed: Removed) -> None:
         """Remove expired uploads that nothing refers to. A request that read one before it expired has had the time to
@@ -156,7 +156,7 @@ class Retention:
         crashpoint("retention.upload.before")
         await self._blobs.delete([upload.key])
         crashpoint("retention.upload.between")
-        removed.uploads += await self._records.access.forget_upload(upload.upload_id)
+        removed.uploads += await self._records.access.purge_upload(upload.upload_id)
         crashpoint("retention.upload.after")
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
@@ -164,7 +164,7 @@ class Retention:
         cursor: str | None = None
         while True:
             page = await self._queue.dead_letters(cursor, _LETTERS)
-            read = [letter for letter in map(read_letter, page.items) if letter is not None]
+            read = [letter for letter in map(decode_dead_letter, page.items) if letter is not None]
             theirs = [letter.message_id for letter in read if letter.job_id in gone]
             if theirs:
                 removed.letters += await self._queue.discard(theirs)
@@ -177,10 +177,10 @@ class Retention:
         if job.source is not None and not job.source.key.startswith(UPLOADS):
             await self._blobs.delete([job.source.key])
         for run in await self._runs(job):
-            await self._coordinator.forget(ingest_lease(run.run_id))
-        await self._coordinator.forget(export_lease(job.job_id))
+            await self._coordinator.forget_leases(ingest_lease(run.run_id))
+        await self._coordinator.forget_leases(export_lease(job.job_id))
         crashpoint("retention.forget.before")
-        await self._records.jobs.forget_job(job.job_id)
+        await self._records.jobs.purge_job(job.job_id)
         removed.jobs += 1
 
 

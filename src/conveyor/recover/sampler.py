@@ -5,8 +5,8 @@ these samples and costs the stores nothing. It runs with the role `sweep`; sever
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conveyor.coordination.breaker import breaker_counts
-from conveyor.engines.queue import CONTROL, Depth, QueueName, TellsAge, recovery_queue, run_queue
+from conveyor.coordination.breaker import count_breakers
+from conveyor.engines.queue import CONTROL, Depth, QueueName, ReportsMessageAge, recovery_queue, run_queue
 from conveyor.errors import ConveyorError
 from conveyor.jobs.callbacks import CALLBACK
 from conveyor.jobs.deadlines import DEADLINE
@@ -73,7 +73,7 @@ class Sampler:
             metrics.QUEUE_MESSAGES.set(depth.ready, lane, "ready")
             metrics.QUEUE_MESSAGES.set(depth.held, lane, "in_flight")
             metrics.QUEUE_MESSAGES.set(depth.delayed, lane, "delayed")
-            if isinstance(self._system.queue, TellsAge):
+            if isinstance(self._system.queue, ReportsMessageAge):
                 metrics.QUEUE_AGE_SECONDS.set(self._late(since), lane)
 
     async def _depth(self, queues: Sequence[QueueName]) -> tuple[Depth, float | None]:
@@ -83,7 +83,7 @@ class Sampler:
         for name in queues:
             depth = await queue.depth(name)
             ready, held, delayed = ready + depth.ready, held + depth.held, delayed + depth.delayed
-            if depth.ready and isinstance(queue, TellsAge):
+            if depth.ready and isinstance(queue, ReportsMessageAge):
                 since = await queue.waiting_since(name)
                 oldest = since if oldest is None else min(oldest, since or oldest)
         return Depth(ready, held, delayed), oldest
@@ -107,16 +107,16 @@ class Sampler:
     async def _lateness(self) -> None:
         records, now = self._system.records, self._system.clock.now()
         for kind, row_kind in _DUE.items():
-            rows = await records.documents.due_rows(row_kind, now, 1)
+            rows = await records.documents.due_documents(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
-        events = await records.outbox.untold(1)
+        events = await records.outbox.undispatched(1)
         metrics.DUE_LAG_SECONDS.set(self._late(events[0].at if events else None), "notice")
 
     async def _coordinated(self) -> None:
         coordinator = self._system.coordinator
         try:
-            opened, half_open = await breaker_counts(coordinator, self._system.clock)
-            metrics.WORKERS.set(await coordinator.held(WORKERS))
+            opened, half_open = await count_breakers(coordinator, self._system.clock)
+            metrics.WORKERS.set(await coordinator.permits_in_use(WORKERS))
         except ConveyorError:
             # Roles continue without the coordinator; its failures are counted at its seam.
             return

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.coordination.isolation import Isolation, in_turn
+from conveyor.coordination.isolation import Isolation, run_all
 from conveyor.engines.queue import Outgoing, Queue, recovery_queue
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
@@ -52,7 +52,7 @@ _progress = msgspec.json.Decoder(TaskProgress)
 _beat = msgspec.json.Decoder(Beat)
 
 # Called for each task that is taken over.
-Told = Callable[[Job, TaskProgress], Awaitable[None]]
+OnTakeover = Callable[[Job, TaskProgress], Awaitable[None]]
 
 
 class OverdueProgress(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Stuck:
         queue: Queue,
         clock: Clock,
         settings: Settings,
-        told: Told | None = None,
+        told: OnTakeover | None = None,
     ) -> None:
         self._records = records
         self._tasks = tasks
@@ -85,11 +85,11 @@ class Stuck:
         self._isolation = Isolation("monitor", clock)
 
     async def run_once(self, seen: Monitored) -> None:
-        await in_turn(partial(self._check_workers, seen), partial(self._look_at_tasks, seen))
+        await run_all(partial(self._check_workers, seen), partial(self._look_at_tasks, seen))
 
     async def _check_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
-            beats = await self._records.documents.due_rows(BEAT, self._clock.now(), _PAGE)
+            beats = await self._records.documents.due_documents(BEAT, self._clock.now(), _PAGE)
             for beat in beats:
                 await self._isolation.due_row(self._records, beat, partial(self._release_worker, beat, seen))
             if len(beats) < _PAGE:
@@ -98,12 +98,12 @@ class Stuck:
     async def _look_at_tasks(self, seen: Monitored) -> None:
         limit = _PAGE
         for _ in range(_PAGES):
-            rows = await self._records.documents.due_rows(PROGRESS, self._clock.now(), limit)
+            rows = await self._records.documents.due_documents(PROGRESS, self._clock.now(), limit)
             found = await self._read(rows, seen)
             # Postponing a document would change its version, and so supersede an attempt: documents of a failing run
             # stay due, and more documents are read after them.
             fresh = [one for one in found if not self._isolation.is_resting(one.progress.run_id)]
-            seen.looked += len(rows) - (len(found) - len(fresh))
+            seen.checked += len(rows) - (len(found) - len(fresh))
             await self._look(fresh, seen)
             if len(rows) < limit:
                 break
@@ -117,11 +117,11 @@ class Stuck:
             log.error("a worker's row can not be read", worker=row.id, error=str(error))
             beat = Beat(0.0, [])
         found = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
-        seen.looked += len(beat.tasks)
+        seen.checked += len(beat.tasks)
         if not await self._look(found, seen):
             raise EngineFailed(f"Tasks of the worker {row.id}, which is gone, could not be taken over.")
         crashpoint("monitor.worker.before")
-        if await self._records.documents.remove_row(row):
+        if await self._records.documents.remove_document(row):
             seen.workers += 1
             log.warning("a worker is gone", worker=row.id, tasks=len(found))
 
@@ -144,7 +144,7 @@ class Stuck:
                 continue
             if progress is None:
                 log.error("progress document cannot be decoded", tenant=row.tenant, row=row.id)
-            seen.settled += await self._records.documents.remove_row(row)
+            seen.settled += await self._records.documents.remove_document(row)
         return found
 
     async def _look(self, found: Sequence[OverdueProgress], seen: Monitored) -> bool:
@@ -192,14 +192,14 @@ class Stuck:
         waits = before.holder == ""
         if waits and (await self._queue.depth(recovery_queue(job.run.run_id))).total:
             # It was requeued, and no worker has received it yet.
-            await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=due_at))
+            await self._records.documents.replace_document(msgspec.structs.replace(one.row, due_at=due_at))
             return None
         lost = before.lost if waits else 1 if before.done > before.begun else before.lost + 1
         after = msgspec.structs.replace(
             before, holder="", lost=lost, begun=max(before.begun, before.done), turn=before.turn + 1, rate=0.0
         )
         crashpoint("monitor.take.before")
-        taken = await self._records.documents.replace_row(
+        taken = await self._records.documents.replace_document(
             msgspec.structs.replace(one.row, body=msgspec.json.encode(after), due_at=due_at)
         )
         crashpoint("monitor.take.after")
@@ -226,8 +226,8 @@ class Stuck:
     async def _settle(self, one: OverdueProgress, *, paused: bool = False) -> bool:
         """A task that has finished, or must not run now, is not late: remove its document, or clear its due time."""
         if not paused:
-            return await self._records.documents.remove_row(one.row)
-        return await self._records.documents.replace_row(msgspec.structs.replace(one.row, due_at=None)) is not None
+            return await self._records.documents.remove_document(one.row)
+        return await self._records.documents.replace_document(msgspec.structs.replace(one.row, due_at=None)) is not None
 
 
 def _decoded(row: Document) -> TaskProgress | None:

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.coordination.isolation import Isolation, in_turn
+from conveyor.coordination.isolation import Isolation, run_all
 from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
@@ -64,7 +64,7 @@ class Sweeper:
 
     async def tick(self) -> float:
         swept = await self.run_once()
-        metrics.count(metrics.SWEPT, swept)
+        metrics.add_counts(metrics.SWEPT, swept)
         if swept != Swept(checked=swept.checked):
             log.info("swept", **msgspec.structs.asdict(swept))
         return _EVERY
@@ -74,7 +74,7 @@ class Sweeper:
 
     async def run_once(self) -> Swept:
         swept = Swept()
-        await in_turn(partial(self._check_active, swept), partial(self._clear_ended, swept))
+        await run_all(partial(self._check_active, swept), partial(self._clear_ended, swept))
         return swept
 
     async def _check_active(self, swept: Swept) -> None:
@@ -94,7 +94,7 @@ class Sweeper:
             await self._check_ingest(job, swept)
 
     async def _clear_ended(self, swept: Swept) -> None:
-        ended = await self._records.jobs.ended_unswept(_RUNS + self._remains.failing)
+        ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.failing)
         self._remains.forget_others({job.run.run_id for job in ended})
         for job in ended:
             if not self._remains.is_resting(job.run.run_id):
@@ -159,7 +159,7 @@ class Sweeper:
         """The queues are empty and the run is not complete: the counts have drifted, or references were lost."""
         counted = await self._tasks.recount(job.key)
         if counted != counts:
-            metrics.DRIFT.add(_difference(counts, counted))
+            metrics.COUNTER_DRIFT.add(_difference(counts, counted))
             log.error("counts had drifted", run=job.run.run_id, kept=counts, counted=counted)
             if await self._lifecycle.settle(job, counted):
                 swept.completed += 1

@@ -20,10 +20,10 @@ class RecordedAttempt(Protocol):
     delay: float | None
 
 
-def recorded(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
+def record_attempts(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
     """Record attempts of one run whose outcomes were written between `began` and `now`."""
     kind = job.kind
-    spent = [attempt for attempt in attempts if attempt.outcome.spend]
+    spent = [attempt for attempt in attempts if attempt.outcome.spends_attempt]
     final = [attempt for attempt in spent if attempt.delay is None]
     succeeded = [attempt.outcome.status for attempt in final].count(TaskStatus.SUCCEEDED)
     for outcome, count in (

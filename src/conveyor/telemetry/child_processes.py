@@ -11,12 +11,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _processes: dict[str, set[int]] = {"fetcher": set(), "handler": set()}
 
 
-def born(kind: str, process_id: int) -> None:
+def add_child(kind: str, process_id: int) -> None:
     """Register a child that has started."""
     _processes[kind].add(process_id)
 
 
-def gone(kind: str, process_id: int, *, early: bool) -> None:
+def remove_child(kind: str, process_id: int, *, early: bool) -> None:
     """Remove a child that has exited; `early` if the parent did not stop it."""
     _processes[kind].discard(process_id)
     if early:

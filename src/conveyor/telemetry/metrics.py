@@ -13,7 +13,7 @@ from conveyor.states import RunState
 from conveyor.telemetry.instruments import OTHER, Counter, Gauge, Histogram
 
 _KINDS = tuple(JobKind)
-ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
+FINISHED_STATES = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 _QUEUES = ("control", "runs", "recovery")
 
 # Bounds in seconds: for calls to engines and requests, and for tasks, which may take hours.
@@ -34,12 +34,12 @@ _DELIVERIES = (
 
 # Jobs, runs and tasks.
 JOBS_ACCEPTED = Counter("conveyor_jobs_accepted_total", "Jobs that the server accepted.", kind=_KINDS)
-RUNS_ENDED = Counter("conveyor_runs_finished_total", "Finished runs, by final state.", state=ENDED)
+RUNS_FINISHED = Counter("conveyor_runs_finished_total", "Finished runs, by final state.", state=FINISHED_STATES)
 TASKS_WRITTEN = Counter(
     "conveyor_tasks_written_total",
     "Tasks written as pending. An ingest that repeats a write counts it again.",
 )
-TASKS_ENDED = Counter(
+TASKS_FINISHED = Counter(
     "conveyor_tasks_finished_total",
     "Finished tasks, each counted once, by final status.",
     status=("succeeded", "failed", "cancelled"),
@@ -99,18 +99,20 @@ SWEPT = Counter(
     "Runs that the sweeper checked, and its repairs.",
     result=("checked", "completed", "requeued", "resumed", "closed", "cancelled", "cleared"),
 )
-DRIFT = Counter("conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted.")
+COUNTER_DRIFT = Counter(
+    "conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted."
+)
 MONITORED = Counter(
     "conveyor_monitored_total",
     "Documents that the monitor checked, and its actions.",
-    result=("looked", "requeued", "failed", "workers", "orphans", "settled", "overdue", "expired"),
+    result=("checked", "requeued", "failed", "workers", "orphans", "settled", "overdue", "expired"),
 )
 CALLBACKS = Counter(
     "conveyor_callbacks_total",
     "Step Functions callbacks that were checked, and the calls made for them.",
-    result=("looked", "heartbeats", "stuck", "answers", "timed_out", "later"),
+    result=("checked", "heartbeats", "stuck", "answers", "timed_out", "later"),
 )
-REMOVED = Counter(
+PURGED = Counter(
     "conveyor_purged_total",
     "Items that retention purged.",
     what=("jobs", "tasks", "blobs", "letters", "uploads", "exports", "expired"),
@@ -122,7 +124,7 @@ CHILD_RESTARTS = Counter(
 
 # Webhooks.
 WEBHOOKS = Counter("conveyor_webhook_attempts_total", "Webhook attempts, by outcome.", outcome=_DELIVERIES)
-WEBHOOKS_GIVEN_UP = Counter("conveyor_webhooks_failed_total", "Webhook deliveries that failed after their last retry.")
+WEBHOOKS_FAILED = Counter("conveyor_webhooks_failed_total", "Webhook deliveries that failed after their last retry.")
 WEBHOOK_SECONDS = Histogram("conveyor_webhook_seconds", "Duration of webhook attempts.", _CALLS)
 
 # The API.
@@ -172,7 +174,7 @@ CATALOGUE: Sequence[Counter | Gauge | Histogram] = tuple(
 )
 
 
-def count(metric: Counter, done: msgspec.Struct) -> None:
+def add_counts(metric: Counter, done: msgspec.Struct) -> None:
     """Add the counts of one pass: each field of `done` is a label value."""
     for name, amount in msgspec.structs.asdict(done).items():
         if isinstance(amount, int) and amount:

@@ -6,7 +6,7 @@ import logging
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.telemetry.redact import redacted
+from conveyor.telemetry.redact import redact
 
 
 class _Lines(logging.Formatter):
@@ -18,12 +18,12 @@ class _Lines(logging.Formatter):
         line = {
             "timestamp": iso_text(record.created),
             "level": record.levelname.lower(),
-            "event": redacted(record.getMessage()),
+            "event": redact(record.getMessage()),
             "logger": record.name,
             "role": self._role,
         }
         if record.exc_info:
-            line["exception"] = redacted(self.formatException(record.exc_info))
+            line["exception"] = redact(self.formatException(record.exc_info))
         return msgspec.json.encode(line).decode()
 
 

@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\d*")
 _CLOSING = ".,;:!)]}"
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """The text without secrets."""
     text = _HEADER.sub(rf"\1\2{GONE}", text)
     text = _URL.sub(_url, text)
@@ -63,12 +63,12 @@ def _value(name: str, value: Any) -> Any:
     if _SECRET_NAME.search(name):
         return GONE
     if isinstance(value, Mapping):
-        return {redacted(str(key)): _value(str(key), inner) for key, inner in value.items()}
+        return {redact(str(key)): _value(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_value("", inner) for inner in value]
     if isinstance(value, bytes | bytearray | memoryview):
-        return redacted(bytes(value).decode("utf-8", "replace"))
-    return redacted(value if isinstance(value, str) else repr(value))
+        return redact(bytes(value).decode("utf-8", "replace"))
+    return redact(value if isinstance(value, str) else repr(value))
 
 
 def _pair(match: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, TellsAge, kind_of
+from conveyor.engines.queue import Queue, QueueName, ReportsMessageAge, kind_of
 from conveyor.engines.records import (
     AccessRecords,
     AtomicAccept,
@@ -22,7 +22,7 @@ from conveyor.engines.records import (
     OutboxRecords,
     Records,
 )
-from conveyor.engines.tasks import Finished, Tasks, WalksByIndex
+from conveyor.engines.tasks import Finished, ReadsByIndex, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
 from conveyor.states import RunState, TaskStatus
@@ -37,8 +37,8 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "access": (AccessRecords,),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
-    "tasks": (Tasks, WalksByIndex),
-    "queue": (Queue, TellsAge),
+    "tasks": (Tasks, ReadsByIndex),
+    "queue": (Queue, ReportsMessageAge),
     "coordinator": (Coordinator,),
     "blobs": (Blobs,),
     "atomic_accept": (AtomicAccept,),
@@ -57,7 +57,7 @@ class _Metered:
         return getattr(self._engine, name)
 
 
-def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
+def measured_engine(seam: str, engine: T, name: str, clock: Clock) -> T:
     """The engine, with every call measured as `name` behind `seam`."""
     wrapper = _Metered(engine)
     for protocol in PROTOCOLS[seam]:
@@ -73,11 +73,11 @@ def metered(seam: str, engine: T, name: str, clock: Clock) -> T:
 def metered_records(records: Records, name: str, clock: Clock) -> Records:
     """The five parts of Records, each measured as a seam of its own."""
     return Records(
-        jobs=metered("jobs", records.jobs, name, clock),
-        ingests=metered("ingests", records.ingests, name, clock),
-        access=metered("access", records.access, name, clock),
-        documents=metered("documents", records.documents, name, clock),
-        outbox=metered("outbox", records.outbox, name, clock),
+        jobs=measured_engine("jobs", records.jobs, name, clock),
+        ingests=measured_engine("ingests", records.ingests, name, clock),
+        access=measured_engine("access", records.access, name, clock),
+        documents=measured_engine("documents", records.documents, name, clock),
+        outbox=measured_engine("outbox", records.outbox, name, clock),
     )
 
 
@@ -144,8 +144,8 @@ def _count_accepted(
 
 
 def _count_moved(moved: bool, job_id: object, run_id: object, sources: object, target: RunState, *_: object) -> None:
-    if moved and target in metrics.ENDED:
-        metrics.RUNS_ENDED.add(1, target)
+    if moved and target in metrics.FINISHED_STATES:
+        metrics.RUNS_FINISHED.add(1, target)
 
 
 def _count_put(_: None, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
@@ -156,17 +156,17 @@ def _count_finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) ->
     moved = finished.moved
     statuses = [end.status for end in ends if end.index in moved]
     succeeded = statuses.count(TaskStatus.SUCCEEDED)
-    metrics.TASKS_ENDED.add(succeeded, TaskStatus.SUCCEEDED.label)
+    metrics.TASKS_FINISHED.add(succeeded, TaskStatus.SUCCEEDED.label)
     if succeeded == len(statuses):
         return
-    metrics.TASKS_ENDED.add(statuses.count(TaskStatus.FAILED), TaskStatus.FAILED.label)
+    metrics.TASKS_FINISHED.add(statuses.count(TaskStatus.FAILED), TaskStatus.FAILED.label)
     codes = Counter(end.error_code for end in ends if end.error_code is not None and end.index in moved)
     for code, count in codes.items():
         metrics.TASK_FAILURES.add(count, metrics.family_of(code))
 
 
 def _count_cancelled(count: int, *_: object) -> None:
-    metrics.TASKS_ENDED.add(count, TaskStatus.CANCELLED.label)
+    metrics.TASKS_FINISHED.add(count, TaskStatus.CANCELLED.label)
 
 
 def _count_dead_lettered(_: None, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
@@ -181,5 +181,5 @@ _COUNTERS: Mapping[tuple[str, str], CountCall] = {
     ("tasks", "put"): _count_put,
     ("tasks", "finish"): _count_finished,
     ("tasks", "cancel_pending"): _count_cancelled,
-    ("queue", "bury"): _count_dead_lettered,
+    ("queue", "dead_letter"): _count_dead_lettered,
 }

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor.model import Job, JobId, RunId
-from conveyor.telemetry.redact import redacted
+from conveyor.telemetry.redact import redact
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -58,7 +58,7 @@ _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 @contextmanager
-def listening(sink: Sink, ratio: float) -> Iterator[None]:
+def tracing_to(sink: Sink, ratio: float) -> Iterator[None]:
     """Send the spans of a share of all jobs (`ratio`, from 0 to 1) to `sink` while the block runs."""
     # A process has one sink, as it has one log.
     global _sink, _ratio
@@ -81,7 +81,7 @@ def is_traced(job_id: JobId) -> bool:
     return _sink is not None and int.from_bytes(_digest(job_id)[24:]) < _ratio * 2**64
 
 
-def accepted(job: Job, ended: float) -> None:
+def trace_accept(job: Job, ended: float) -> None:
     """Emit the root span of a job."""
     if _sink is not None and is_traced(job.job_id):
         attributes = _of(job.job_id, None) | {"conveyor.kind": job.kind, "conveyor.tenant": job.tenant}
@@ -89,7 +89,7 @@ def accepted(job: Job, ended: float) -> None:
         _emit(_sink, Span("accept", trace_id(job.job_id), span_id, None, job.created_at, ended, attributes, link=link))
 
 
-def run_ended(job: Job, state: str, ended: float, reason: str | None) -> None:
+def trace_run(job: Job, state: str, ended: float, reason: str | None) -> None:
     """Emit the span of a run, the parent of its other spans."""
     if _sink is not None and is_traced(job.job_id):
         run = job.run
@@ -127,7 +127,7 @@ def _span_id(subject: str) -> int:
 
 
 def _emit(sink: Sink, span: Span) -> int:
-    return sink.emit(span if span.error is None else msgspec.structs.replace(span, error=redacted(span.error)))
+    return sink.emit(span if span.error is None else msgspec.structs.replace(span, error=redact(span.error)))
 
 
 def _of(job_id: JobId, run_id: RunId | None) -> dict[str, str | int | float | bool]:

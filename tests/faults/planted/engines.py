@@ -38,7 +38,7 @@ def remove_the_row_of_an_upload_first(patch: pytest.MonkeyPatch) -> None:
     async def remove(self: Retention, removed: Removed) -> None:
         for upload in await self._records.access.expired_uploads(self._clock.now() - SETTLE_SECONDS, 1000):
             crashpoint("retention.upload.before")
-            removed.uploads += await self._records.access.forget_upload(upload.upload_id)
+            removed.uploads += await self._records.access.purge_upload(upload.upload_id)
             crashpoint("retention.upload.between")
             await self._blobs.delete([upload.key])
             crashpoint("retention.upload.after")
@@ -76,7 +76,7 @@ def read_for_everyone_on_the_same_threads(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_until_the_page_is_full(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sqlite_tasks, "MOST_SCANNED", 1 << 40)
+    patch.setattr(sqlite_tasks, "MAX_SCANNED", 1 << 40)
 
 
 PLANTED = [

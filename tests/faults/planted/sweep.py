@@ -41,7 +41,7 @@ def _noted_again(patch: pytest.MonkeyPatch) -> None:
 
 
 async def _created_or_left(self: Heartbeat, row: Document) -> Document:
-    await self._records.documents.create_rows([row])
+    await self._records.documents.create_documents([row])
     return row
 
 
@@ -52,7 +52,7 @@ def _version_lost(patch: pytest.MonkeyPatch) -> None:
 async def _remove_once(self: Heartbeat) -> None:
     if self._row is not None:
         row, self._row = self._row, None
-        await self._records.documents.remove_row(row)
+        await self._records.documents.remove_document(row)
 
 
 def _row_forgotten(patch: pytest.MonkeyPatch) -> None:

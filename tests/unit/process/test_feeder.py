@@ -14,7 +14,7 @@ from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
 from conveyor.jobs.chunks import encode
 from conveyor.model import PROGRESS, Chunk, InputJson, Job, JobKind, TaskProgress, TaskRef, progress_id
-from conveyor.process.body_store import Bodies
+from conveyor.process.body_store import BodyStore
 from conveyor.process.chunk_decision import ChunkDecision, can_be_superseded, decide
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
@@ -105,7 +105,7 @@ class Bench:
 
     def new_lane(self) -> StillLane:
         system, clock = self.belt.system, self.belt.clock
-        bodies = Bodies(system.blobs, clock)
+        bodies = BodyStore(system.blobs, clock)
         tools = LaneTools(
             owner=Any,  # type: ignore[arg-type]  # nothing starts
             recorder=Recorder(system.tasks, system.queue, bodies, self.belt.lifecycle, system.coordinator, clock, 0.0),
@@ -259,7 +259,7 @@ async def test_a_superseded_message_is_acknowledged(bench: Bench) -> None:
     progress = TaskProgress(job.run.run_id, 1, 1, "", clock.now(), turn=2)
     name = progress_id(job.run.run_id, 1)
     document = Document(PROGRESS, job.tenant, name, msgspec.json.encode(progress), job_id=job.job_id)
-    await bench.belt.system.records.documents.create_rows([document])
+    await bench.belt.system.records.documents.create_documents([document])
     for turn in (1, 2):
         await bench.send(Chunk(job.key, [TaskRef(1, InputJson("1"))], turn=turn))
     await bench.admit(await bench.deliver(receives=2))

@@ -292,7 +292,12 @@ class TestBreakers:
         await bench.run()
         assert bench.executor.batches == [[0], [2]]
         attempt, outcome = bench.recorder.outcomes[1]
-        assert (attempt, outcome.status, outcome.retry_after, outcome.spend) == (0, TaskStatus.PENDING, 30.0, False)
+        assert (attempt, outcome.status, outcome.retry_after, outcome.spends_attempt) == (
+            0,
+            TaskStatus.PENDING,
+            30.0,
+            False,
+        )
 
     async def test_a_lane_is_blocked_if_nothing_that_it_got_could_start(self) -> None:
         bench = Bench()

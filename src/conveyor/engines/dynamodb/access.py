@@ -73,7 +73,7 @@ class DynamoAccess:
 
         return await self._table.change(plan)
 
-    async def unclaim(self, row: IdempotencyClaim) -> None:
+    async def release_claim(self, row: IdempotencyClaim) -> None:
         async def plan() -> WritePlan[None]:
             (found,) = await self._table.read(request_key(row))
             if found.item is None:
@@ -133,7 +133,7 @@ class DynamoAccess:
                 await self.keep_upload(upload.upload_id, self._clock.now() + _KEPT_SECONDS)
         return [upload for upload, kept in zip(uploads, used, strict=True) if not kept]
 
-    async def forget_upload(self, upload_id: str) -> bool:
+    async def purge_upload(self, upload_id: str) -> bool:
         async def plan() -> WritePlan[bool]:
             (found,) = await self._table.read(upload_key(upload_id))
             if found.item is None or upload_of(found.item).expires_at > self._clock.now():

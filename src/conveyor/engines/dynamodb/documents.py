@@ -27,7 +27,7 @@ class DynamoDocuments:
         self._table = table
         self._clock = clock
 
-    async def create_rows(
+    async def create_documents(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
         if len(rows) > MOST_IN_A_WRITE:
@@ -54,7 +54,7 @@ class DynamoDocuments:
         item = await self._table.get(row_key(kind, tenant, id))
         return None if item is None or _expired(item, self._clock.now()) else row_of(item)
 
-    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
+    async def replace_document(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         key = row_key(row.kind, row.tenant, row.id)
         replaced = msgspec.structs.replace(row, version=row.version + 1)
         # The upload that the document referred to before.
@@ -81,7 +81,7 @@ class DynamoDocuments:
             await self._release(left)
         return written
 
-    async def remove_row(self, row: Document) -> bool:
+    async def remove_document(self, row: Document) -> bool:
         left: list[str] = []
 
         async def plan() -> WritePlan[bool]:
@@ -118,7 +118,7 @@ class DynamoDocuments:
         items = [row_of(item) for item in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
+    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
         return [row_of(item) for item in found]
 

@@ -202,7 +202,7 @@ class DynamoJobs:
 
         return await self._table.change(plan)
 
-    async def ended_unswept(self, limit: int) -> list[Job]:
+    async def unswept_jobs(self, limit: int) -> list[Job]:
         found = await spread(self._table, "dp", "Unswept", index=DUE, limit=limit)
         earlier = {Key(item["pk"], item["sk"]): item for item in found if "state" not in item}
         heads = await self._table.read(*(job_key(item["tenant"], item["job_id"]) for item in earlier.values()))
@@ -220,7 +220,7 @@ class DynamoJobs:
 
         await self._change_run(job_id, run_id, change)
 
-    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+    async def mark_deleted(self, tenant: TenantId, job_id: JobId) -> bool:
         async def plan() -> WritePlan[bool]:
             head = await self._head(job_id, tenant)
             row = head.row
@@ -235,11 +235,11 @@ class DynamoJobs:
 
         return await self._table.change(plan)
 
-    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+    async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         found = await spread(self._table, "ep", "Jobs", RangeKey("es").lte(before), index=EXPIRING, limit=limit)
         return [job_row(item).job for item in found]
 
-    async def forget_job(self, job_id: JobId) -> None:
+    async def purge_job(self, job_id: JobId) -> None:
         row = (await self._head(job_id)).row
         if row is None or row.job.expires_at > self._clock.now():
             return

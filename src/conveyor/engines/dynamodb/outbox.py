@@ -37,7 +37,7 @@ class DynamoOutbox:
         items = [_event(item["seq"], notice_of(item)) for item in found[:limit]]
         return Page(items, str(items[-1].seq) if len(found) > limit else None)
 
-    async def untold(self, limit: int) -> list[OutboxEvent]:
+    async def undispatched(self, limit: int) -> list[OutboxEvent]:
         found = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
         for item in found:
             self._places[item["notice_id"]] = Key(item["pk"], item["sk"])
@@ -46,7 +46,7 @@ class DynamoOutbox:
             self._places.popitem(last=False)
         return [notice_of(item) for item in found]
 
-    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
+    async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         told = list({notice.notice_id: notice for notice in notices}.values())
         for start in range(0, len(told), _WRITES_AT_ONCE):
             await asyncio.gather(*map(self._mark, told[start : start + _WRITES_AT_ONCE]))

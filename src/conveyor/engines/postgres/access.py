@@ -30,7 +30,7 @@ class PostgresAccess:
 
         return await self._database.write(work)
 
-    async def unclaim(self, row: IdempotencyClaim) -> None:
+    async def release_claim(self, row: IdempotencyClaim) -> None:
         await self._database.change(SQL["release_claim"], msgspec.structs.asdict(row))
 
     async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
@@ -67,7 +67,7 @@ class PostgresAccess:
         rows = await self._database.rows(SQL["expired_uploads"], {"by": by, "limit": limit})
         return [UploadRecord(*row) for row in rows]
 
-    async def forget_upload(self, upload_id: str) -> bool:
+    async def purge_upload(self, upload_id: str) -> bool:
         values = {"upload_id": upload_id, "now": self._clock.now()}
 
         async def work(db: PostgresSession) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import asyncpg
 import structlog
 
-from conveyor.callers import in_role
+from conveyor.callers import is_in_role
 from conveyor.clock import Clock
 from conveyor.engines.postgres.queries import Query
 from conveyor.engines.postgres.url import PostgresPlace
@@ -186,7 +186,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        async with nullcontext() if in_role() else self._for_requests, self._acquired() as connection:
+        async with nullcontext() if is_in_role() else self._for_requests, self._acquired() as connection:
             yield connection
 
     @asynccontextmanager

@@ -26,7 +26,7 @@ class PostgresDocuments:
         self._database = database
         self._clock = clock
 
-    async def create_rows(
+    async def create_documents(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
         if len(rows) > _MAX_DOCUMENTS:
@@ -51,7 +51,7 @@ class PostgresDocuments:
         found = await self._database.row(SQL["document"], values)
         return Document(*found) if found else None
 
-    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
+    async def replace_document(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
         replaced = msgspec.structs.replace(row, version=row.version + 1)
 
@@ -67,7 +67,7 @@ class PostgresDocuments:
 
         return replaced if await self._database.write(work) else None
 
-    async def remove_row(self, row: Document) -> bool:
+    async def remove_document(self, row: Document) -> bool:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
         async def work(db: PostgresSession) -> bool:
@@ -94,7 +94,7 @@ class PostgresDocuments:
         items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
+    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
         return [Document(*each) for each in found]
 

@@ -167,13 +167,13 @@ class PostgresJobs:
 
         return await self._database.write(work)
 
-    async def ended_unswept(self, limit: int) -> list[Job]:
+    async def unswept_jobs(self, limit: int) -> list[Job]:
         return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
 
-    async def hide_job(self, tenant: TenantId, job_id: JobId) -> bool:
+    async def mark_deleted(self, tenant: TenantId, job_id: JobId) -> bool:
         values = {"tenant": tenant, "job_id": job_id, "now": self._clock.now()}
 
         async def work(db: PostgresSession) -> bool:
@@ -185,11 +185,11 @@ class PostgresJobs:
 
         return await self._database.write(work)
 
-    async def hidden_jobs(self, before: float, limit: int) -> list[Job]:
+    async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         rows = await self._database.rows(SQL["purgeable_jobs"], {"before": before, "limit": limit})
         return [_job(row) for row in rows]
 
-    async def forget_job(self, job_id: JobId) -> None:
+    async def purge_job(self, job_id: JobId) -> None:
         values: dict[str, Any] = {"job_id": job_id, "now": self._clock.now()}
 
         async def work(db: PostgresSession) -> None:

@@ -24,14 +24,14 @@ class PostgresOutbox:
         values = {"tenant": tenant, "job_id": job_id, "after": after(cursor), "limit": limit + 1}
         return events_page(await self._database.rows(SQL["events"], values), limit)
 
-    async def untold(self, limit: int) -> list[OutboxEvent]:
+    async def undispatched(self, limit: int) -> list[OutboxEvent]:
         rows = await self._database.rows(SQL["undispatched"], {"limit": limit})
         return [
             OutboxEvent(event_id, tenant, job_id, run_id, event, at, msgspec.json.decode(data))
             for event_id, tenant, job_id, run_id, event, at, data in rows
         ]
 
-    async def mark_told(self, notices: Sequence[OutboxEvent]) -> None:
+    async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         if notices:
             ids = sorted({notice.notice_id for notice in notices})
             await self._database.change(SQL["mark_dispatched"], {"event_ids": ids})

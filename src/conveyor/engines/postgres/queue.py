@@ -119,7 +119,7 @@ class PostgresQueue:
     async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
         await self._each("release", queue, receipts, {"until": self._clock.now() + delay})
 
-    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+    async def dead_letter(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
         crashpoint("queue.bury.before")
         await self._each("dead_letter", queue, receipts, {"reason": reason, "now": self._clock.now()})
         crashpoint("queue.bury.after")
@@ -130,7 +130,7 @@ class PostgresQueue:
         items = [_letter(row) for row in rows[:limit]]
         return Page(items, items[-1].message_id if len(rows) > limit else None)
 
-    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+    async def find_dead_letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
         rows = await self._database.rows(SQL["letters"], {"ids": _ids(message_ids)})
         return [_letter(row) for row in rows]
 

@@ -19,7 +19,7 @@ from conveyor.engines.postgres.queries import Query, made_for, named_texts
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
 from conveyor.engines.tasks import (
-    MOST_SCANNED,
+    MAX_SCANNED,
     Finished,
     Scanned,
     TaskEvent,
@@ -194,7 +194,7 @@ class PostgresTasks:
                 "run_no": one.number,
                 "shard": shard,
                 "limit": limit,
-                "rows": MOST_SCANNED,
+                "rows": MAX_SCANNED,
                 "after_key": -1 if after is None else sort_key(after),
                 "after_idx": -1 if after is None else await self._index_of(run, one, shard, after),
                 **msgspec.structs.asdict(where),

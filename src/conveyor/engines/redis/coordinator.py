@@ -61,15 +61,15 @@ class RedisCoordinator:
         keys = [self._leases, self._lease_ends]
         await self._server.run(_RELEASE, keys, [self._now(), lease.name, lease.holder, lease.fence])
 
-    async def forget(self, prefix: str) -> None:
+    async def forget_leases(self, prefix: str) -> None:
         keys = [self._leases, self._lease_names, self._lease_ends]
         await self._server.run(_FORGET, keys, [self._now(), prefix])
 
-    async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
+    async def acquire(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         arguments = [self._now(), holder, want, limit, _micros(ttl)]
         return int(await self._server.run(_HOLD, [self._key("semaphore", semaphore)], arguments))
 
-    async def held(self, semaphore: str) -> int:
+    async def permits_in_use(self, semaphore: str) -> int:
         return int(await self._server.run(_HELD, [self._key("semaphore", semaphore)], [self._now()]))
 
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = math.inf) -> float:
@@ -81,7 +81,9 @@ class RedisCoordinator:
         # Below 0: not reserved. The returned wait is then above `within`, whatever the rounding.
         return min(wait, within) if wait >= 0 else max(-wait, math.nextafter(within, math.inf))
 
-    async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
+    async def add_counters(
+        self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None
+    ) -> dict[str, int]:
         with self._numbered() as number:
             keys = [self._answers, self._key("tally", name), self._key("tally-once", name)]
             # An empty string would mean no name.

@@ -55,14 +55,14 @@ class SqliteCoordinator:
     async def release(self, lease: Lease) -> None:
         await self._database.change(SQL["release"], _fields(lease))
 
-    async def forget(self, prefix: str) -> None:
+    async def forget_leases(self, prefix: str) -> None:
         await self._database.change(SQL["forget"], {"prefix": prefix, "after": prefix + _LAST})
 
     async def release_all(self) -> None:
         """Release the leases of the last owner of the database, when a new owner opens it."""
         await self._database.change(SQL["release_all"], {})
 
-    async def hold(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
+    async def acquire(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         now = self._clock.monotonic()
         holders = self._live(semaphore, now)
         others = sum(count for name, (count, _) in holders.items() if name != holder)
@@ -76,7 +76,7 @@ class SqliteCoordinator:
             self._holders.pop(semaphore, None)
         return granted
 
-    async def held(self, semaphore: str) -> int:
+    async def permits_in_use(self, semaphore: str) -> int:
         return sum(count for count, _ in self._live(semaphore, self._clock.monotonic()).values())
 
     async def reserve(self, bucket: str, count: int, rate: float, burst: int, within: float = inf) -> float:
@@ -91,7 +91,9 @@ class SqliteCoordinator:
         self._buckets.put(bucket, following, following, now)
         return wait
 
-    async def tally(self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None) -> dict[str, int]:
+    async def add_counters(
+        self, name: str, amounts: Mapping[str, int], ttl: float, once: str | None = None
+    ) -> dict[str, int]:
         now = self._clock.monotonic()
         tally = self._tallies.get(name, now) or _Tally({}, {})
         lapsed = list(itertools.takewhile(lambda added: added[1] <= now, tally.once.items()))

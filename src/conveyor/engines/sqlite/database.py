@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import apsw
 import structlog
 
-from conveyor.callers import in_role
+from conveyor.callers import is_in_role
 from conveyor.errors import DataDirectoryInUse, EngineFailed
 from conveyor.faults import crashpoint
 
@@ -122,7 +122,7 @@ class SqliteDatabase:
         """Run `work` on a reader's connection, which sees every write that has returned."""
         if self._closed:
             raise EngineFailed("The database is closed.")
-        readers = self._role_readers if in_role() else self._request_readers
+        readers = self._role_readers if is_in_role() else self._request_readers
         return await self._loop.run_in_executor(readers, self._read, work)
 
     async def rows(self, query: str, values: dict[str, Any]) -> list[Any]:

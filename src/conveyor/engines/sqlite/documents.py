@@ -26,7 +26,7 @@ class SqliteDocuments:
         self._database = database
         self._clock = clock
 
-    async def create_rows(
+    async def create_documents(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
         if len(rows) > _MAX_DOCUMENTS:
@@ -49,7 +49,7 @@ class SqliteDocuments:
         found = self._database.read_one(SQL["document"], values)
         return Document(*found) if found else None
 
-    async def replace_row(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
+    async def replace_document(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool:
@@ -66,7 +66,7 @@ class SqliteDocuments:
         replaced = await self._database.write(work)
         return msgspec.structs.replace(row, version=row.version + 1) if replaced else None
 
-    async def remove_row(self, row: Document) -> bool:
+    async def remove_document(self, row: Document) -> bool:
         values, now = msgspec.structs.asdict(row), self._clock.now()
 
         def work(db: apsw.Connection) -> bool:
@@ -93,7 +93,7 @@ class SqliteDocuments:
         items = [Document(*each) for each in found[:limit]]
         return Page(items, items[-1].id if len(found) > limit else None)
 
-    async def due_rows(self, kind: str, by: float, limit: int) -> list[Document]:
+    async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
         found = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
         return [Document(*each) for each in found]
 

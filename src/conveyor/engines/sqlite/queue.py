@@ -59,7 +59,7 @@ class SqliteQueue:
     async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
         await self._each("release", queue, receipts, {"until": self._clock.now() + delay})
 
-    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+    async def dead_letter(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
         values = {"reason": reason, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> None:
@@ -76,7 +76,7 @@ class SqliteQueue:
         items = [_letter(row) for row in rows[:limit]]
         return Page(items, items[-1].message_id if len(rows) > limit else None)
 
-    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+    async def find_dead_letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
         rows = await self._database.rows(SQL["letters"], {"ids": _ids(message_ids)})
         return [_letter(row) for row in rows]
 

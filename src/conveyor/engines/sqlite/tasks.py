@@ -11,7 +11,7 @@ from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
 from conveyor.engines.tasks import (
-    MOST_SCANNED,
+    MAX_SCANNED,
     Finished,
     Scanned,
     TaskEvent,
@@ -176,7 +176,7 @@ class SqliteTasks:
             "run_no": number,
             "shard": shard,
             "limit": limit,
-            "rows": MOST_SCANNED,
+            "rows": MAX_SCANNED,
             "after_key": -1 if after is None else sort_key(after),
             **msgspec.structs.asdict(where),
         }

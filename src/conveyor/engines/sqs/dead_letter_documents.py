@@ -58,7 +58,7 @@ class DeadLetterDocuments:
         self._tenant = tenant
         self._clock = clock
 
-    async def bury(self, given: Sequence[NewDeadLetter]) -> None:
+    async def dead_letter(self, given: Sequence[NewDeadLetter]) -> None:
         """Store dead letters. One that already exists stays as it is."""
         now = self._clock.now()
         rows = [
@@ -73,7 +73,7 @@ class DeadLetterDocuments:
             for one in given
         ]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            await self._rows.create_rows(rows[start : start + _ROWS_AT_ONCE])
+            await self._rows.create_documents(rows[start : start + _ROWS_AT_ONCE])
 
     async def page(self, cursor: str | None, limit: int) -> Page[DeadLetter]:
         if cursor is not None and not cursor.startswith(_CURSOR):
@@ -87,7 +87,7 @@ class DeadLetterDocuments:
         return [_letter(row) for row in await self._found(ids)]
 
     async def discard(self, ids: Collection[str]) -> int:
-        return sum([await self._rows.remove_row(row) for row in await self._found(ids)])
+        return sum([await self._rows.remove_document(row) for row in await self._found(ids)])
 
     async def redrive(self, ids: Collection[str], send: Send) -> int:
         count = 0
@@ -99,7 +99,7 @@ class DeadLetterDocuments:
             crashpoint("sqs.redrive.before")
             if await send(kept.queue, zlib.decompress(kept.deflated)):
                 crashpoint("sqs.redrive.between")
-                count += await self._rows.remove_row(claimed)
+                count += await self._rows.remove_document(claimed)
         return count
 
     async def _claimed(self, row: Document) -> Document | None:
@@ -107,7 +107,7 @@ class DeadLetterDocuments:
         if kept.claimed_at + _CLAIM_SECONDS > now:
             return None
         body = msgspec.msgpack.encode(msgspec.structs.replace(kept, claimed_at=now))
-        return await self._rows.replace_row(msgspec.structs.replace(row, body=body))
+        return await self._rows.replace_document(msgspec.structs.replace(row, body=body))
 
     async def _found(self, ids: Collection[str]) -> list[Document]:
         rows = [await self._rows.document(KIND, self._tenant, one) for one in sorted(set(ids)) if one]

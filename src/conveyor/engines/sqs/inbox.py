@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError
 
 from conveyor.clock import Clock
 from conveyor.engines.aws_session import aws_session
-from conveyor.engines.queue import Arrived
+from conveyor.engines.queue import InboxMessage
 from conveyor.engines.sqs.calls import MISSING, Calls, SqsRefused
 from conveyor.engines.sqs.queues import KEEP_DEAD_SECONDS
 from conveyor.errors import EngineFailed, InvalidSetting
@@ -82,7 +82,7 @@ class SqsInbox:
         self._absent_until = 0.0
         self._dead: str | None = None
         # A long poll in the background.
-        self._waiting: asyncio.Task[list[Arrived]] | None = None
+        self._waiting: asyncio.Task[list[InboxMessage]] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -118,7 +118,7 @@ class SqsInbox:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    async def arrived(self, limit: int, visibility: float) -> list[Arrived]:
+    async def receive(self, limit: int, visibility: float) -> list[InboxMessage]:
         url = await self._queue()
         if url is None:
             return []
@@ -135,19 +135,19 @@ class SqsInbox:
             self._waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         return here
 
-    async def done(self, message: Arrived) -> None:
+    async def ack(self, message: InboxMessage) -> None:
         url = await self._queue()
         if url is not None:
             entry = {"ReceiptHandle": message.receipt}
             await self._calls.each("delete_message_batch", url, [entry], gone_is_done=True)
 
-    async def put_off(self, message: Arrived, delay: float) -> None:
+    async def delay(self, message: InboxMessage, delay: float) -> None:
         url = await self._queue()
         if url is not None:
             entry = {"ReceiptHandle": message.receipt, "VisibilityTimeout": max(0, min(_LONGEST_HOLD, round(delay)))}
             await self._calls.each("change_message_visibility_batch", url, [entry])
 
-    async def bury(self, message: Arrived, reason: str) -> None:
+    async def dead_letter(self, message: InboxMessage, reason: str) -> None:
         attribute = {"DataType": "String", "StringValue": _plain(reason)}
         crashpoint("inbox.bury.before")
         await self._calls.ask(
@@ -157,7 +157,7 @@ class SqsInbox:
             MessageAttributes={"reason": attribute},
         )
         crashpoint("inbox.bury.between")
-        await self.done(message)
+        await self.ack(message)
 
     async def _queue(self) -> str | None:
         if self._url is None and self._absent_until <= self._clock.monotonic():
@@ -190,7 +190,7 @@ class SqsInbox:
                 self._dead = str(made["QueueUrl"])
         return self._dead
 
-    async def _receive(self, url: str, count: int, visibility: float, wait: int) -> list[Arrived]:
+    async def _receive(self, url: str, count: int, visibility: float, wait: int) -> list[InboxMessage]:
         try:
             answer = await self._calls.ask(
                 "receive_message",
@@ -207,10 +207,10 @@ class SqsInbox:
         return [_arrived(each) for each in answer.get("Messages", ())]
 
 
-def _arrived(given: dict[str, Any]) -> Arrived:
+def _arrived(given: dict[str, Any]) -> InboxMessage:
     attributes = given.get("Attributes", {})
     sent = attributes.get("SentTimestamp")
-    return Arrived(
+    return InboxMessage(
         message_id=given["MessageId"],
         receipt=given["ReceiptHandle"],
         body=given["Body"].encode(),

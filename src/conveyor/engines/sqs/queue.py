@@ -130,10 +130,10 @@ class SqsQueue:
     async def release(self, queue: QueueName, receipts: Sequence[str], delay: float) -> None:
         await self._replace(list((await self._live(queue, receipts)).values()), delay)
 
-    async def bury(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
+    async def dead_letter(self, queue: QueueName, receipts: Sequence[str], reason: str) -> None:
         live = list((await self._live(queue, receipts)).values())
         crashpoint("queue.bury.before")
-        await self._letters.bury(
+        await self._letters.dead_letter(
             [NewDeadLetter(queue, held.envelope.at, held.message_id, held.envelope.body, reason) for held in live]
         )
         crashpoint("sqs.bury.between")
@@ -145,7 +145,7 @@ class SqsQueue:
             await self._bury_what_the_policy_moved()
         return await self._letters.page(cursor, limit)
 
-    async def letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
+    async def find_dead_letters(self, message_ids: Collection[str]) -> list[DeadLetter]:
         return await self._letters.some(message_ids)
 
     async def discard(self, message_ids: Collection[str]) -> int:
@@ -363,7 +363,7 @@ class SqsQueue:
             else:
                 known = envelope.id or message.sqs_id
                 letters.append(NewDeadLetter(envelope.queue, envelope.at, known, envelope.body, reason))
-        await self._letters.bury(letters)
+        await self._letters.dead_letter(letters)
         entries = [{"ReceiptHandle": message.handle} for message in messages]
         await self._each(_DELETE, messages[0].url, entries)
 

@@ -99,11 +99,11 @@ class Shared:
         now = self._clock.now()
         name = plain(queue)
         row = Document(KIND, self._tenant, name, msgspec.json.encode(now), expires_at=now + KEEP_SECONDS)
-        await self._rows.create_rows([row])
+        await self._rows.create_documents([row])
         while (standing := await self._rows.document(KIND, self._tenant, name)) is not None:
             if msgspec.json.decode(standing.body, type=float) >= now:
                 break
-            await self._rows.replace_row(msgspec.structs.replace(row, version=standing.version))
+            await self._rows.replace_document(msgspec.structs.replace(row, version=standing.version))
         self._tombstones[queue] = (self._clock.monotonic(), now)
         # Another call may have stashed messages while the tombstone was written.
         self._stash.pop(queue, None)

@@ -37,13 +37,13 @@ class Starts:
                 until = self._clock.now() + KEEP_SECONDS
                 fresh = Document(KIND, self._tenant, sqs_id, msgspec.json.encode([count]), expires_at=until)
                 # If another process has created the document, this changes nothing: read again.
-                await self._rows.create_rows([fresh])
+                await self._rows.create_documents([fresh])
                 continue
             marked = _marked(row)
             if count in marked:
                 return
             body = msgspec.json.encode([*marked, count])
-            if await self._rows.replace_row(msgspec.structs.replace(row, body=body)) is not None:
+            if await self._rows.replace_document(msgspec.structs.replace(row, body=body)) is not None:
                 return
 
     async def _lost(self, sqs_id: str, count: int) -> int:

@@ -18,7 +18,7 @@ from conveyor.clock import Clock
 from conveyor.egress.clients import Clients, connect_step
 from conveyor.egress.failures import Failure, is_connecting
 from conveyor.egress.lru import Lru
-from conveyor.egress.redirects import FOLLOWED, OutgoingRequest, redirected
+from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect
 from conveyor.egress.responses import ResponseHead, read_head
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import TargetGuard
@@ -95,7 +95,7 @@ class Exchange:
                 try:
                     response = await self._begin(stack, request, hop, patience)
                     head = read_head(response)
-                    if max_redirects == 0 or head.status not in FOLLOWED or "location" not in head.fields:
+                    if max_redirects == 0 or head.status not in REDIRECT_STATUSES or "location" not in head.fields:
                         yield OpenResponse(response, head, request)
                         return
                 except PyreqwestError as error:
@@ -103,7 +103,7 @@ class Exchange:
                         self._guard.avoid(*hop.pinned)
                     raise
                 await stack.aclose()
-                request = redirected(request, head.status, head.fields["location"], hop.base, plan.route.origin)
+                request = follow_redirect(request, head.status, head.fields["location"], hop.base, plan.route.origin)
             raise Failure("too_many_redirects", f"more than {max_redirects} redirects")
 
     async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Hop, patience: float) -> Response:

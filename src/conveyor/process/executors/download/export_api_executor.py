@@ -167,11 +167,11 @@ class ExportDownloadExecutor(LocalExecutor):
         await work.rest(f"the export is {api_state[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
         pace = Backoff(poll.first, poll.rate, poll.cap, jitter=False)
         delay = backoff_delay(pace, state.polls + 1, 0.0, None)
-        return Outcome(TaskStatus.PENDING, retry_after=delay, spend=False)
+        return Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False)
 
     async def _after_failure(self, work: "_ExportAttempt", error: Exception) -> Outcome:
         """Retry a failed call later, by the policy for such calls."""
-        outcome = outcome_of(error, work.plan.route.blamed)
+        outcome = outcome_of(error, work.plan.route.gateway_codes)
         failed = work.state.failures + 1
         retry = work.export.retry or self._retry
         if not is_retryable(work.job.options, outcome):
@@ -187,7 +187,7 @@ class ExportDownloadExecutor(LocalExecutor):
         await work.rest(f"a call failed: {outcome.error.message}", failures=failed)
         pace = Backoff(retry.base, retry.rate, retry.cap, jitter=False)
         outcome.retry_after = backoff_delay(pace, failed, 0.0, outcome.retry_after)
-        outcome.spend = False
+        outcome.spends_attempt = False
         return outcome
 
     async def _download(self, work: "_ExportAttempt", wanted: DownloadRequest) -> Outcome:
@@ -200,7 +200,7 @@ class ExportDownloadExecutor(LocalExecutor):
             # The next attempt polls the state again, and with it gets a fresh link.
             await work.rest("the link to the file has expired", links=work.state.links + 1)
             outcome.retry_after = _LINK_PAUSE * 2**work.state.links
-            outcome.spend = False
+            outcome.spends_attempt = False
         return outcome
 
     def _download_request(self, work: "_ExportAttempt", answer: Any, status: OutgoingRequest) -> DownloadRequest:

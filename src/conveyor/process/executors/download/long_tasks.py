@@ -56,10 +56,10 @@ class LongTasks:
         """Take over the progress document, run the step, and return the outcome. Raises Superseded."""
         started = self._clock.monotonic()
         track: Track | None = None
-        blamed: frozenset[str] = frozenset()
+        gateway_codes: frozenset[str] = frozenset()
         try:
             plan = self.exchange.plan(job)
-            blamed = plan.route.blamed
+            gateway_codes = plan.route.gateway_codes
             track = await self._book.begin(job, ref)
             if too_late(job.options, msgspec.structs.replace(ref, since=track.since), self._clock.now()):
                 outcome = Outcome(TaskStatus.FAILED, error=late(job.options, None))
@@ -72,7 +72,7 @@ class LongTasks:
             await _rest(track)
             raise
         except Exception as error:
-            outcome = outcome_of(error, blamed)
+            outcome = outcome_of(error, gateway_codes)
             await _rest(track)
         outcome.elapsed = self._clock.monotonic() - started
         outcome.since = 0 if track is None else track.since
@@ -97,9 +97,9 @@ class LongTasks:
         except (Superseded, Unavailable):
             raise
         except Exception as error:
-            outcome = outcome_of(error, plan.route.blamed)
+            outcome = outcome_of(error, plan.route.gateway_codes)
         if transfer.advanced and is_retryable(job.options, outcome):
-            outcome.spend = False
+            outcome.spends_attempt = False
             outcome.retry_after = backoff_delay(job.options.backoff, 1, self._clock.jitter(), outcome.retry_after)
         elif outcome.http_status not in spare and retry_delay(job.options, ref.attempt, outcome, 0.0) is None:
             # No attempt will resume it.
@@ -109,13 +109,13 @@ class LongTasks:
         return outcome
 
 
-def outcome_of(error: Exception, blamed: frozenset[str]) -> Outcome:
+def outcome_of(error: Exception, gateway_codes: frozenset[str]) -> Outcome:
     """Return the outcome of an attempt that raised this. A failure of our own store is not the task's: it waits."""
     if isinstance(error, Unavailable):
         log.warning("store failed; long task waits", error=repr(error))
         failure = TaskError("store_failed", error.message)
-        return Outcome(TaskStatus.FAILED, error=failure, retry_after=_STORE_PAUSE, spend=False)
-    failure = failure_of(error, blamed)
+        return Outcome(TaskStatus.FAILED, error=failure, retry_after=_STORE_PAUSE, spends_attempt=False)
+    failure = failure_of(error, gateway_codes)
     if failure.code == "internal":
         log.error("long task failed inside Conveyor", exc_info=error)
     outcome = Outcome(TaskStatus.FAILED, error=failure)

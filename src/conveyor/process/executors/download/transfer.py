@@ -170,7 +170,7 @@ class Transfer:
 
     def _is_cut(self, error: Exception) -> bool:
         """Return whether to request the rest in the same attempt."""
-        return self._resumable and failure_of(error, self._plan.route.blamed).code in _CUTS
+        return self._resumable and failure_of(error, self._plan.route.gateway_codes).code in _CUTS
 
     async def _request(self, wanted: DownloadRequest) -> None:
         """Send one request and read the response to its end."""

@@ -21,7 +21,7 @@ from conveyor.egress.body_budget import BodyBudget
 from conveyor.egress.clients import Clients, connect_step
 from conveyor.egress.failures import Failure, failure_of, is_connecting
 from conveyor.egress.lru import Lru
-from conveyor.egress.redirects import FOLLOWED, OutgoingRequest, redirected
+from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect
 from conveyor.egress.responses import (
     ResponseHead,
     declares_at_most,
@@ -121,7 +121,7 @@ class FetchExecutor(LocalExecutor):
         try:
             outcome = await self._fetch(plan, parse_fetch_input(ref.input), started)
         except Exception as error:
-            outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.blamed))
+            outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.gateway_codes))
             if isinstance(error, Failure):
                 outcome.http_status = error.http_status
         outcome.elapsed = self._clock.monotonic() - started
@@ -141,7 +141,7 @@ class FetchExecutor(LocalExecutor):
             try:
                 async with build_request(request, hop, timeout) as response:
                     answer = read_head(response)
-                    if answer.status not in FOLLOWED or not plan.follows(answer):
+                    if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
                         limit = plan.options.max_body_bytes
                         if declares_at_most(answer, request.method, limit):
                             body = await read_declared(response, answer, self._budget)
@@ -152,7 +152,7 @@ class FetchExecutor(LocalExecutor):
                 if hop.pinned is not None and is_connecting(error):
                     self._guard.avoid(*hop.pinned)
                 raise
-            request = redirected(request, answer.status, answer.fields["location"], hop.base, plan.route.origin)
+            request = follow_redirect(request, answer.status, answer.fields["location"], hop.base, plan.route.origin)
             timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 

@@ -195,7 +195,7 @@ class FetcherProcess:
 
     async def _serve(self) -> None:
         reader, self._writer, self._process = await self._launch(self._settings)
-        children.born("fetcher", self._process.pid)
+        children.add_child("fetcher", self._process.pid)
         try:
             await read_frame(reader)
             self.ready.set()
@@ -261,7 +261,7 @@ class FetcherProcess:
         for port, entries in ports.values():
             port.on_lost(entries)
         if process is not None:
-            children.gone("fetcher", process.pid, early=early)
+            children.remove_child("fetcher", process.pid, early=early)
             process.kill()
             await process.wait()
 

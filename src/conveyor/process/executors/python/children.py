@@ -36,8 +36,8 @@ from conveyor.process.executors.python.handler_calls import (
     Setup,
     decode_answer,
 )
-from conveyor.settings import Settings, foreign_environment
-from conveyor.telemetry.child_processes import born, gone
+from conveyor.settings import Settings, handler_environment
+from conveyor.telemetry.child_processes import add_child, remove_child
 
 log = structlog.get_logger()
 
@@ -174,7 +174,7 @@ class Child:
         except BaseException:
             ours.close()
             raise
-        born("handler", self._process.pid)
+        add_child("handler", self._process.pid)
         return ours
 
     def _popen(self, descriptors: tuple[int, int]) -> "subprocess.Popen[bytes]":
@@ -185,7 +185,7 @@ class Child:
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=2,
-            env=foreign_environment(),
+            env=handler_environment(),
             start_new_session=True,
         )
 
@@ -310,7 +310,7 @@ class Child:
             self._writer.close()
         if self._process is not None:
             await asyncio.to_thread(self._wait)
-            gone("handler", self._process.pid, early=bool(self._sent) or self._stuck)
+            remove_child("handler", self._process.pid, early=bool(self._sent) or self._stuck)
         cause = self._cause()
         sent, self._sent = self._sent, {}
         for batch in sent.values():

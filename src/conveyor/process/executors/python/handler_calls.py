@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.handlers import Context, Handler, described, plain_text
+from conveyor.handlers import Context, Handler, describe_error, storable_text
 from conveyor.model import Outcome, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
@@ -127,11 +127,11 @@ def returned(value: Any) -> CallResult:
     try:
         return CallResult(msgspec.json.encode(value))
     except Exception as error:
-        return failed("result_not_json", f"the result cannot be encoded as JSON: {described(error)}")
+        return failed("result_not_json", f"the result cannot be encoded as JSON: {describe_error(error)}")
 
 
 def raised(error: BaseException) -> CallResult:
-    return failed("handler_raised", described(error))
+    return failed("handler_raised", describe_error(error))
 
 
 def timed_out(timeout: float) -> CallResult:
@@ -139,7 +139,7 @@ def timed_out(timeout: float) -> CallResult:
 
 
 def failed(code: str, message: str) -> CallResult:
-    return CallResult(None, code, plain_text(message, MAX_MESSAGE))
+    return CallResult(None, code, storable_text(message, MAX_MESSAGE))
 
 
 def called(handler: Handler, ref: TaskRef, context: Context | None) -> CallResult:

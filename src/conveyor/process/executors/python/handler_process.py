@@ -26,7 +26,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from conveyor.handlers import Context, Handler, Handlers, default, described, load_app
+from conveyor.handlers import Context, Handler, Handlers, default, describe_error, load_app
 from conveyor.process.executors.python.handler_calls import (
     BatchDone,
     CallBatch,
@@ -337,7 +337,7 @@ def main() -> None:
     try:
         handlers = _load(setup)
     except BaseException as error:
-        send_frame(sock, Ready(described(error)), lock)
+        send_frame(sock, Ready(describe_error(error)), lock)
         return
     send_frame(sock, Ready(), lock)
     slots = CallSlots(table, count)
