@@ -215,7 +215,7 @@ def work() -> list[Limit]:
         ),
         Limit(
             "Time until an export of an export API is ready",
-            f"{_time(86_400)}, at most {_time(limits._POLL['timeout'][1])}",
+            f"{_time(86_400)}, at most {_time(limits.RANGES['export.poll.timeout'][1])}",
             "`export.poll.timeout`",
             "The task fails with `export_timeout`.",
         ),
