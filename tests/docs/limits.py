@@ -246,7 +246,7 @@ def around() -> list[Limit]:
     return [
         Limit(
             "Exports of a job",
-            _count(exports._MOST_OF_A_JOB),
+            _count(exports._MAX_PER_JOB),
             "",
             "409 `limit_reached`. Delete one, or wait until one expires.",
         ),
