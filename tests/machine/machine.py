@@ -15,7 +15,7 @@ from conveyor.errors import ConveyorError
 from conveyor.model import JobId
 from tests.machine import checks
 from tests.machine.nodes import ROLES
-from tests.machine.seams import AFTER, BEFORE, CALLS, SLOW, Arm, Latency
+from tests.machine.seams import AFTER, BEFORE, CALLS, NEW, SLOW, Arm, Latency
 from tests.machine.targets import BEHAVIOURS, FAILING, FILES, GATEWAY, HOSTS, REFUSED, SILENT, url
 from tests.machine.world import Profile, World
 
@@ -237,8 +237,8 @@ class Machine(RuleBasedStateMachine):
             self._do(self.there.restart(role, crash=True), after)
 
     @rule(
-        call=st.sampled_from(HOT) | st.sampled_from(CALLS),
-        nth=st.integers(1, 6),
+        call=st.just(NEW) | st.sampled_from(HOT) | st.sampled_from(CALLS),
+        nth=st.integers(1, 5),
         when=st.sampled_from([BEFORE, AFTER, SLOW]),
     )
     def fail(self, call: str, nth: int, when: str) -> None:

@@ -30,6 +30,10 @@ METHODS: dict[str, dict[str, bool]] = {
 CALLS = sorted(f"{seam}.{method}" for seam, methods in METHODS.items() for method in methods)
 
 
+# In the place of a name: any call that was not made before in this example. What is rarely called is rarely tested.
+NEW = "new"
+
+
 class Latency(NamedTuple):
     """How long calls take, at least and at most, and which part of them that concerns."""
 
@@ -71,17 +75,20 @@ class Faults:
     async def meet(self, call: str) -> str | None:
         """Take the call's time; how it fails, if it does."""
         self.seen[call] += 1
+        due = [*self._due(call), *(self._due(NEW) if self.seen[call] == 1 else [])]
         await self.linger()
-        arms = self._arms.get(call)
-        if not arms:
-            return None
-        due = [arm.when for arm in arms if arm.nth <= 1]
-        self._arms[call] = [arm._replace(nth=arm.nth - 1) for arm in arms if arm.nth > 1]
         if SLOW in due:
             await asyncio.sleep(_SLOW_SECONDS)
         fails = [when for when in due if when != SLOW]
         self.fired += [call] * len(fails)
         return fails[0] if fails else None
+
+    def _due(self, name: str) -> list[str]:
+        arms = self._arms.get(name)
+        if not arms:
+            return []
+        self._arms[name] = [arm._replace(nth=arm.nth - 1) for arm in arms if arm.nth > 1]
+        return [arm.when for arm in arms if arm.nth <= 1]
 
     async def linger(self) -> None:
         part, least, most = self._latency
