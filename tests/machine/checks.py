@@ -11,7 +11,7 @@ from conveyor.model import WORKERS, Job, RunKey
 from conveyor.states import ENDED, RunState, TaskStatus
 from tests.jobs import ACME
 from tests.machine.nodes import Node
-from tests.machine.targets import PLAIN, Asked
+from tests.machine.targets import HOSTS, PLAIN, REFUSED, Asked
 from tests.machine.world import World
 
 # Lines of the log that nothing in this world accounts for.
@@ -29,10 +29,11 @@ _NEVER = {
 _NOT_BY_ITSELF = {"role failed; it goes on after a pause", "results were not written", "ingest given up"}
 
 # Seconds without any progress of anything, with nothing in the way: a retry, a breaker and a poll are shorter. Where a
-# process died, or was not answered, what it had comes again when leases lapse, the longest of which is a step of the
-# monitor's.
+# process died, or was not answered, what it had comes again when leases lapse; what the monitor had begun with a run
+# that is past its deadline takes longest.
 _STALL = 25.0
-_STALL_AFTER_FAULTS = 330.0
+_STALL_AFTER_FAULTS = 80.0
+_STALL_PAST_DEADLINE = 330.0
 # What a target that is down for longer than a job's patience may take to be seen as that by its last task.
 _PATIENCE_SLACK = 30.0
 _MOST = 3000.0
@@ -98,27 +99,34 @@ def _shown(line: dict[str, Any]) -> str:
 async def drain(world: World, *, down: bool) -> None:
     """With faults off, and with all targets up or with all of them down for good, everything ends."""
     world.faults.off()
-    for host in list(world.targets.down) if not down else []:
-        del world.targets.down[host]
+    world.targets.down.clear()
+    for host in HOSTS if down else ():
+        world.targets.take_down(host, REFUSED)
     await asyncio.sleep(0)
     while await world.unschedule():
         pass
     await _let_go(world)
     since = world.clock.now()
     moved_at, seen = since, await _progress(world)
-    stall = _STALL_AFTER_FAULTS if world.disturbed else _STALL
     while not await _all_ended(world):
         await world.advance(0.5)
         check_step(world)
         await check_at_work(world)
         if (now := await _progress(world)) != seen:
             moved_at, seen = world.clock.now(), now
-        elif world.clock.now() - moved_at > stall:
+        elif world.clock.now() - moved_at > (stall := await _longest_stall(world)):
             raise Violation(f"stalled: nothing moved for {stall:g} s; {await _unfinished(world)}")
         if world.clock.now() - since > _MOST:
             raise Violation(f"endless: not done after {_MOST:g} s; {await _unfinished(world)}")
         await _check_patience(world, since)
         await _let_go(world)
+
+
+async def _longest_stall(world: World) -> float:
+    if not world.disturbed:
+        return _STALL
+    due = any(job.options.deadline is not None and job.state not in ENDED for job in await world.jobs())
+    return _STALL_PAST_DEADLINE if due else _STALL_AFTER_FAULTS
 
 
 async def _let_go(world: World) -> None:
