@@ -57,6 +57,8 @@ def check_step(world: World) -> None:
                 f"idle close: {idle.job_id} was closed as idle {idle.quiet:.3f} s after a batch was accepted, "
                 f"its idle_timeout is {idle.timeout:g} s"
             )
+    if world.far_ahead:
+        raise Violation(f"reserved: {world.far_ahead[0]}: whoever comes meanwhile waits for them")
     if world.targets.over and not world.disturbed and not world.changed:
         raise Violation(f"limit: {world.targets.over[0]}")
 

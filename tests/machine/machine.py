@@ -49,6 +49,7 @@ HOT = [
     "coordinator.reserve",
     "coordinator.cached",
     "queue.mark_started",
+    "queue.mark_started",
     "queue.receive",
     "queue.extend",
     "queue.send",
@@ -76,7 +77,7 @@ files = st.tuples(st.integers(1, 4), st.lists(st.sampled_from(FILES), min_size=1
 given_options = st.fixed_dictionaries({}, optional={name: st.sampled_from(OPTIONS[name]) for name in sorted(OPTIONS)})
 keys = st.sampled_from([None, None, "one", "two"])
 # Time that passes after a step.
-then = st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0, 3.0])
+then = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0, 8.0])
 
 
 def urls(count: int, behaviours: list[str], hosts: int) -> list[str]:
@@ -100,6 +101,8 @@ class Machine(RuleBasedStateMachine):
         self.features: frozenset[str] = frozenset()
 
     @initialize(
+        target=closed_jobs,
+        first=st.lists(st.tuples(st.integers(0, 2), inputs, files, given_options), max_size=2),
         seed=st.integers(0, 1000),
         latency=st.sampled_from(LATENCIES),
         workers=st.sampled_from([1, 1, 2]),
@@ -117,11 +120,15 @@ class Machine(RuleBasedStateMachine):
         features: frozenset[str],
         kinds: list[str],
         end_down: bool,
-    ) -> None:
+        first: list[Any],
+    ) -> Any:
         self.features = features - self.without
         self.kinds = [kind for kind in kinds if kind not in self.without] or ["python"]
         self.end_down = end_down
         self.world = World(Profile(seed, latency, workers, grain))
+        specs = [self._spec(*each) for each in first]
+        made = [self._ask(self.there.submit(spec, given, None, prefer_async=False)) for spec, given in specs]
+        return multiple(*(job.job_id for job in made))
 
     # Jobs.
 

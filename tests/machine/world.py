@@ -3,6 +3,7 @@ and a record of what they were promised."""
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -57,6 +58,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+# Seconds for which passes may be reserved, beyond those that are used at once.
+_FAR_AHEAD = 5.0
+
+
 class Profile(NamedTuple):
     """What is the same all through an example."""
 
@@ -104,6 +109,8 @@ class World:
         self.unanswered: dict[str, Coroutine[Any, Any, Any]] = {}
         self.idle_closed: list[Idle] = []
         self.added_at: dict[str, float] = {}
+        # Passes that were reserved for later than anybody can know to need them.
+        self.far_ahead: list[str] = []
         self.changed: Counter[str] = Counter()
         self._stack = AsyncExitStack()
         self.run(self._open())
@@ -294,6 +301,8 @@ class World:
         return decode_spec(json.dumps({**spec, "tasks": list(tasks)}).encode())
 
     def _watch(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if call == "coordinator.reserve":
+            self._watch_passes(*args, wait=result)
         if call == "records.append_range" and result is not None:
             self.added_at[args[0]] = self.clock.now()
         if call == "records.seal" and result is True and args[2]:
@@ -301,6 +310,12 @@ class World:
             timeout = json.loads(row[0][0]).get("idle_timeout", 3600.0) if row else 0.0
             quiet = self.clock.now() - self.added_at.get(args[0], 0.0)
             self.idle_closed.append(Idle(args[0], quiet, timeout))
+
+    def _watch_passes(
+        self, bucket: str, count: int, rate: float, burst: int, within: float = math.inf, *, wait: float
+    ) -> None:
+        if _FAR_AHEAD + count / rate < wait <= within:
+            self.far_ahead.append(f"{count} passes of {bucket} {wait:.1f} s ahead")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")
