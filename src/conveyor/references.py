@@ -6,8 +6,8 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import Outgoing, Queue, QueueName
-from conveyor.model import Chunk, RunKey, TaskRef, TaskSeed
+from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queues
+from conveyor.model import Chunk, Run, RunKey, TaskRef, TaskSeed
 
 log = structlog.get_logger()
 
@@ -17,6 +17,8 @@ MAX_CHUNK_BYTES = 200_000
 _REF_BYTES = 16
 # How much longer than the first of a message its others may wait.
 _ABOUT = 1.25
+# Seconds that the queues of an ended run are kept for those who still hold messages of it.
+_HOLDERS = 30.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
@@ -30,6 +32,17 @@ def encode(chunk: Chunk, delay: float = 0.0) -> Outgoing:
 
 def decode(body: bytes) -> Chunk:
     return _decoder.decode(body)
+
+
+async def has_holders(queue: Queue, run: Run, now: float) -> bool:
+    """Whether somebody may still send to a queue of this ended run: who holds a message of it may, until they hear of
+    its end. Without its queues nobody could know."""
+    if run.ended_at is None or now - run.ended_at > _HOLDERS:
+        return False
+    for name in run_queues(run.run_id):
+        if (await queue.depth(name)).held:
+            return True
+    return False
 
 
 def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Outgoing]:

@@ -26,7 +26,7 @@ from conveyor.ingest.rerun import copied, plan_rerun
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists import BATCH, Batch, read
 from conveyor.model import IngestRange, Job, OnInvalid, Range, invalid_prefix
-from conveyor.references import messages, send_all
+from conveyor.references import has_holders, messages, send_all
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.telemetry import metrics
@@ -138,8 +138,10 @@ class Ingest:
         """A run that ended while its list was read may have been swept before its last batch was written."""
         while await self.tasks.cancel_pending(job.key, BATCH, self.clock.now()):
             pass
-        for queue in run_queues(job.run.run_id):
-            await self.queue.drop(queue)
+        # Where somebody holds messages, the sweeper is not done with the run: it knows of them by the queues.
+        if not await has_holders(self.queue, job.run, self.clock.now()):
+            for queue in run_queues(job.run.run_id):
+                await self.queue.drop(queue)
         counts = await self.tasks.counts(job.key)
         await self.records.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 

@@ -18,7 +18,7 @@ from conveyor.faults import crashpoint
 from conveyor.isolation import Isolation, in_turn
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, IngestJob, InputJson, Job, Mode, RunId, TaskId, TaskSeed
-from conveyor.references import messages, send_all
+from conveyor.references import has_holders, messages, send_all
 from conveyor.states import RunState, TaskStatus
 from conveyor.telemetry import metrics
 
@@ -30,8 +30,6 @@ _ROWS = 5000
 # Seconds after which an ingest without a message is thought to have lost it.
 _STALLED = 10.0
 _ASK_AGAIN = 60.0
-# Seconds that the queues of an ended run are kept for those who still hold messages of it.
-_HOLDERS = 30.0
 
 
 class Swept(msgspec.Struct):
@@ -148,16 +146,6 @@ class Sweeper:
                 return False
         return True
 
-    async def _is_held(self, job: Job) -> bool:
-        """Whether somebody may still send to a queue of this ended run: who holds a message of it may, until they hear
-        of its end."""
-        if job.run.ended_at is None or self._clock.now() - job.run.ended_at > _HOLDERS:
-            return False
-        for queue in run_queues(job.run.run_id):
-            if (await self._queue.depth(queue)).held:
-                return True
-        return False
-
     async def _mend(self, job: Job, counts: Counts, swept: Swept) -> None:
         """No queue holds a reference and yet the run is not complete: the counts drifted, or references were lost."""
         truth = await self._tasks.recount(job.key)
@@ -190,7 +178,7 @@ class Sweeper:
         moved = 0 if completed else await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
         swept.cancelled += moved
         if moved == 0:
-            if await self._is_held(job):
+            if await has_holders(self._queue, job.run, self._clock.now()):
                 return
             for queue in run_queues(job.run.run_id):
                 await self._queue.drop(queue)
