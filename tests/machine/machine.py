@@ -1,12 +1,12 @@
 """The machine: everything that clients, operators, targets and bad luck do to a system, in any order.
 
-An example is a short program of these rules. Hypothesis leaves some rules out of each (swarm testing), and so do
-`features`: which options jobs have, which kinds there are, and how slow the stores are. At the end everything must
-come to its end, see checks.py.
+An example is a short program of these rules. Hypothesis leaves some rules out of each, and `Swarm` some options and
+kinds of jobs: what is rare together in all that there is, is frequent in some examples. At the end everything must come
+to its end, see checks.py.
 """
 
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
@@ -42,7 +42,7 @@ OPTIONS: dict[str, list[Any]] = {
     "gateway": [{"url": GATEWAY}],
 }
 LIVE = sorted(set(OPTIONS) - {"chunk_size"})
-LATENCIES = [Latency(), Latency(0.5, 0.0, 0.02), Latency(0.25, 0.0, 2.0), Latency(0.05, 0.0, 4.0)]
+LATENCIES = [Latency(), Latency(0.5, 0.0, 0.02), Latency(0.1, 0.0, 1.0), Latency(0.03, 0.0, 3.0)]
 # Calls between taking a reference and handing it over are few among many: they are asked for more often.
 HOT = [
     "coordinator.hold",
@@ -67,21 +67,88 @@ closed_jobs = Bundle("closed_jobs")
 open_jobs = Bundle("open_jobs")
 jobs = st.one_of(closed_jobs, open_jobs)
 roles = st.sampled_from(["worker"] * 4 + ["ingester", "sweeper"] + [*ROLES])
-some_hosts = st.sampled_from([1, 1, 2])
-inputs = st.tuples(
-    st.sampled_from([60, 1, 3, 10, 25, 40]),
-    st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=3),
-    some_hosts,
-)
-files = st.tuples(st.integers(1, 4), st.lists(st.sampled_from(FILES), min_size=1, max_size=3), some_hosts)
-given_options = st.fixed_dictionaries({}, optional={name: st.sampled_from(OPTIONS[name]) for name in sorted(OPTIONS)})
+
+
+class Tasks(NamedTuple):
+    """So many tasks, which do this in turn, at so many hosts in turn."""
+
+    count: int
+    behaviours: list[str]
+    hosts: int
+
+    @property
+    def urls(self) -> list[str]:
+        return [
+            url(HOSTS[number % self.hosts], self.behaviours[number % len(self.behaviours)], number)
+            for number in range(self.count)
+        ]
+
+
+class Wanted(NamedTuple):
+    """A job as it is drawn."""
+
+    kind: str
+    tasks: Tasks
+    options: dict[str, Any]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Patience is short, or a target that never comes back would be waited for."""
+        handler = {"handler": "any"} if self.kind == "python" else {}
+        return {"kind": self.kind, "timeout": 2.0, "breaker": {"patience": 8}, **handler, **self.options}
+
+
+class Swarm(NamedTuple):
+    """What jobs of an example are made of."""
+
+    kinds: list[str]
+    options: list[str]
+    without: frozenset[str] = frozenset()
+
+
+def options_of(swarm: Swarm, names: Iterable[str] = OPTIONS) -> st.SearchStrategy[dict[str, Any]]:
+    """Any of those that the example has, each with any of its values."""
+    return st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from(OPTIONS[name]) for name in swarm.options if name in names}
+    )
+
+
+def tasks_of(kind: str, without: frozenset[str] = frozenset()) -> st.SearchStrategy[Tasks]:
+    """Files are few, and large."""
+    counts, behaviours = ([1, 2, 4], FILES) if kind == "download" else ([60, 1, 3, 10, 25, 40], BEHAVIOURS)
+    left = [behaviour for behaviour in behaviours if behaviour not in without]
+    hosts = st.sampled_from([1, 1, 2])
+    return st.builds(Tasks, st.sampled_from(counts), st.lists(st.sampled_from(left), min_size=1, max_size=3), hosts)
+
+
+def wanted_of(swarm: Swarm) -> st.SearchStrategy[Wanted]:
+    return st.sampled_from(swarm.kinds).flatmap(
+        lambda kind: st.builds(Wanted, st.just(kind), tasks_of(kind, swarm.without), options_of(swarm))
+    )
+
+
+# What is drawn for a rule depends on the example: nothing is drawn that it does not have.
+wanted = st.runner().flatmap(lambda machine: wanted_of(machine.swarm))
+changes = st.runner().flatmap(lambda machine: options_of(machine.swarm, LIVE))
 keys = st.sampled_from([None, None, "one", "two"])
 # Time that passes after a step.
 then = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0, 8.0])
 
 
-def urls(count: int, behaviours: list[str], hosts: int) -> list[str]:
-    return [url(HOSTS[number % hosts], behaviours[number % len(behaviours)], number) for number in range(count)]
+@st.composite
+def beginnings(draw: st.DrawFn, without: frozenset[str]) -> tuple[Profile, Swarm, list[Wanted]]:
+    profile = Profile(
+        draw(st.integers(0, 1000)),
+        draw(st.sampled_from(LATENCIES)),
+        draw(st.sampled_from([1, 1, 2])),
+        draw(st.sampled_from([1, 5])),
+    )
+    swarm = Swarm(
+        draw(st.lists(st.sampled_from([kind for kind in KINDS if kind not in without]), min_size=1, unique=True)),
+        draw(st.lists(st.sampled_from([name for name in OPTIONS if name not in without]), min_size=3, unique=True)),
+        without,
+    )
+    return profile, swarm, draw(st.lists(wanted_of(swarm), max_size=2))
 
 
 class Machine(RuleBasedStateMachine):
@@ -93,79 +160,54 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world: World | None = None
+        self.swarm = Swarm([], [])
         self.broken = False
         self.steps = 0
         self.paused = False
         self.scheduled = False
         self.end_down = False
-        self.features: frozenset[str] = frozenset()
 
     @initialize(
         target=closed_jobs,
-        first=st.lists(st.tuples(st.integers(0, 2), inputs, files, given_options), max_size=2),
-        seed=st.integers(0, 1000),
-        latency=st.sampled_from(LATENCIES),
-        workers=st.sampled_from([1, 1, 2]),
-        grain=st.sampled_from([1, 5]),
-        features=st.frozensets(st.sampled_from(sorted(OPTIONS)), min_size=3),
-        kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+        begin=st.runner().flatmap(lambda machine: beginnings(machine.without)),
         end_down=st.sampled_from([False, False, True]),
     )
-    def begin(
-        self,
-        seed: int,
-        latency: Latency,
-        workers: int,
-        grain: int,
-        features: frozenset[str],
-        kinds: list[str],
-        end_down: bool,
-        first: list[Any],
-    ) -> Any:
-        self.features = features - self.without
-        self.kinds = [kind for kind in kinds if kind not in self.without] or ["python"]
+    def begin(self, begin: tuple[Profile, Swarm, list[Wanted]], end_down: bool) -> Any:
+        profile, self.swarm, first = begin
         self.end_down = end_down
-        self.world = World(Profile(seed, latency, workers, grain))
-        specs = [self._spec(*each) for each in first]
-        made = [self._ask(self.there.submit(spec, given, None, prefer_async=False)) for spec, given in specs]
+        self.world = World(profile)
+        made = [self._ask(self.there.submit(job.spec, job.tasks.urls, None, prefer_async=False)) for job in first]
         return multiple(*(job.job_id for job in made))
 
     # Jobs.
 
-    @rule(
-        target=closed_jobs,
-        kind=st.integers(0, 2),
-        tasks=inputs,
-        file=files,
-        options=given_options,
-        key=keys,
-        late=st.booleans(),
-        after=then,
-    )
-    def submit(
-        self, kind: int, tasks: Any, file: Any, options: dict[str, Any], key: str | None, late: bool, after: float
-    ) -> Any:
-        spec, given = self._spec(kind, tasks, file, options)
+    @rule(target=closed_jobs, job=wanted, key=keys, late=st.booleans(), after=then)
+    def submit(self, job: Wanted, key: str | None, late: bool, after: float) -> Any:
         key = None if key is None else f"{key}-{len(self.there.pledges)}"
-        return self._made(self.there.submit(spec, given, key, prefer_async=late), after)
+        return self._made(self.there.submit(job.spec, job.tasks.urls, key, prefer_async=late), after)
 
-    @rule(target=closed_jobs, kind=st.integers(0, 2), tasks=inputs, file=files, options=given_options, after=then)
-    def stage(self, kind: int, tasks: Any, file: Any, options: dict[str, Any], after: float) -> Any:
-        spec, given = self._spec(kind, tasks, file, options)
-        return self._made(self.there.stage(spec, given), after)
+    @rule(target=closed_jobs, job=wanted, after=then)
+    def stage(self, job: Wanted, after: float) -> Any:
+        return self._made(self.there.stage(job.spec, job.tasks.urls), after)
 
-    @rule(
-        target=open_jobs, kind=st.integers(0, 2), options=given_options, idle=st.sampled_from([1, 3, 600]), after=then
-    )
-    def open_job(self, kind: int, options: dict[str, Any], idle: float, after: float) -> Any:
-        spec, _ = self._spec(kind, (1, ["ok"], 1), (1, ["file"], 1), options)
-        return self._made(self.there.open_job({"idle_timeout": idle, **spec}), after)
+    @rule(target=open_jobs, job=wanted, idle=st.sampled_from([1, 3, 600]), after=then)
+    def open_job(self, job: Wanted, idle: float, after: float) -> Any:
+        return self._made(self.there.open_job({"idle_timeout": idle, **job.spec}), after)
 
-    @rule(job=open_jobs, tasks=inputs, file=files, last=st.sampled_from([False, False, True]), key=keys, after=then)
-    def add(self, job: JobId, tasks: Any, file: Any, last: bool, key: str | None, after: float) -> None:
-        given = self._urls(self.there.pledges[job].kind, tasks, file)
+    @rule(job=open_jobs, tasks=tasks_of("fetch"), last=st.sampled_from([False, False, True]), key=keys, after=then)
+    def add(self, job: JobId, tasks: Tasks, last: bool, key: str | None, after: float) -> None:
+        self._add(job, tasks, last, key, after)
+
+    # Under a second name: an open job without tasks is of little use.
+    @rule(job=open_jobs, tasks=tasks_of("fetch"), after=then)
+    def add_more(self, job: JobId, tasks: Tasks, after: float) -> None:
+        self._add(job, tasks, False, None, after)
+
+    def _add(self, job: JobId, tasks: Tasks, last: bool, key: str | None, after: float) -> None:
+        if self.there.pledges[job].kind == "download":
+            tasks = Tasks(2, ["file"], tasks.hosts)
         key = None if key is None else f"{key}-{self.there.clock.new_id('key')}"
-        self._ask(self.there.add(job, given, key, last=last), after)
+        self._ask(self.there.add(job, tasks.urls, key, last=last), after)
 
     @rule(job=open_jobs, after=then)
     def close(self, job: JobId, after: float) -> None:
@@ -189,10 +231,9 @@ class Machine(RuleBasedStateMachine):
     def delete(self, job: JobId, after: float) -> None:
         self._ask(self.there.delete(job), after)
 
-    @rule(job=jobs, options=given_options, after=then)
+    @rule(job=jobs, options=changes, after=then)
     def change(self, job: JobId, options: dict[str, Any], after: float) -> None:
-        chosen = self._chosen(options)
-        self._ask(self.there.change(job, {name: value for name, value in chosen.items() if name in LIVE}), after)
+        self._ask(self.there.change(job, options), after)
 
     @rule(job=jobs, select=st.sampled_from(["failed", "all"]), after=then)
     def rerun(self, job: JobId, select: str, after: float) -> None:
@@ -202,11 +243,10 @@ class Machine(RuleBasedStateMachine):
     def export(self, job: JobId, form: str, after: float) -> None:
         self._ask(self.there.export(job, form), after)
 
-    @rule(kind=st.integers(0, 2), tasks=inputs, file=files, options=given_options, after=then)
-    def schedule(self, kind: int, tasks: Any, file: Any, options: dict[str, Any], after: float) -> None:
-        spec, given = self._spec(kind, tasks, file, options)
+    @rule(job=wanted, after=then)
+    def schedule(self, job: Wanted, after: float) -> None:
         self.scheduled = True
-        self._ask(self.there.schedule(spec, given[:10]), after)
+        self._ask(self.there.schedule(job.spec, job.tasks.urls[:10]), after)
 
     @precondition(lambda self: self.scheduled)
     @rule()
@@ -258,23 +298,6 @@ class Machine(RuleBasedStateMachine):
     def there(self) -> World:
         assert self.world is not None
         return self.world
-
-    def _chosen(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Those that this example has. Patience is short, or a target that never comes back would be waited for."""
-        chosen = {name: value for name, value in options.items() if name in self.features}
-        return {"breaker": {"patience": 8}, **chosen}
-
-    def _spec(self, kind: int, tasks: Any, file: Any, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        name = self.kinds[kind % len(self.kinds)]
-        spec = {"kind": name, "timeout": 2.0, **self._chosen(options)}
-        if name == "python":
-            spec["handler"] = "any"
-        return spec, self._urls(name, tasks, file)
-
-    def _urls(self, kind: str, tasks: Any, file: Any) -> list[str]:
-        count, behaviours, hosts = file if kind == "download" else tasks
-        left = [behaviour for behaviour in behaviours if behaviour not in self.without]
-        return urls(count, left or ["ok"], hosts)
 
     def _made(self, asking: Coroutine[Any, Any, Any], after: float) -> Any:
         job = self._ask(asking, after)

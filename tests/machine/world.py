@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "allow_private_targets": True,
     "sync_task_limit": 25,
     "ingest_range_bytes": 400,
-    "lease_seconds": 6.0,
+    "lease_seconds": 12.0,
     "stuck_after": 15.0,
     "monitor_seconds": 5.0,
     "deadline_tries": 1,
