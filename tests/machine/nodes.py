@@ -6,6 +6,7 @@ import contextvars
 from typing import Any
 
 from conveyor.embedded import Embedded
+from conveyor.errors import Unavailable
 from conveyor.model import JobKind
 from conveyor.process.executors import Executor
 from conveyor.process.executors.download import DownloadExecutor
@@ -54,7 +55,8 @@ class Node:
         self.name = name
         self.alive = Alive()
         self.launcher = Launcher(targets)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        # In the order in which they were made: that of a set differs from run to run.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._context = contextvars.copy_context()
         self._context.run(_node.set, self)
         self.system = faulty(system, faults, self.alive)
@@ -66,8 +68,8 @@ class Node:
         self._running: asyncio.Task[None] | None = None
 
     def own(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def start(self) -> None:
         if self.fetchers is not None:
@@ -75,13 +77,19 @@ class Node:
         loop = asyncio.get_running_loop()
         self._running = loop.create_task(self._service.run(), context=self._context)
 
-    async def stop(self) -> None:
-        """In good order: it finishes its tick, closes, and gives back what it has."""
+    async def stop(self) -> bool:
+        """In good order: it finishes its tick, closes, and gives back what it has. False if a call failed over that: it
+        then ends as it is."""
         self._service.stop()
         assert self._running is not None
-        await self._running
-        for executor in self._executors.values():
-            await executor.close()
+        try:
+            await self._running
+            for executor in self._executors.values():
+                await executor.close()
+        except Unavailable:
+            await self.crash()
+            return False
+        return True
 
     async def crash(self) -> None:
         """At once, wherever it is."""

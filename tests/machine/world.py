@@ -146,12 +146,11 @@ class World:
     async def restart(self, name: str, *, crash: bool) -> None:
         """Stop or kill one role and start another in its place."""
         node = next(node for node in self.nodes if node.name == name)
-        self.nodes.remove(node)
         if crash:
             await node.crash()
+        if crash or not await node.stop():
             self.crashed.append(node)
-        else:
-            await node.stop()
+        self.nodes.remove(node)
         self.start(name)
 
     async def advance(self, seconds: float) -> None:
