@@ -41,6 +41,13 @@ quick: python-check ## Run the inner loop: Python checks, unit tests, conformanc
 test: check browser ## Run the checks, then every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
+# How long the nets are out, together.
+MINUTES ?= 60
+
+.PHONY: soak
+soak: $(DEV) ## Run the nets for MINUTES=60 from random seeds
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
 # The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
 PAGES = src/conveyor/dashboard/static
 DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno

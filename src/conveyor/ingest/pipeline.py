@@ -21,7 +21,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import Renew, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
 from conveyor.ingest.rerun_walk import copy_tasks, plan_rerun
-from conveyor.jobs.chunks import messages, range_message, send_all
+from conveyor.jobs.chunks import has_holders, messages, range_message, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.reader import BATCH, ListBatch, read
 from conveyor.model import Job, OnInvalid, Range, invalid_prefix
@@ -133,8 +133,10 @@ class IngestPipeline:
         """Cancel what the ingest of a finished run wrote last: the sweeper may have been there before."""
         while await self.tasks.cancel_pending(job.key, BATCH, self.clock.now()):
             pass
-        for queue in run_queues(job.run.run_id):
-            await self.queue.drop(queue)
+        # While a worker has messages in flight, the sweeper still needs the queues: they show that.
+        if not await has_holders(self.queue, job.run, self.clock.now()):
+            for queue in run_queues(job.run.run_id):
+                await self.queue.drop(queue)
         counts = await self.tasks.counts(job.key)
         await self.records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 

@@ -7,9 +7,9 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, run_queues
 from conveyor.engines.tasks import TaskFilter, Tasks
-from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, RunKey, TaskId, TaskRef, TaskSeed
+from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, Run, RunKey, TaskId, TaskRef, TaskSeed
 from conveyor.states import TaskStatus
 
 log = structlog.get_logger()
@@ -20,6 +20,8 @@ MAX_CHUNK_BYTES = 200_000
 _REF_BYTES = 16
 # References share a message if their delays differ by no more than this factor.
 _ABOUT = 1.25
+# How long the queues of a finished run stay for workers that still have messages of it in flight, in seconds.
+_HOLDER_SECONDS = 30.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
@@ -33,6 +35,17 @@ def encode(chunk: Chunk, delay: float = 0.0) -> Outgoing:
 
 def decode(body: bytes) -> Chunk:
     return _decoder.decode(body)
+
+
+async def has_holders(queue: Queue, run: Run, now: float) -> bool:
+    """Whether a worker may still send to a queue of this finished run: one with a message in flight may, until it sees
+    that the run has finished. Only the run's queues show that."""
+    if run.ended_at is None or now - run.ended_at > _HOLDER_SECONDS:
+        return False
+    for name in run_queues(run.run_id):
+        if (await queue.depth(name)).held:
+            return True
+    return False
 
 
 def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Outgoing]:

@@ -16,7 +16,7 @@ from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import request_ingest, requeue_pending
+from conveyor.jobs.chunks import has_holders, request_ingest, requeue_pending
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId
 from conveyor.states import ReasonCode, RunState
@@ -30,8 +30,6 @@ _ROWS = 5000
 # Seconds without a change after which an ingest may have lost its message.
 _STALLED = 10.0
 _ASK_AGAIN = 60.0
-# Seconds for which the queues of a finished run are kept while messages are in flight.
-_HOLDERS = 30.0
 
 
 class Swept(msgspec.Struct):
@@ -145,16 +143,6 @@ class Sweeper:
                 return False
         return True
 
-    async def _has_messages_in_flight(self, job: Job) -> bool:
-        """Whether a worker may still send to a queue of this finished run: one with a message in flight may, until it
-        sees that the run has finished."""
-        if job.run.ended_at is None or self._clock.now() - job.run.ended_at > _HOLDERS:
-            return False
-        for queue in run_queues(job.run.run_id):
-            if (await self._queue.depth(queue)).held:
-                return True
-        return False
-
     async def _repair(self, job: Job, counts: Counts, swept: Swept) -> None:
         """The queues are empty and the run is not complete: the counts have drifted, or references were lost."""
         counted = await self._tasks.recount(job.key)
@@ -173,7 +161,7 @@ class Sweeper:
         moved = 0 if completed else await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
         swept.cancelled += moved
         if moved == 0:
-            if await self._has_messages_in_flight(job):
+            if await has_holders(self._queue, job.run, self._clock.now()):
                 return
             for queue in run_queues(job.run.run_id):
                 await self._queue.drop(queue)
