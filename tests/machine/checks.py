@@ -16,17 +16,19 @@ from tests.machine.world import World
 
 # Lines of the log that nothing in this world accounts for.
 _NEVER = {
-    "a fetching process hangs and is killed",
-    "a fetching process ended and is started again",
+    "fetcher hangs; killing it",
+    "fetcher ended; restarting",
+    "fetcher failed",
+    "lane task failed",
     "executor failed",
-    "a long task failed inside Conveyor",
-    "schedule failed inside Conveyor; it is tried again",
+    "long task failed inside Conveyor",
+    "schedule failed with an internal error; it is retried",
     "message is not a chunk",
-    "message can not be read",
+    "message is not one of Conveyor's",
     "counts had drifted",
 }
 # Not without a call that failed.
-_NOT_BY_ITSELF = {"role failed; it goes on after a pause", "results were not written", "ingest given up"}
+_NOT_BY_ITSELF = {"role tick failed", "outcomes not written; retrying", "ingest dead-lettered"}
 
 # Seconds without any progress of anything, with nothing in the way: a retry, a breaker and a poll are shorter. Where a
 # process died, or was not answered, what it had comes again when leases lapse; what the monitor had begun with a run
@@ -308,17 +310,16 @@ def _check_worker(node: Node) -> None:
     tables: dict[str, Any] = {
         "lanes": worker._lanes,
         "leaving": worker._leaving,
-        "gone": worker._gone,
+        "lost": worker._lost,
         "recorder waiting": recorder._waiting,
         "recorder flushes": recorder._flushes,
         "recorder count": recorder._count,
         "recorder bytes": recorder._bytes,
-        "canaries": {key: count for key, count in worker._breakers._out.items() if count},
+        "probes": {key: count for key, count in worker._breakers._probing.items() if count},
     }
     for number, member in enumerate(node.fetchers.members):
-        for name in ("_out", "_load", "_told"):
-            table = getattr(member, name, {})
-            tables[f"fetcher {number} {name}"] = {key: value for key, value in table.items() if value}
+        tables[f"fetcher {number} sent"] = member._sent
+        tables[f"fetcher {number} shares"] = {key: share.owed for key, share in member._shares.items() if share.owed}
     for number, child in enumerate(node.launcher.children):
         tables[f"child {number} lanes"] = child._lanes
     for name, table in tables.items():

@@ -57,9 +57,9 @@ HOT = [
     "queue.release",
     "tasks.finish",
     "tasks.unfinished",
-    "records.jobs.active_jobs",
-    "records.ingests.seal",
-    "records.ingests.append_range",
+    "jobs.active_jobs",
+    "ingests.seal",
+    "ingests.append_range",
     "blobs.put",
 ]
 

@@ -37,7 +37,7 @@ class Figures(msgspec.Struct):
         if world is not None:
             self.jobs += len(world.pledges)
             self.tasks += len(world.targets.starts)
-            self.exports += world.faults.seen["records.documents.create_rows"]
+            self.exports += world.faults.seen["documents.create_documents"]
             self.crashes += len(world.crashed)
             self.failed_calls += len(world.faults.fired)
             self.hours += world.loop.now / 3600

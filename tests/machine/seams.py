@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
+from conveyor.engines.records import Records
 from conveyor.errors import EngineFailed
 from conveyor.system import System
 from conveyor.telemetry.seams import PROTOCOLS
@@ -122,8 +123,13 @@ class _Seam:
 
 def faulty(system: System, faults: Faults, alive: Alive) -> System:
     """The system as one process sees it."""
-    seams = {seam: _faulty(seam, getattr(system, seam), faults, alive) for seam in PROTOCOLS if getattr(system, seam)}
-    return dataclasses.replace(system, **seams)
+    parts: Any = {
+        part.name: _faulty(part.name, getattr(system.records, part.name), faults, alive)
+        for part in dataclasses.fields(Records)
+    }
+    engines = {seam: getattr(system, seam) for seam in PROTOCOLS if seam not in parts}
+    seams = {seam: _faulty(seam, engine, faults, alive) for seam, engine in engines.items() if engine}
+    return dataclasses.replace(system, records=Records(**parts), **seams)
 
 
 def _faulty(seam: str, engine: Any, faults: Faults, alive: Alive) -> Any:

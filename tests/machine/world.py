@@ -277,7 +277,7 @@ class World:
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
         records: Any = self.system.records
-        return list(records._database._writer.execute(query))
+        return list(records.jobs._database._writer.execute(query))
 
     async def _asking(self, key: str | None, send: Any) -> Accepted | None:
         """Send a request; under a key, again and again while nobody answers."""
@@ -302,9 +302,9 @@ class World:
     def _watch(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if call == "coordinator.reserve":
             self._watch_passes(*args, wait=result)
-        if call == "records.ingests.append_range" and result is not None:
+        if call == "ingests.append_range" and result is not None:
             self.added_at[args[0]] = self.clock.now()
-        if call == "records.ingests.seal" and result is True and args[2]:
+        if call == "ingests.seal" and result is True and args[2]:
             row = self.sql(f"SELECT options FROM jobs WHERE job_id = '{args[0]}'")
             timeout = json.loads(row[0][0]).get("idle_timeout", 3600.0) if row else 0.0
             quiet = self.clock.now() - self.added_at.get(args[0], 0.0)
