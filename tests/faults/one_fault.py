@@ -21,14 +21,14 @@ from conveyor.telemetry.seams import PROTOCOLS
 
 # Calls that change nothing: whether one of them fails before or after is the same to everybody.
 READS = {
-    "jobs": "runs job jobs active_jobs run ended_unswept hidden_jobs",
+    "jobs": "runs job jobs active_jobs run unswept_jobs purgeable_jobs",
     "ingests": "ranges range ingested",
     "access": "upload expired_uploads key keys",
-    "documents": "document documents due_rows",
-    "outbox": "events untold",
-    "tasks": "unfinished counts error_codes task at page events walk",
-    "queue": "dead_letters letters depth waiting_since",
-    "coordinator": "held cached",
+    "documents": "document documents due_documents",
+    "outbox": "events undispatched",
+    "tasks": "unfinished counts error_codes task at page scan events walk",
+    "queue": "dead_letters find_dead_letters depth waiting_since",
+    "coordinator": "permits_in_use cached",
     "blobs": "get size listing stream presigned_put presigned_get",
 }
 # Modules whose functions call a seam for somebody else, who is the caller.

@@ -20,7 +20,7 @@ from tests.faults.forks import Forks
 from tests.faults.hits import ALL_HITS
 from tests.faults.long_child import TENANT
 from tests.files import MIB, Behaviour, FileSite, digest
-from tests.flow.test_export_download import INPUT, ExportApi
+from tests.flow.test_export_download import INPUT, ExportSite
 from tests.flow.test_export_download import SIZE as EXPORT_SIZE
 
 CHILD = "tests.faults.long_child"
@@ -126,7 +126,7 @@ async def test_a_download_that_has_failed_for_good(children: Forks, place: Path)
 
 @pytest.mark.parametrize("point", EXPORT)
 async def test_an_export(children: Forks, place: Path, point: str) -> None:
-    async with ExportApi(ready_after=2) as api:
+    async with ExportSite(ready_after=2) as api:
         described = api.described(poll={"first": 0.1, "rate": 1, "cap": 0.1})
         spec = {"kind": "export_download", "tasks": [INPUT], "export": described, "attempts": 1}
         await killed_then_done(children, place, spec, f"{point}:1")

@@ -595,7 +595,7 @@ class TestBadLists:
         job = await belt.stage(lines(3))
         assert job.source is not None
         await belt.blobs.delete([job.source.key])
-        await self._fails(belt, job, "not there", within=5)
+        await self._fails(belt, job, "no longer exists", within=5)
 
     async def test_one_that_goes_away_after_it_was_split(self, belt: Belt) -> None:
         job = await belt.stage(lines(100))

@@ -77,24 +77,26 @@ async def test_the_places_of_canaries_come_free_though_giving_one_back_failed() 
     for when in When:
         async with open_belt() as belt:
             # Two places are taken, then they are given back.
-            lost = injector(when, "coordinator", "hold", ordinal=2)
+            lost = injector(when, "coordinator", "acquire", ordinal=2)
             breakers = Breakers(lost.over(belt.system).coordinator, belt.clock, belt.system.settings, "worker_1")
             keys = [breaker_key(ACME, host) for host in ("a.example", "b.example")]
             for key in keys:
                 for _ in range(20):
-                    breakers.count(key, away=True)
-            await breakers.tell()
+                    breakers.count(key, down=True)
+            await breakers.report()
             belt.clock.advance(31)
-            assert [await breakers.enter(key) for key in keys] == [True, True]
+            assert [await breakers.acquire_probe(key) for key in keys] == [True, True]
             for key in keys:
-                breakers.probed(key, up=None)
-            await breakers.tell()
+                breakers.record_probe(key, up=None)
+            await breakers.report()
             assert lost.made
             for _ in range(4):
                 # A place that nobody renews expires.
                 belt.clock.advance(20)
-                await breakers.tell()
-                await breakers.look()
-                await breakers.keep()
+                await breakers.report()
+                await breakers.refresh()
+                await breakers.renew_probes()
             assert [await belt.system.coordinator.permits_in_use(f"canary:{key}") for key in keys] == [0, 0]
-            assert [await breakers.enter(key) for key in keys] == [True, True], "nobody ever tries the target again"
+            assert [await breakers.acquire_probe(key) for key in keys] == [True, True], (
+                "nobody ever tries the target again"
+            )

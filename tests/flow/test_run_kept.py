@@ -107,7 +107,7 @@ def desk() -> Iterator[Desk]:
         # A thread has a loop of its own, and no signals.
         patch.setattr(loop, "run_async", _in_a_thread)
         patch.setattr(loop.Stop, "listen", lambda _: None)
-        patch.setattr(loop, "keep_for_good", lambda: None)
+        patch.setattr(loop, "freeze_loaded_objects", lambda: None)
         patch.setattr(pipeline, "read", _read_late)
         patch.setenv("CONVEYOR_HANDLER_PROCESSES", "0")
         patch.setenv("CONVEYOR_LOG_LEVEL", "error")

@@ -43,9 +43,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum numbe
 
 Concurrency = Annotated[
     int | None,
-    typer.Option(
-        "--concurrency", min=1, rich_help_panel=_JOB, help="Maximum number of tasks in progress at once. [64]"
-    ),
+    typer.Option("--concurrency", rich_help_panel=_JOB, help="Maximum number of tasks in progress at once. [64]"),
 ]
 Handler = Annotated[
     str | None,

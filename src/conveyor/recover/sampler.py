@@ -110,7 +110,7 @@ class Sampler:
             rows = await records.documents.due_documents(row_kind, now, 1)
             metrics.DUE_LAG_SECONDS.set(self._late(rows[0].due_at if rows else None), kind)
         events = await records.outbox.undispatched(1)
-        metrics.DUE_LAG_SECONDS.set(self._late(events[0].at if events else None), "notice")
+        metrics.DUE_LAG_SECONDS.set(self._late(events[0].at if events else None), "outbox")
 
     async def _coordinated(self) -> None:
         coordinator = self._system.coordinator

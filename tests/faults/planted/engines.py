@@ -71,7 +71,7 @@ def look_through_all_that_expire(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_for_everyone_on_the_same_threads(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(database, "in_role", lambda: False)
+    patch.setattr(database, "is_in_role", lambda: False)
     patch.setattr(test_database, "PATIENCE", 0.5)
 
 

@@ -133,7 +133,7 @@ def a_child_without_a_descriptor_costs_the_task(patch: pytest.MonkeyPatch) -> No
 
 def text_of_handlers_is_passed_on_as_it_is(patch: pytest.MonkeyPatch) -> None:
     for module in (handlers, calls):
-        patch.setattr(module, "plain_text", lambda text, longest: text[:longest])
+        patch.setattr(module, "storable_text", lambda text, longest: text[:longest])
 
 
 PLANTED = [

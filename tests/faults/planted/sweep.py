@@ -46,13 +46,13 @@ async def _created_or_left(self: Heartbeat, row: Document) -> Document:
 
 
 def _version_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Heartbeat, "_created", _created_or_left)
+    patch.setattr(Heartbeat, "_create", _created_or_left)
 
 
 async def _remove_once(self: Heartbeat) -> None:
-    if self._row is not None:
-        row, self._row = self._row, None
-        await self._records.documents.remove_document(row)
+    if self._document is not None:
+        document, self._document = self._document, None
+        await self._records.documents.remove_document(document)
 
 
 def _row_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -60,16 +60,16 @@ def _row_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 async def _let_go_of_all_at_once(self: Breakers) -> None:
-    back, self._back = self._back, {}
-    for key, count in back.items():
-        left = self._out.pop(key, 0) - count
+    probed, self._probed = self._probed, {}
+    for key, count in probed.items():
+        left = self._probing.pop(key, 0) - count
         if left > 0:
-            self._out[key] = left
+            self._probing[key] = left
         await self._hold(key, max(0, left), 1 << breaker._LEVELS)
 
 
 def _places_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Breakers, "_let_go", _let_go_of_all_at_once)
+    patch.setattr(Breakers, "_release_probes", _let_go_of_all_at_once)
 
 
 PLANTED = [
