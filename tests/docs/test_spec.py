@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-from conveyor.engines.sqlite.database import sql_file
+import apsw
+
+from conveyor.engines.sqlite.database import MIGRATIONS
 from conveyor.errors import ConveyorError
 from conveyor.model import Options
 from conveyor.settings import PREFIX, Settings
@@ -44,10 +46,14 @@ def test_the_table_of_states_is_the_table_in_the_code() -> None:
 
 def test_every_table_and_column_of_sqlite_is_described() -> None:
     described = section("5.")
-    for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", sql_file("schema.sql"), re.DOTALL):
+    database = apsw.Connection(":memory:")
+    for script in MIGRATIONS:
+        database.execute(script)
+    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    for (name,) in list(database.execute(tables)):
         row = next((line for line in described.splitlines() if line.startswith(f"| `{name}`")), None)
         assert row is not None, name
-        columns = re.findall(r"^    ([a-z]\w*) [A-Z]", body, re.MULTILINE)
+        columns = [column for (column,) in database.execute("SELECT name FROM pragma_table_info(?)", (name,))]
         missing = [column for column in columns if not re.search(rf"\b{column}\b", row)]
         assert not missing, (name, missing)
 

@@ -26,6 +26,7 @@ from conveyor.export.request import ExportCompression, ExportFormat, ExportSpec
 from conveyor.model import PROGRESS, Backoff, Job, JobId, JobKind, ListFormat, Mode, Outcome, Source, TaskRef
 from conveyor.notify.deliveries import DELIVERY, delivery_of
 from conveyor.notify.webhooks import Webhooks, WebhookSpec
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.download.exchange import ExchangePlan
 from conveyor.process.executors.download.long_tasks import LongTasks
 from conveyor.process.executors.fetch.fetchers import Fetchers, LeasedReference, Port
@@ -283,7 +284,7 @@ async def _removed(schedules: Schedules, schedule_id: str) -> None:
         await schedules.remove(ACME, schedule_id)
 
 
-class Pieces:
+class Pieces(LocalExecutor):
     """An executor of long tasks: each arrives in pieces, and its row says how many are there."""
 
     def __init__(self, world: World) -> None:
@@ -332,11 +333,11 @@ class NearFetchers(Fetchers):
         self._died = False
         self._out: dict[asyncio.Task[None], tuple[Port, LeasedReference]] = {}
 
-    def room(self, port: Port) -> int:
+    def capacity(self, port: Port) -> int:
         return 2 * port.width
 
-    def start(self, port: Port, held: Sequence[LeasedReference]) -> None:
-        for one in held:
+    def start(self, port: Port, entries: Sequence[LeasedReference]) -> None:
+        for one in entries:
             task = asyncio.create_task(self._fetch(port, one))
             self._out[task] = (port, one)
             task.add_done_callback(lambda task: self._out.pop(task, None))
@@ -358,10 +359,10 @@ class NearFetchers(Fetchers):
             for task, _ in lost:
                 if task is not asyncio.current_task():
                     task.cancel()
-            port.lost([ref for _, ref in lost])
+            port.on_lost([ref for _, ref in lost])
             return
         await self._clock.sleep(1.0)
-        port.came([one], [Outcome(TaskStatus.SUCCEEDED, http_status=200, body=b"here")])
+        port.on_outcomes([one], [Outcome(TaskStatus.SUCCEEDED, http_status=200, body=b"here")])
 
 
 async def remote(world: World) -> None:

@@ -1,6 +1,6 @@
 """Response schemas, for the OpenAPI page. Responses are built elsewhere; a test compares them with these schemas."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -8,7 +8,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.coordination.durations import TaskTime
-from conveyor.jobs.dead_letters import RedriveAction
 from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
 from conveyor.states import RunState
 
@@ -213,7 +212,7 @@ class DeadLetterShape(Shape, frozen=True):
     reason: str
     at: str
     # What redriving it does now, and a sentence that says so.
-    redrive: RedriveAction
+    redrive: Literal["requeue", "rerun_task", "none"]
     redrive_effect: str
 
 
