@@ -161,7 +161,8 @@ async def _progress(world: World) -> Any:
     exports = [
         (row.id, json.loads(row.body).get("state"), json.loads(row.body).get("read")) for row in await world.exports()
     ]
-    return jobs, exports, world.sql("SELECT sum(next_index) FROM ranges")
+    # Attempts are progress too: each task has so many. Those of downloads are not counted there, and may be many.
+    return jobs, exports, len(world.targets.starts), world.sql("SELECT sum(next_index) FROM ranges")
 
 
 async def _unfinished(world: World) -> str:
@@ -189,6 +190,9 @@ async def _check_patience(world: World, since: float) -> None:
             continue
         over = world.clock.now() - max(since, state.since + breaker.patience, job.run.created_at)
         slack = _PATIENCE_SLACK + (_STALL_AFTER_FAULTS if world.disturbed else 0.0)
+        if job.options.rate_per_host is not None:
+            # What a worker has in hand is looked at when its turn comes.
+            slack += job.run.total / job.options.rate_per_host
         if over > slack:
             counts = await world.system.tasks.counts(job.key)
             raise Violation(
