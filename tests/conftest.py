@@ -1,11 +1,13 @@
 """The fixtures that tests share: a clock to move, settings in a directory of their own, the system, a running API."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from conveyor.api.server import serve
 from conveyor.settings import Settings
@@ -27,6 +29,18 @@ _LONG = ("stacks", "dashboard", "test_kill.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first, so that at the end every process has something to do."""
     items.sort(key=lambda item: not any(part in item.path.parts for part in _LONG))
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A command that runs in the process of the tests configures the log, which the next test would inherit."""
+    configured = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    structlog.configure(**configured)
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture
