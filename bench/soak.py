@@ -31,11 +31,11 @@ from conveyor.model import JobId, TenantId
 from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import System, migrate, open_system
-from tests.api import Answer, client
 from tests.servers.launch import launched
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisServer
 from tests.stacks.ledger import Entry, audit, fails
+from tests.support.api import Answer, client
 
 TENANT = TenantId("soak")
 ROLES = (["work"], ["work"], ["ingest"], ["sweep"])

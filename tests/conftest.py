@@ -12,9 +12,9 @@ import structlog
 from conveyor.api.server import serve
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.api import Api, client, new_key
-from tests.clocks import JumpingClock
-from tests.logs import be_plain
+from tests.support.api import Api, client, new_key
+from tests.support.clocks import JumpingClock
+from tests.support.logs import be_plain
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a shell. What the tests start would be deaf to Ctrl-C as well.

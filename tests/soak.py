@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from tests.logs import be_plain
 from tests.machine.run import Figures, run
+from tests.support.logs import be_plain
 
 _EXAMPLES_AT_ONCE = 200
 

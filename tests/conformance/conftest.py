@@ -22,8 +22,8 @@ from conveyor.engines.queue import Queue
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.tasks import Tasks
-from tests.clocks import ManualClock
-from tests.places import quick_place
+from tests.support.clocks import ManualClock
+from tests.support.places import quick_place
 
 
 class Engine(NamedTuple):

@@ -14,8 +14,8 @@ from conveyor.model import (
     UploadRecord,
 )
 from conveyor.states import RunState, sources_of
-from tests.clocks import ManualClock
-from tests.jobs import ACME, make_job, make_notice
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, make_job, make_notice
 
 CALLERS = 20
 

@@ -11,7 +11,6 @@ from conveyor.model import (
     Source,
     TenantId,
 )
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
     LEASE,
@@ -21,7 +20,8 @@ from tests.conformance.record_setup import (
     make_claim,
     upload,
 )
-from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, DAY, OTHER, make_job, make_notice
 
 
 class TestClaims:

@@ -12,8 +12,8 @@ from conveyor.engines.tasks import TaskFilter
 from conveyor.jobs.chunks import decode, messages
 from conveyor.model import Job, ListFormat, Source
 from conveyor.states import RunState
-from tests.clocks import ManualClock
-from tests.jobs import ACME, make_job, make_notice, seeds
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, make_job, make_notice, seeds
 
 
 async def accept(

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from conveyor.engines.blobs import BlobInfo, Blobs
 from conveyor.engines.local_blobs import LocalBlobs
 from conveyor.errors import EngineFailed, NotFound
-from tests.clocks import ManualClock
 from tests.conformance.conftest import ENGINES, behind
+from tests.support.clocks import ManualClock
 
 MIB = 1024 * 1024
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.engines.coordinator import Coordinator, Lease
-from tests.clocks import ManualClock
+from tests.support.clocks import ManualClock
 
 TTL = 10.0
 

@@ -12,12 +12,12 @@ from conveyor.model import (
     JobId,
     TenantId,
 )
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
     answered,
 )
-from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, DAY, OTHER, make_job, make_notice
 
 replace = msgspec.structs.replace
 

@@ -18,10 +18,10 @@ from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, ListFormat, Mode, Options, Range, Source, shard_of, task_id
 from conveyor.states import RunState, TaskStatus
-from tests.clocks import ManualClock
-from tests.jobs import ACME, DAY, REASONS_WITHOUT_CODE, end, make_job, make_notice, make_run, seeds
 from tests.servers.aws import REGION
 from tests.servers.dynamodb import open_engine, url_for
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, DAY, REASONS_WITHOUT_CODE, end, make_job, make_notice, make_run, seeds
 
 replace = msgspec.structs.replace
 

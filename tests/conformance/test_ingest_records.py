@@ -16,7 +16,6 @@ from conveyor.model import (
     RunId,
 )
 from conveyor.states import ReasonCode, RunState, sources_of
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
     LIST,
@@ -28,6 +27,7 @@ from tests.conformance.record_setup import (
     part,
     stored,
 )
+from tests.support.clocks import ManualClock
 
 
 class TestRanges:

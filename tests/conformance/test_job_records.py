@@ -25,7 +25,6 @@ from conveyor.model import (
     TenantId,
 )
 from conveyor.states import ENDED, MOVES, ReasonCode, RunState, TaskStatus, sources_of
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     CALLERS,
     answered,
@@ -37,7 +36,8 @@ from tests.conformance.record_setup import (
     stored,
     upload,
 )
-from tests.jobs import ACME, DAY, OTHER, make_job, make_notice
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, DAY, OTHER, make_job, make_notice
 
 replace = msgspec.structs.replace
 

@@ -9,12 +9,12 @@ from conveyor.model import (
     OutboxEvent,
 )
 from conveyor.states import RunState
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import (
     created,
     events,
 )
-from tests.jobs import ACME, OTHER, make_job, make_notice
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, OTHER, make_job, make_notice
 
 
 class TestEvents:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, ReportsMessageAge, run_queue
 from conveyor.errors import BadCursor
 from conveyor.model import RunId
-from tests.clocks import ManualClock
+from tests.support.clocks import ManualClock
 
 ONE = QueueName("one")
 TWO = QueueName("two")

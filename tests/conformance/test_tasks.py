@@ -32,8 +32,8 @@ from conveyor.model import (
 )
 from conveyor.read.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
-from tests.clocks import ManualClock
-from tests.jobs import OTHER, end, make_run, seeds
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import OTHER, end, make_run, seeds
 
 SUCCEEDED, FAILED, CANCELLED, PENDING = (
     TaskStatus.SUCCEEDED,

@@ -9,7 +9,7 @@ from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks, Walked
 from conveyor.model import InputJson, RunId, RunKey, Task, TaskEnd, TaskSeed, TenantId
 from conveyor.read.walk import matches
 from conveyor.states import TaskStatus
-from tests.clocks import ManualClock
+from tests.support.clocks import ManualClock
 
 EVERYTHING = TaskFilter()
 

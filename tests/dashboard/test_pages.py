@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, exp
 from tests.dashboard.pictures import PAGES, make_pictures
 from tests.dashboard.world import CODES, HOSTILE, LARGE, World, world
 from tests.servers.chromium import chromium
-from tests.up import environment
+from tests.support.up_process import environment
 
 WIDE = ViewportSize(width=1280, height=860)
 PHONE = ViewportSize(width=360, height=740)

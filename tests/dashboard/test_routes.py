@@ -17,9 +17,9 @@ from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, LongTask, RunI
 from conveyor.notify.progress_notifier import ProgressNotifier
 from conveyor.states import TaskStatus
 from conveyor.system import System
-from tests.api import Api
-from tests.clocks import JumpingClock
-from tests.jobs import ACME, OTHER, make_job, make_notice, seeds
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME, OTHER, make_job, make_notice, seeds
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -7,8 +7,8 @@ from conveyor import faults
 from conveyor.auth.keys import parse_key
 from conveyor.auth.sessions import LINK, OWNER, SESSION, Sessions
 from conveyor.cli.dashboard_command import sign_in_path
-from tests.api import Answer, Api, new_key
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api, new_key
+from tests.support.clocks import JumpingClock
 
 PROOF = {"x-conveyor-dashboard": "1"}
 

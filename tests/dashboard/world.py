@@ -19,8 +19,8 @@ from conveyor.model import Job, JobKind, ResultDetail, TaskEnd, TaskError, TaskS
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.jobs import make_job, make_notice
-from tests.up import Up, running
+from tests.support.make_jobs import make_job, make_notice
+from tests.support.up_process import Up, running
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def world(place: Path) -> Iterator[World]:
     threading.Thread(target=site.serve_forever, daemon=True).start()
     large = asyncio.run(_large_job(place / "data"))
     try:
-        with running(place, "--app", "tests.handlers_app:handlers", **settings) as up:
+        with running(place, "--app", "tests.support.handlers_app:handlers", **settings) as up:
             found = World(up, site)
             found.large = large
             yield found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.docs.blocks import blocks
-from tests.up import environment
+from tests.support.up_process import environment
 
 PATIENCE = 60.0
 # Blocks under this title go on while the others run.

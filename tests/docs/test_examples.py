@@ -18,7 +18,7 @@ from tests.docs.blocks import EXAMPLES
 from tests.docs.terminal import terminal
 from tests.servers.aws import CREDENTIALS, REGION
 from tests.servers.moto import moto
-from tests.up import ROOT, running
+from tests.support.up_process import ROOT, running
 
 ROLE = "arn:aws:iam::000000000000:role/example"
 

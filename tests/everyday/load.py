@@ -15,7 +15,7 @@ from tests.everyday.mix import Job, job_of
 from tests.everyday.server import complaints, server
 from tests.everyday.site import Site
 from tests.everyday.watch import Watch
-from tests.up import Up
+from tests.support.up_process import Up
 
 _SESSIONS = 4
 # Beyond the time for new jobs, until all must have ended.

@@ -10,7 +10,7 @@ from conveyor.clock import SystemClock
 from conveyor.settings import Settings
 from conveyor.system import migrate
 from tests.stacks.conftest import urls
-from tests.up import Up
+from tests.support.up_process import Up
 
 STACKS = ("embedded", "postgres", "aws")
 

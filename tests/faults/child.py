@@ -71,9 +71,9 @@ from conveyor.recover.retention import Removed, Retention
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.exports import Unordered
 from tests.faults import plants
-from tests.logs import be_plain
+from tests.support.export_jobs import Unordered
+from tests.support.logs import be_plain
 
 TENANT = TenantId("acme")
 TOTAL = 200

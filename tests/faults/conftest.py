@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.forks import Forks
-from tests.places import quick_place
+from tests.support.places import quick_place
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import open_system
 from tests.faults.long_child import TENANT
-from tests.files import Behaviour, FileSite, digest
+from tests.support.file_site import Behaviour, FileSite, digest
 
 _ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.logs import be_plain
+from tests.support.logs import be_plain
 
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1

@@ -16,7 +16,7 @@ from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import open_system
 from tests.faults.forks import die_with_parent
-from tests.logs import be_plain
+from tests.support.logs import be_plain
 
 TENANT = TenantId("acme")
 
@@ -25,7 +25,7 @@ async def work(directory: Path, crash_at: str | None) -> None:
     settings = Settings.load(
         {},
         data=directory / "data",
-        app="tests.handlers_app:handlers",
+        app="tests.support.handlers_app:handlers",
         allow_private_targets=True,
         # They would only stand by here, and the memory is to be that of the long task.
         fetchers=0,

@@ -32,12 +32,12 @@ from conveyor.process.executors.download.long_tasks import LongTasks
 from conveyor.process.executors.fetch.fetchers import Fetchers, LeasedReference, Port
 from conveyor.process.task_progress import Track
 from conveyor.states import TaskStatus
-from tests.exports import parts_of
 from tests.faults.one_fault import Fault, Injector
 from tests.faults.one_fault_world import EMBEDDED, State, World, open_world
-from tests.flow.belt import Recording, failure, success
-from tests.jobs import ACME
-from tests.receiver import Receiver
+from tests.support.export_jobs import parts_of
+from tests.support.make_jobs import ACME
+from tests.support.receiver import Receiver
+from tests.support.small_fleet import Recording, failure, success
 
 Scenario = Callable[[World], Awaitable[None]]
 
@@ -93,14 +93,14 @@ def host_of(ref: TaskRef) -> str:
 
 async def limited(world: World) -> None:
     """Hosts with a rate and a slot each; two of them are down for a while, and their breakers open."""
-    up_at = world.belt.clock.now() + 6.0
+    up_at = world.fleet.clock.now() + 6.0
 
     async def act(job: Job, ref: TaskRef) -> Outcome:
-        await world.belt.clock.sleep(0.5)
-        down = host_of(ref) != "good.example" and world.belt.clock.now() < up_at
+        await world.fleet.clock.sleep(0.5)
+        down = host_of(ref) != "good.example" and world.fleet.clock.now() < up_at
         return failure("connect_failed") if down else success(b"here")
 
-    executor = Recording(world.belt.clock, act, target=host_of)
+    executor = Recording(world.fleet.clock, act, target=host_of)
     hosts = ("good.example", "bad.example", "worse.example")
     inputs = [f"http://{hosts[number % 3]}/{number}" for number in range(9)]
     limits = {"rate_per_host": 2.0, "concurrency_per_host": 1, "concurrency": 4, "attempts": 10}
@@ -130,7 +130,7 @@ async def controlled(world: World) -> None:
 
     async def act(job: Job, ref: TaskRef) -> Outcome:
         if job.name != "paused" or not resumed:
-            await world.belt.clock.sleep(_FOREVER)
+            await world.fleet.clock.sleep(_FOREVER)
         return await uneven(job, ref) if job.run.number == 1 else success(b"at last")
 
     world.executor.act = act
@@ -186,7 +186,7 @@ async def exported(world: World) -> None:
             lambda request, spec=spec: exports.create(job, spec, request),  # type: ignore[misc]
         )
         made.append(accepted.subject)
-    behind = Exports(world.belt.system)
+    behind = Exports(world.fleet.system)
 
     async def ready() -> bool:
         states = [(await behind.find(ACME, export_id)).export.state for export_id in made]
@@ -196,7 +196,7 @@ async def exported(world: World) -> None:
     gone = made.pop()
     await world.insist(lambda: _deleted(exports, gone))
     for format, export_id in zip(formats, made, strict=False):
-        (data,) = await parts_of(world.belt.system, export_id)
+        (data,) = await parts_of(world.fleet.system, export_id)
         world.notes[format] = _unzipped(data) if format is ExportFormat.ZIP else _lines(data)
 
 
@@ -243,8 +243,8 @@ async def told(world: World) -> None:
     """A schedule makes a job, and an endpoint hears of it."""
 
     def outbound() -> Outbound:
-        made = CountedOutbound(TargetGuard(allow_private=True, clock=world.belt.clock))
-        made.threads = world.belt._threads
+        made = CountedOutbound(TargetGuard(allow_private=True, clock=world.fleet.clock))
+        made.threads = world.fleet._threads
         return made
 
     world.embedded._outbound = outbound  # type: ignore[method-assign]
@@ -258,22 +258,22 @@ async def told(world: World) -> None:
         schedule = await world.ask("schedule", lambda request: schedules.create(ACME, spec, request))
 
         async def fired() -> bool:
-            row = await world.belt.system.records.documents.document(SCHEDULE, ACME, schedule.subject)
+            row = await world.fleet.system.records.documents.document(SCHEDULE, ACME, schedule.subject)
             return row is not None and schedule_of(row).fired > 0
 
         await world.until(fired, "the schedule has fired")
         await world.insist(lambda: _removed(schedules, schedule.subject))
-        (job,) = (await world.belt.system.records.jobs.jobs(ACME, None, 100)).items
+        (job,) = (await world.fleet.system.records.jobs.jobs(ACME, None, 100)).items
         await world.ended(job.job_id)
         await world.settled()
 
         async def delivered() -> bool:
-            return not await world.belt.system.records.documents.due_documents(
-                DELIVERY, world.belt.clock.now() + 1e6, 1
+            return not await world.fleet.system.records.documents.due_documents(
+                DELIVERY, world.fleet.clock.now() + 1e6, 1
             )
 
         await world.until(delivered, "all is delivered")
-        rows = (await world.belt.system.records.documents.documents(DELIVERY, ACME, None, 100)).items
+        rows = (await world.fleet.system.records.documents.documents(DELIVERY, ACME, None, 100)).items
         world.notes["deliveries"] = Counter((delivery_of(row).event, delivery_of(row).standing) for row in rows)
         world.notes["told"] = Counter(event for _, event in {(told.id, told.event) for told in receiver.told})
 
@@ -302,7 +302,7 @@ class Pieces(LocalExecutor):
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         async def take(plan: ExchangePlan, track: Track) -> Outcome:
             for done in range(track.done, 3):
-                await self._world.belt.clock.sleep(2.0)
+                await self._world.fleet.clock.sleep(2.0)
                 await track.save(done + 1, 3)
             await track.remove()
             return Outcome(TaskStatus.SUCCEEDED, http_status=200, body=b"all of it")
@@ -320,7 +320,7 @@ async def long(world: World) -> None:
     job_id = await submitted(world, spec)
     world.start(Pieces(world))
     await world.ended(job_id)
-    page = await world.belt.system.records.documents.documents(PROGRESS, ACME, None, 10)
+    page = await world.fleet.system.records.documents.documents(PROGRESS, ACME, None, 10)
     world.notes["progress"] = len(page.items)
 
 
@@ -328,8 +328,8 @@ class NearFetchers(Fetchers):
     """Fetchers in this process. The first time that one is given work it goes down with it."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(msgspec.structs.replace(world.system.settings, fetchers=0), world.belt.clock)
-        self._clock = world.belt.clock
+        super().__init__(msgspec.structs.replace(world.system.settings, fetchers=0), world.fleet.clock)
+        self._clock = world.fleet.clock
         self._died = False
         self._out: dict[asyncio.Task[None], tuple[Port, LeasedReference]] = {}
 

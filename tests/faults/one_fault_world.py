@@ -33,11 +33,11 @@ from conveyor.recover import retention, sweeper
 from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import System, migrate, open_system
-from tests.clocks import ManualClock
 from tests.faults.one_fault import Injector
-from tests.flow.belt import Belt, Recording
-from tests.jobs import ACME
-from tests.places import quick_place
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME
+from tests.support.places import quick_place
+from tests.support.small_fleet import Fleet, Recording
 
 T = TypeVar("T")
 
@@ -100,10 +100,10 @@ class Stuck(AssertionError):
 
 
 class World:
-    """`system` is what the roles and clients have; `belt` looks at what is behind it."""
+    """`system` is what the roles and clients have; `fleet` looks at what is behind it."""
 
-    def __init__(self, belt: Belt, system: System, stack: str) -> None:
-        self.belt = belt
+    def __init__(self, fleet: Fleet, system: System, stack: str) -> None:
+        self.fleet = fleet
         self._stack = stack
         self.system = system
         self.embedded = Embedded(system)
@@ -111,14 +111,14 @@ class World:
 
     @property
     def executor(self) -> Recording:
-        return self.belt.executor
+        return self.fleet.executor
 
     def start(self, executor: Any = None) -> None:
         """Every role goes to work, with one executor or one for each kind."""
-        executors = executor if isinstance(executor, dict) else dict.fromkeys(JobKind, executor or self.belt.executor)
+        executors = executor if isinstance(executor, dict) else dict.fromkeys(JobKind, executor or self.fleet.executor)
         for roles in self.embedded._roles(executors).values():
             for role in roles:
-                self.belt.start(role)
+                self.fleet.start(role)
 
     async def ask(self, key: str, send: Callable[[IdempotentRequest], Awaitable[Accepted]]) -> Accepted:
         """As a client does: the same request under the same key, until it has an answer."""
@@ -126,17 +126,17 @@ class World:
 
     async def insist(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send what may be sent again until it has an answer."""
-        end = self.belt.clock.now() + PATIENCE
+        end = self.fleet.clock.now() + PATIENCE
         while True:
             sending = asyncio.ensure_future(send())
             while not sending.done():
-                await self.belt.step()
+                await self.fleet.step()
             try:
                 return sending.result()
             except (Unavailable, IdempotencyInFlight):
-                if self.belt.clock.now() > end:
+                if self.fleet.clock.now() > end:
                     raise Stuck("a client got no answer") from None
-                await self.belt.step()
+                await self.fleet.step()
 
     async def job(self, job_id: str) -> Job:
         """As a client sees it."""
@@ -149,17 +149,17 @@ class World:
         return await self.insist(found)
 
     async def until(self, condition: Callable[[], Awaitable[object]], what: str) -> None:
-        end = self.belt.clock.now() + PATIENCE
+        end = self.fleet.clock.now() + PATIENCE
         while not await condition():
-            if self.belt.clock.now() > end:
+            if self.fleet.clock.now() > end:
                 raise Stuck(f"it does not come to this: {what}")
-            await self.belt.step()
+            await self.fleet.step()
 
     async def ended(self, job_id: str) -> None:
         """Until the latest run of the job has ended."""
 
         async def look() -> bool:
-            return (await self.belt.job(JobId(job_id))).state in ENDED
+            return (await self.fleet.job(JobId(job_id))).state in ENDED
 
         await self.until(look, f"{job_id} ends")
 
@@ -168,7 +168,7 @@ class World:
         await self.until(self._is_settled, "everything is settled")
 
     async def _is_settled(self) -> bool:
-        system = self.belt.system
+        system = self.fleet.system
         if await system.records.jobs.active_jobs() or await system.records.jobs.unswept_jobs(1):
             return False
         if (await system.queue.depth(CONTROL)).total or await system.records.outbox.undispatched(1) or self.held():
@@ -184,15 +184,15 @@ class World:
         """Semaphores that somebody holds, beside the one that says who is there. Known of the embedded one alone."""
         if self._stack != EMBEDDED:
             return {}
-        parts: Any = self.belt.system
+        parts: Any = self.fleet.system
         coordinator: sqlite_coordinator.SqliteCoordinator = parts.coordinator._engine
-        now = self.belt.clock.monotonic()
+        now = self.fleet.clock.monotonic()
         held = {name: coordinator._live(name, now) for name in coordinator._holders if name not in _PRESENT}
         return {name: holders for name, holders in held.items() if holders}
 
     async def end_state(self) -> State:
         """All that a user can see of the jobs, without times and ids."""
-        system = self.belt.system
+        system = self.fleet.system
         state: State = {"notes": self.notes}
         page = await system.records.jobs.jobs(ACME, None, 100)
         for number, job in enumerate(sorted(page.items, key=lambda job: (job.name or "", job.created_at))):
@@ -201,7 +201,7 @@ class World:
         return state
 
     async def _job_state(self, job: Job) -> State:
-        system = self.belt.system
+        system = self.fleet.system
         notices = (await system.records.outbox.events(ACME, job.job_id, None, 1000)).items
         runs = await system.records.jobs.runs(job.job_id)
         lines = b"".join([line async for line in invalid_lines(system.blobs, job)])
@@ -213,13 +213,13 @@ class World:
         }
 
     async def _run_state(self, job: Job, run: Run) -> State:
-        system = self.belt.system
+        system = self.fleet.system
         key = RunKey(job.tenant, job.job_id, run.run_id, job.task_shard_count)
         kept = await system.tasks.counts(key)
         counted = await system.tasks.recount(key)
         tasks = {}
         for task in await system.tasks.at(key, range(100)):
-            body = None if task.detail.body is None else sha256(await self.belt.body(task)).hexdigest()
+            body = None if task.detail.body is None else sha256(await self.fleet.body(task)).hexdigest()
             tasks[task.index] = (task.status.label, task.error_code, task.http_status, body)
         return {
             "state": (run.state, run.total, run.invalid, run.last_batch),
@@ -231,18 +231,18 @@ class World:
     async def _trail(self, key: RunKey) -> Counter[tuple[int | None, str, int]]:
         """What was noted of the ends of tasks: index, event and attempt. How often one is retried depends on the time
         that its run takes."""
-        page = await self.belt.system.tasks.events(key, None, None, 1000)
+        page = await self.fleet.system.tasks.events(key, None, None, 1000)
         ends = [event for event in page.items if event.event != "task.retried"]
         return Counter((event.index, event.event, event.data["attempt"]) for event in ends)
 
     async def removed(self) -> State:
         """Delete all jobs, and say what is left of them once they were removed."""
-        system = self.belt.system
+        system = self.fleet.system
         for job in (await system.records.jobs.jobs(ACME, None, 100)).items:
             await self.insist(lambda job=job: self.system.records.jobs.mark_deleted(ACME, job.job_id))  # type: ignore[misc]
 
         async def gone() -> bool:
-            return not await system.records.jobs.purgeable_jobs(self.belt.clock.now() + 1e6, 1)
+            return not await system.records.jobs.purgeable_jobs(self.fleet.clock.now() + 1e6, 1)
 
         await self.until(gone, "all jobs are removed")
         return {"blobs": [info.key async for info in system.blobs.listing("")], "rows": await self._rows()}
@@ -251,7 +251,7 @@ class World:
         """How many rows each table has that has any. Known of the embedded one alone."""
         if self._stack != EMBEDDED:
             return {}
-        parts: Any = self.belt.system
+        parts: Any = self.fleet.system
 
         def count(db: Any) -> dict[str, int]:
             named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
@@ -272,14 +272,14 @@ async def open_world(injector: Injector, stack: str = EMBEDDED, **settings: Any)
             await migrate(chosen, clock)
         async with open_system(chosen, clock) as system:
             # The clock stands while a call is under way, or a thread is at work.
-            belt = Belt(system, clock, logs, injector)
+            fleet = Fleet(system, clock, logs, injector)
             patch.setattr(asyncio, "to_thread", injector.counted(asyncio.to_thread))
             try:
-                yield World(belt, injector.over(system), stack)
+                yield World(fleet, injector.over(system), stack)
             finally:
                 # A role says so when it can not give something back. What that is lapses.
                 with suppress(EngineFailed):
-                    await belt.close()
+                    await fleet.close()
 
 
 def _urls(stack: str, place: Path) -> dict[str, Any]:

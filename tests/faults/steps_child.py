@@ -18,9 +18,9 @@ from conveyor.notify import dispatcher as notify
 from conveyor.notify import intake
 from conveyor.settings import Settings
 from conveyor.system import open_system
-from tests.belt import Echo
 from tests.faults import child
 from tests.servers.aws import REGION
+from tests.support.working import Echo
 
 _LOOK_SECONDS = 0.02
 

@@ -19,9 +19,9 @@ from conveyor.system import System, open_system
 from tests.faults.forks import Forks
 from tests.faults.hits import ALL_HITS
 from tests.faults.long_child import TENANT
-from tests.files import MIB, Behaviour, FileSite, digest
 from tests.flow.test_export_download import INPUT, ExportSite
 from tests.flow.test_export_download import SIZE as EXPORT_SIZE
+from tests.support.file_site import MIB, Behaviour, FileSite, digest
 
 CHILD = "tests.faults.long_child"
 SIZE = 2 * MIB + 77

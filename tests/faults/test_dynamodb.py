@@ -24,11 +24,11 @@ from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Job, Mode, Range, RunKey, Source, Task, shard_of, task_id
 from conveyor.states import RunState, TaskStatus, sources_of
-from tests.clocks import ManualClock
 from tests.faults.shim import Answer, Call, DynamoFaults, Forward, Interceptor, Reset, Shim, Stall, refusal
-from tests.jobs import ACME, end, make_job, make_notice, make_run, seeds
 from tests.servers.aws import aws
-from tests.servers.dynamodb import url_for
+from tests.servers.dynamodb import open_engine, url_for
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, end, make_job, make_notice, make_run, seeds
 
 CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "20"))
 TABLES = Path("/dynamodb-on-a-bad-day")
@@ -487,10 +487,12 @@ async def test_what_is_counted_during_a_recount_is_not_lost_by_it() -> None:
 async def test_errors_of_the_driver_do_not_get_out() -> None:
     clock, brief = clock_for(400_012), Patience(base=0.001, cap=0.01, limit=0.1)
     run = make_run(clock)
+    async with open_engine(TABLES, clock):
+        pass
     async with Shim(aws(), Times(1000, "BatchExecuteStatement", deny), Times(1000, "Query", deny)) as shim:
         gone = url_for(TABLES, "http://127.0.0.1:9")
         for url, about in (
-            (gone, "did not carry out"),
+            (gone, "did not complete"),
             (url_for(Path("/no tables here")), "conveyor migrate"),
             (url_for(TABLES, shim.url), "AccessDenied"),
         ):

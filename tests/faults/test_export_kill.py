@@ -22,8 +22,8 @@ from conveyor.export.exports import ExportState, part_range
 from conveyor.model import Job
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.exports import asked, found, stored_job
-from tests.places import quick_place
+from tests.support.export_jobs import asked, found, stored_job
+from tests.support.places import quick_place
 
 CHILD = Path(__file__).with_name("export_child.py")
 TOTAL = 20_000

@@ -27,7 +27,7 @@ from conveyor.model import JobId, TenantId
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import open_system
-from tests.processes import fetchers_of
+from tests.support.processes import fetchers_of
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 TASKS = 20_000

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.one_fault import Fault, Injector, Kind
 from tests.faults.one_fault_scenarios import SCENARIOS, State, failure_of, outcome_of
-from tests.logs import be_plain
+from tests.support.logs import be_plain
 
 ALL = os.environ.get("CONVEYOR_ONE_FAULT") == "all"
 # So that several processes share the work.

@@ -13,7 +13,7 @@ import pytest
 from tests.faults import plants
 from tests.faults.forks import Forks
 from tests.faults.test_crashpoints import check
-from tests.places import quick_place
+from tests.support.places import quick_place
 
 CHILD = "tests.faults.child"
 # Seconds after which a job is given up that waits for something that never comes; the right ones need a tenth of it.

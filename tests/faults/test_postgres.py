@@ -23,11 +23,11 @@ from conveyor.engines.tasks import TaskEvent
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Mode, Options, Range, Source, UploadRecord
 from conveyor.states import RunState, TaskStatus, sources_of
-from tests.clocks import ManualClock
 from tests.conformance.record_setup import key, part
-from tests.jobs import ACME, end, make_job, make_notice, make_run, seeds
-from tests.places import quick_place
 from tests.servers.postgres import Server, open_engine, url_of
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, end, make_job, make_notice, make_run, seeds
+from tests.support.places import quick_place
 
 QUEUE = QueueName("run:one")
 RESTARTS = 4

@@ -16,8 +16,8 @@ from conveyor.engines.redis import RedisEngine
 from conveyor.engines.redis import redis_server as module
 from conveyor.engines.redis.address import read_address
 from conveyor.errors import EngineFailed, InvalidSetting
-from tests.clocks import JumpingClock, ManualClock
 from tests.servers.redis import Leak, RedisServer
+from tests.support.clocks import JumpingClock, ManualClock
 
 TTL = 30.0
 # `CONVEYOR_REDIS_CASES` asks for more seeds.

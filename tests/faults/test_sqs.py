@@ -26,10 +26,10 @@ from conveyor.engines.sqs.envelope import from_text, to_text, wrap
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.jobs.chunks import send_all
 from conveyor.model import RunId, TenantId
-from tests.clocks import ManualClock
 from tests.faults.shim_sqs import CLEAN, DOUBTFUL, Shim
-from tests.places import quick_place
 from tests.servers.sqs import together, url_of
+from tests.support.clocks import ManualClock
+from tests.support.places import quick_place
 
 CASES = int(os.environ.get("CONVEYOR_SQS_CASES", "40"))
 HOLD = 30.0

@@ -22,13 +22,13 @@ from conveyor.jobs.callbacks import Callback, CallbackStatus, callback_of, seal_
 from conveyor.notify import intake
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.belt import until
-from tests.clocks import JumpingClock
 from tests.faults.forks import Forks
 from tests.faults.test_crashpoints import points_in_source
-from tests.jobs import ACME
-from tests.machines import Between, Machine, Roles, machine
 from tests.servers.aws import CREDENTIALS, aws, server_time
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME
+from tests.support.state_machines import Between, Machine, Roles, machine
+from tests.support.working import until
 
 CHILD = "tests.faults.steps_child"
 CHILD_ENVIRON = CREDENTIALS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.loop_watch import LoopWatch
+from tests.support.loop_watch import LoopWatch
 
 # Ten times the longest step of these tests on a quiet machine.
 BOUND_SECONDS = 0.5

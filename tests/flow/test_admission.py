@@ -17,10 +17,10 @@ from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import JobId, Mode, TenantId
 from conveyor.settings import Settings
 from conveyor.system import System
-from tests.api import Api
-from tests.clocks import JumpingClock
-from tests.jobs import ACME, OTHER, end
-from tests.places import quick_place
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME, OTHER, end
+from tests.support.places import quick_place
 
 SPEC = decode_spec(b'{"kind": "python", "handler": "x", "tasks": [1, 2, 3, 4, 5]}')
 

@@ -17,9 +17,9 @@ from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.recover.sweeper import Sweeper
 from conveyor.settings import Settings
 from conveyor.system import System
-from tests.api import Api
-from tests.belt import Echo, all_items, ended, until, working
-from tests.clocks import JumpingClock
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import Echo, all_items, ended, until, working
 
 ACME = TenantId("acme")
 DAY = 86_400.0

@@ -13,8 +13,8 @@ from conveyor.api import result_routes as results
 from conveyor.api.router import application
 from conveyor.settings import Settings
 from conveyor.system import System
-from tests.api import Answer, Api, new_key
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api, new_key
+from tests.support.clocks import JumpingClock
 
 URL = "http://example.com/"
 TABLES = (

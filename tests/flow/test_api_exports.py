@@ -12,9 +12,9 @@ import pytest
 from conveyor.api import schemas as shapes
 from conveyor.engines.blobs import Presigned
 from conveyor.settings import Settings
-from tests.api import Answer, Api
-from tests.belt import all_items, ended, until, working
-from tests.exports import exporter, stored_job
+from tests.support.api import Answer, Api
+from tests.support.export_jobs import exporter, stored_job
+from tests.support.working import all_items, ended, until, working
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import JobId, TenantId
-from tests.api import Answer, Api
-from tests.belt import all_items, ended, until, working
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import all_items, ended, until, working
 
 ACME = TenantId("acme")
 DAY = 86_400.0

@@ -17,9 +17,9 @@ from conveyor.api import schemas as shapes
 from conveyor.model import TaskSeed, TenantId, task_id
 from conveyor.read import cursors
 from conveyor.settings import Settings
-from tests.api import Answer, Api
-from tests.belt import all_items, ended, until, working
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import all_items, ended, until, working
 
 ACME = TenantId("acme")
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zstd": zstd.compress}

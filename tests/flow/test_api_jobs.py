@@ -25,8 +25,8 @@ from conveyor.model import BodyRef, Chunk, Job, JobId, ResultDetail, TaskEnd, Ta
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.api import Answer, Api
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock
 
 ACME = TenantId("acme")
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from conveyor.api import schemas as shapes
-from tests.api import Api
-from tests.belt import all_items
-from tests.clocks import JumpingClock
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import all_items
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from conveyor.accept.add_tasks import BatchView
 from conveyor.api import schemas as shapes
 from conveyor.model import TenantId
 from conveyor.settings import Settings
-from tests.api import Answer, Api
-from tests.belt import all_items, ended, until, working
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import all_items, ended, until, working
 
 ACME = TenantId("acme")
 

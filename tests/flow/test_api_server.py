@@ -9,7 +9,7 @@ import pytest
 from conveyor.api.server import serve
 from conveyor.errors import Unavailable
 from conveyor.system import System
-from tests.api import Api, client, new_key, parsed, raw
+from tests.support.api import Api, client, new_key, parsed, raw
 
 
 async def started(system: System, host: str = "127.0.0.1") -> tuple[str, asyncio.Event, "asyncio.Task[None]"]:

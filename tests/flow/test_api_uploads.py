@@ -18,9 +18,9 @@ from conveyor.lists.uploads import UploadView
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.api import Answer, Api, parsed, raw
-from tests.belt import until
-from tests.clocks import JumpingClock
+from tests.support.api import Answer, Api, parsed, raw
+from tests.support.clocks import JumpingClock
+from tests.support.working import until
 
 LIST = b"http://example.com/1\nhttp://example.com/2\n"
 DAY = 86_400.0

@@ -19,12 +19,12 @@ from conveyor.model import Job, JobId, Task
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
-from tests.belt import until
-from tests.clocks import JumpingClock
-from tests.jobs import ACME
-from tests.places import quick_place
-from tests.processes import fetchers_of
-from tests.site import Listener, read_request
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME
+from tests.support.places import quick_place
+from tests.support.processes import fetchers_of
+from tests.support.target_site import Listener, read_request
+from tests.support.working import until
 
 MIB = 1024 * 1024
 

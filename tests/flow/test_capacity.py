@@ -16,12 +16,12 @@ from conveyor.process.executors.python.children import Child, NoCapacity
 from conveyor.process.executors.python.handler_calls import Setup
 from conveyor.process.executors.python.python_executor import PythonExecutor
 from conveyor.settings import Settings
-from tests.fetching import idle
-from tests.flow.belt import open_belt
-from tests.handlers_app import handlers
-from tests.jobs import make_job
+from tests.support.handlers_app import handlers
+from tests.support.in_process_fetchers import idle
+from tests.support.make_jobs import make_job
+from tests.support.small_fleet import open_fleet
 
-APP = "tests.handlers_app:handlers"
+APP = "tests.support.handlers_app:handlers"
 MAX_NEEDED = 12
 
 
@@ -51,21 +51,21 @@ def opened() -> set[int]:
 
 
 async def test_a_handler_waits_for_a_process_that_the_machine_has_no_capacity_for() -> None:
-    async with open_belt(handler_processes=1) as belt:
-        executor = PythonExecutor(handlers, belt.system.settings, belt.clock, belt.system.records, sys.path, APP)
+    async with open_fleet(handler_processes=1) as fleet:
+        executor = PythonExecutor(handlers, fleet.system.settings, fleet.clock, fleet.system.records, sys.path, APP)
         refs = [TaskRef(index, InputJson(str(index))) for index in range(3)]
         with descriptors_left(0):
-            attempting = asyncio.create_task(executor.attempt(make_job(belt.clock, handler="double"), refs))
+            attempting = asyncio.create_task(executor.attempt(make_job(fleet.clock, handler="double"), refs))
             try:
                 for pause in (0.2, 0.4, 0.8, 1.6, 3.2):
                     await idle()
-                    assert belt.clock.next_wake() == pytest.approx(pause)
-                    belt.clock.advance(pause)
+                    assert fleet.clock.next_wake() == pytest.approx(pause)
+                    fleet.clock.advance(pause)
             except BaseException:
                 attempting.cancel()
                 await asyncio.wait([attempting])
                 raise
-        said = [log["seconds"] for log in belt.logs if log["event"].startswith("no capacity for a process")]
+        said = [log["seconds"] for log in fleet.logs if log["event"].startswith("no capacity for a process")]
         assert said == [0.2, 0.4, 0.8, 1.6, 3.2]
         outcomes = await attempting
         await executor.close()

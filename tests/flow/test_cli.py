@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from backports import zstd
 
-from tests.demo_site import demo_site
-from tests.forked import Commands
+from tests.support.demo_site import demo_site
+from tests.support.forked_commands import Commands
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 MANIFEST_FIELDS = {
@@ -258,7 +258,7 @@ def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
     *shown, last = refused.stderr.splitlines()
     assert [line.split(":")[0].strip() for line in shown] == [f"line {number}" for number in range(2, 12)]
     assert "no url 9" in shown[-1]
-    assert "12 lines" in last
+    assert "12 invalid lines" in last
     assert "--on-invalid skip" in last
     assert last.endswith("[list_rejected]")
     assert [path.name for path in cli.place.iterdir()] == ["list.txt"], "nothing is left behind"

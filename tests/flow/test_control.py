@@ -18,11 +18,11 @@ from conveyor.recover.sweeper import Sweeper
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System
-from tests.api import Answer, Api
-from tests.belt import Flaky, all_items, ended, until, working
-from tests.clocks import JumpingClock, ManualClock
-from tests.flow.belt import Recording, open_belt, succeed, success
-from tests.jobs import end, make_run, seeds
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock, ManualClock
+from tests.support.make_jobs import end, make_run, seeds
+from tests.support.small_fleet import Recording, open_fleet, succeed, success
+from tests.support.working import Flaky, all_items, ended, until, working
 
 ACME = TenantId("acme")
 URLS = [f"http://example.com/{number}" for number in range(5000)]
@@ -281,110 +281,110 @@ class TestLive:
     """Workers that are under way follow."""
 
     async def test_concurrency(self) -> None:
-        async with open_belt() as belt:
+        async with open_fleet() as fleet:
             running, most = 0, 0
 
             async def slow(job: Job, ref: TaskRef) -> Any:
                 nonlocal running, most
                 running += 1
                 most = max(most, running)
-                await belt.clock.sleep(1.0)
+                await fleet.clock.sleep(1.0)
                 running -= 1
                 return success()
 
-            belt.executor.act = slow
-            job = await belt.submit(1000, concurrency=2, chunk_size=10)
-            belt.start(belt.worker())
-            await belt.until(lambda: running == 2)
-            await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 20})
-            await belt.until(lambda: running == 20, within=5)
-            await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 3})
-            await belt.passing(3)
+            fleet.executor.act = slow
+            job = await fleet.submit(1000, concurrency=2, chunk_size=10)
+            fleet.start(fleet.worker())
+            await fleet.until(lambda: running == 2)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency": 20})
+            await fleet.until(lambda: running == 20, within=5)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency": 3})
+            await fleet.passing(3)
             most = 0
-            await belt.passing(5)
+            await fleet.passing(5)
             assert most == 3
 
     async def test_a_rate_that_is_raised(self) -> None:
         """What stood in line at the old rate does not go on standing there."""
-        async with open_belt() as belt:
-            executor = Recording(belt.clock, succeed, target=lambda ref: "slow")
-            job = await belt.submit(400, rate_per_host=0.1, concurrency=10)
-            belt.start(belt.worker(executor))
-            await belt.passing(30)
+        async with open_fleet() as fleet:
+            executor = Recording(fleet.clock, succeed, target=lambda ref: "slow")
+            job = await fleet.submit(400, rate_per_host=0.1, concurrency=10)
+            fleet.start(fleet.worker(executor))
+            await fleet.passing(30)
             assert 3 <= len(executor.starts) <= 5
-            await change_options(belt.system, await belt.job(job.job_id), {"rate_per_host": 100})
-            began = belt.clock.now()
-            await belt.ended(job, within=60)
-            assert 3 <= belt.clock.now() - began <= 8
-            await belt.check(job)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"rate_per_host": 100})
+            began = fleet.clock.now()
+            await fleet.ended(job, within=60)
+            assert 3 <= fleet.clock.now() - began <= 8
+            await fleet.check(job)
 
     async def test_a_rate_that_is_lowered_and_lifted(self) -> None:
-        async with open_belt() as belt:
-            executor = Recording(belt.clock, succeed, target=lambda ref: "slow")
-            job = await belt.submit(3000, rate_per_host=50, concurrency=10)
-            belt.start(belt.worker(executor))
-            await belt.passing(4)
-            await change_options(belt.system, await belt.job(job.job_id), {"rate_per_host": 1})
-            await belt.passing(1)
+        async with open_fleet() as fleet:
+            executor = Recording(fleet.clock, succeed, target=lambda ref: "slow")
+            job = await fleet.submit(3000, rate_per_host=50, concurrency=10)
+            fleet.start(fleet.worker(executor))
+            await fleet.passing(4)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"rate_per_host": 1})
+            await fleet.passing(1)
             started = len(executor.starts)
-            await belt.passing(20)
+            await fleet.passing(20)
             assert len(executor.starts) - started <= 22
-            await change_options(belt.system, await belt.job(job.job_id), {"rate_per_host": None})
-            await belt.ended(job, within=30)
-            await belt.check(job)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"rate_per_host": None})
+            await fleet.ended(job, within=30)
+            await fleet.check(job)
 
     async def test_another_option_does_not_let_the_rate_slip(self) -> None:
-        async with open_belt() as belt:
-            executor = Recording(belt.clock, succeed, target=lambda ref: "slow")
-            job = await belt.submit(500, rate_per_host=2, concurrency=10)
-            belt.start(belt.worker(executor))
-            await belt.passing(5)
+        async with open_fleet() as fleet:
+            executor = Recording(fleet.clock, succeed, target=lambda ref: "slow")
+            job = await fleet.submit(500, rate_per_host=2, concurrency=10)
+            fleet.start(fleet.worker(executor))
+            await fleet.passing(5)
             for attempts in range(5, 10):
-                await change_options(belt.system, await belt.job(job.job_id), {"attempts": attempts})
-                await belt.passing(2)
+                await change_options(fleet.system, await fleet.job(job.job_id), {"attempts": attempts})
+                await fleet.passing(2)
             started = len(executor.starts)
-            await belt.passing(20)
+            await fleet.passing(20)
             assert 38 <= len(executor.starts) - started <= 42
 
     async def test_slots_of_a_host(self) -> None:
-        async with open_belt() as belt:
+        async with open_fleet() as fleet:
 
             async def slow(job: Job, ref: TaskRef) -> Any:
-                await belt.clock.sleep(0.5)
+                await fleet.clock.sleep(0.5)
                 return success()
 
-            executor = Recording(belt.clock, slow, target=lambda ref: "host")
-            job = await belt.submit(300, concurrency=20)
-            worker = belt.worker(executor)
-            belt.start(worker)
-            await belt.until(lambda: executor.running["host"] == 20)
-            await change_options(belt.system, await belt.job(job.job_id), {"concurrency_per_host": 3})
-            await belt.passing(3)
+            executor = Recording(fleet.clock, slow, target=lambda ref: "host")
+            job = await fleet.submit(300, concurrency=20)
+            worker = fleet.worker(executor)
+            fleet.start(worker)
+            await fleet.until(lambda: executor.running["host"] == 20)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency_per_host": 3})
+            await fleet.passing(3)
             executor.most.clear()
-            await belt.passing(3)
+            await fleet.passing(3)
             assert executor.most["host"] == 3
-            await change_options(belt.system, await belt.job(job.job_id), {"concurrency_per_host": None})
-            await belt.until(lambda: executor.running["host"] == 20, within=5)
-            await belt.ended(job)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency_per_host": None})
+            await fleet.until(lambda: executor.running["host"] == 20, within=5)
+            await fleet.ended(job)
             (lane,) = worker._lanes.values() if worker._lanes else [None]
             assert lane is None or not lane._targets.is_limited
 
     async def test_the_failure_threshold(self) -> None:
-        async with open_belt() as belt:
+        async with open_fleet() as fleet:
 
             async def fail_slowly(job: Job, ref: TaskRef) -> Any:
-                from tests.flow.belt import failure
+                from tests.support.small_fleet import failure
 
-                await belt.clock.sleep(0.2)
+                await fleet.clock.sleep(0.2)
                 return failure("result_not_json")
 
-            belt.executor.act = fail_slowly
-            job = await belt.submit(1000, concurrency=5, attempts=1)
-            for role in (belt.worker(), belt.sweeper):
-                belt.start(role)
-            await belt.until(lambda: len(belt.executor.starts) > 30)
-            await change_options(belt.system, await belt.job(job.job_id), {"failure_threshold": {"failed": 10}})
-            (done,) = await belt.ended(job, within=10)
+            fleet.executor.act = fail_slowly
+            job = await fleet.submit(1000, concurrency=5, attempts=1)
+            for role in (fleet.worker(), fleet.sweeper):
+                fleet.start(role)
+            await fleet.until(lambda: len(fleet.executor.starts) > 30)
+            await change_options(fleet.system, await fleet.job(job.job_id), {"failure_threshold": {"failed": 10}})
+            (done,) = await fleet.ended(job, within=10)
             assert done.state is RunState.FAILED
             assert "failure threshold" in (done.reason or "")
 

@@ -12,9 +12,9 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, JobId, RunId, TaskEnd, TaskRef, TenantId
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
-from tests.api import Api
-from tests.belt import all_items, ended, until, working
-from tests.clocks import JumpingClock
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.working import all_items, ended, until, working
 
 ACME = TenantId("acme")
 

@@ -24,13 +24,13 @@ from conveyor.read.results import stream_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.api import Api
-from tests.belt import all_items, ended
-from tests.belt import until as seen
-from tests.clocks import JumpingClock
-from tests.files import MIB, Behaviour, FileSite, digest
-from tests.jobs import ACME, make_job
-from tests.places import quick_place
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.file_site import MIB, Behaviour, FileSite, digest
+from tests.support.make_jobs import ACME, make_job
+from tests.support.places import quick_place
+from tests.support.working import all_items, ended
+from tests.support.working import until as seen
 
 SIZE = 3 * MIB + 12_345
 

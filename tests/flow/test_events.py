@@ -24,10 +24,10 @@ from conveyor.read import job_stream as stream
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.api import Api, client, new_key
-from tests.belt import PATIENCE, Echo, all_items, ended, until, working
-from tests.clocks import JumpingClock
-from tests.jobs import ACME, end, make_job, make_notice, seeds
+from tests.support.api import Api, client, new_key
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME, end, make_job, make_notice, seeds
+from tests.support.working import PATIENCE, Echo, all_items, ended, until, working
 
 URL = "http://target.example/"
 

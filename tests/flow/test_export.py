@@ -44,7 +44,7 @@ from conveyor.model import (
 from conveyor.read import walk
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
-from tests.exports import Unordered
+from tests.support.export_jobs import Unordered
 
 MIB = 1024 * 1024
 AT = 1_790_000_000.0

@@ -30,11 +30,11 @@ from conveyor.process.executors.download.export_api_executor import ExportDownlo
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
-from tests.belt import until
-from tests.clocks import JumpingClock
-from tests.files import MIB, Behaviour, FileSite, digest
-from tests.jobs import ACME, make_job
-from tests.site import Seen
+from tests.support.clocks import JumpingClock
+from tests.support.file_site import MIB, Behaviour, FileSite, digest
+from tests.support.make_jobs import ACME, make_job
+from tests.support.target_site import Seen
+from tests.support.working import until
 
 SIZE = MIB + 17
 

@@ -20,11 +20,11 @@ from conveyor.model import BodyRef, InputJson, Job, OutboxEvent, TaskSeed
 from conveyor.read import walk
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.clocks import ManualClock
-from tests.exports import ACME, Unordered, asked, end_of, found, made, new_job, parts_of, stored_job, url_of
-from tests.exports import exporter as new_exporter
 from tests.flow.test_exports import UNPACK, contents
-from tests.places import quick_place
+from tests.support.clocks import ManualClock
+from tests.support.export_jobs import ACME, Unordered, asked, end_of, found, made, new_job, parts_of, stored_job, url_of
+from tests.support.export_jobs import exporter as new_exporter
+from tests.support.places import quick_place
 
 TASKS = 600
 # Time slices of a small export, if each does as little as possible.

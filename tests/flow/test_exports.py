@@ -33,8 +33,8 @@ from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
-from tests.clocks import JumpingClock
-from tests.exports import (
+from tests.support.clocks import JumpingClock
+from tests.support.export_jobs import (
     ACME,
     Unordered,
     asked,
@@ -49,7 +49,7 @@ from tests.exports import (
     stored_job,
     url_of,
 )
-from tests.exports import exporter as new_exporter
+from tests.support.export_jobs import exporter as new_exporter
 
 MIB = 1024 * 1024
 
@@ -142,7 +142,7 @@ async def test_jsonl(system: System, compression: str, bodies: str) -> None:
         body = body_of(index) if has_body(index) else None
         assert line["input"] == {"url": url_of(index), "tag": f"t{index % 5}"}
         assert line["sha256"] == (sha256(body).hexdigest() if body is not None else None)
-        assert line["headers"] == [["server", "belt"]]
+        assert line["headers"] == [["server", "fleet"]]
         assert (line["elapsed"], line["error"] is None) == (0.25, index % 10 != 9)
         if bodies == "none":
             assert not {"body", "body_base64", "body_omitted"} & set(line)

@@ -19,8 +19,8 @@ from conveyor.model import Gateway, InputJson, Job, JobKind, Outcome, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor, host_of
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
-from tests.jobs import make_job
-from tests.site import AUTHORITY, MIB, Site
+from tests.support.make_jobs import make_job
+from tests.support.target_site import AUTHORITY, MIB, Site
 
 # On this address the site passes for a public one; 127.0.0.1 stays what it is.
 PUBLIC = "127.0.0.2"

@@ -19,8 +19,8 @@ from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import open_system
-from tests.processes import fetchers_of
-from tests.site import Site
+from tests.support.processes import fetchers_of
+from tests.support.target_site import Site
 
 ACME = TenantId("acme")
 
@@ -41,10 +41,10 @@ async def embedded(data: Path, **given: Any) -> AsyncIterator[Embedded]:
             yield made
 
 
-async def submitted(belt: Embedded, place: Path, urls: list[str], **options: Any) -> Job:
+async def submitted(fleet: Embedded, place: Path, urls: list[str], **options: Any) -> Job:
     listed = place / "urls.txt"
     listed.write_text("\n".join(urls))
-    return await belt.submit_list([str(listed)], options, ACME)
+    return await fleet.submit_list([str(listed)], options, ACME)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -52,16 +52,16 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def ended(belt: Embedded, job: Job) -> Job:
+async def ended(fleet: Embedded, job: Job) -> Job:
     async def over() -> bool:
-        return (await belt.job(ACME, job.job_id)).run.ended_at is not None
+        return (await fleet.job(ACME, job.job_id)).run.ended_at is not None
 
     await until(over)
-    return await belt.job(ACME, job.job_id)
+    return await fleet.job(ACME, job.job_id)
 
 
-async def rows(belt: Embedded, job: Job) -> list[Task]:
-    return sorted(await belt.system.tasks.page(job.key, 0, None, 10_000, TaskFilter()), key=lambda task: task.index)
+async def rows(fleet: Embedded, job: Job) -> list[Task]:
+    return sorted(await fleet.system.tasks.page(job.key, 0, None, 10_000, TaskFilter()), key=lambda task: task.index)
 
 
 def fetchers() -> list[int]:
@@ -74,15 +74,15 @@ def fetchers() -> list[int]:
 async def test_pages_come_back_whole_through_other_processes(
     site: Site, tmp_path: Path, count: int, layout: str
 ) -> None:
-    async with embedded(tmp_path / "data", fetchers=count) as belt:
+    async with embedded(tmp_path / "data", fetchers=count) as fleet:
         assert len(fetchers()) == count
         urls = [site.url(f"/ok?size={100 + number}") for number in range(300)] + [site.url("/status/404")]
-        job = await ended(belt, await submitted(belt, tmp_path, urls, result_layout=layout, concurrency=20))
+        job = await ended(fleet, await submitted(fleet, tmp_path, urls, result_layout=layout, concurrency=20))
         assert job.state is RunState.COMPLETED
-        tasks = await rows(belt, job)
+        tasks = await rows(fleet, job)
         assert [task.status for task in tasks] == [TaskStatus.SUCCEEDED] * 300 + [TaskStatus.FAILED]
         for task in tasks[:300]:
-            body = await read_body(belt.system.blobs, task)
+            body = await read_body(fleet.system.blobs, task)
             assert len(body) == 100 + task.index
             assert task.detail.body is not None
             assert task.detail.body.sha256 == sha256(body).hexdigest()
@@ -92,53 +92,53 @@ async def test_pages_come_back_whole_through_other_processes(
 
 
 async def test_a_job_keeps_to_its_concurrency_over_all_fetchers(site: Site, tmp_path: Path) -> None:
-    async with embedded(tmp_path / "data", fetchers=3) as belt:
+    async with embedded(tmp_path / "data", fetchers=3) as fleet:
         urls = [site.url(f"/late/20?n={number}") for number in range(60)]
-        job = await ended(belt, await submitted(belt, tmp_path, urls, concurrency=4))
-        assert (await belt.system.tasks.counts(job.key)).succeeded == 60
+        job = await ended(fleet, await submitted(fleet, tmp_path, urls, concurrency=4))
+        assert (await fleet.system.tasks.counts(job.key)).succeeded == 60
     assert 1 < site.most_at_once <= 4
 
 
 async def test_limits_of_a_target_hold_over_all_fetchers(site: Site, tmp_path: Path) -> None:
-    async with embedded(tmp_path / "data", fetchers=2) as belt:
+    async with embedded(tmp_path / "data", fetchers=2) as fleet:
         urls = [site.url(f"/late/20?n={number}") for number in range(40)]
-        job = await submitted(belt, tmp_path, urls, concurrency=30, concurrency_per_host=3)
-        job = await ended(belt, job)
-        assert (await belt.system.tasks.counts(job.key)).succeeded == 40
+        job = await submitted(fleet, tmp_path, urls, concurrency=30, concurrency_per_host=3)
+        job = await ended(fleet, job)
+        assert (await fleet.system.tasks.counts(job.key)).succeeded == 40
     assert site.most_at_once <= 3
 
 
 async def test_tasks_of_a_fetcher_that_is_killed_are_fetched_again(site: Site, tmp_path: Path) -> None:
-    async with embedded(tmp_path / "data", fetchers=2, max_lost_starts=100) as belt:
+    async with embedded(tmp_path / "data", fetchers=2, max_lost_starts=100) as fleet:
         urls = [site.url(f"/late/10?n={number}") for number in range(2000)]
-        job = await submitted(belt, tmp_path, urls, concurrency=40)
+        job = await submitted(fleet, tmp_path, urls, concurrency=40)
         for kill in range(1, 6):
 
             async def some_done(least: int = kill * 150) -> bool:
-                return (await belt.system.tasks.counts(job.key)).ended >= least and len(fetchers()) == 2
+                return (await fleet.system.tasks.counts(job.key)).ended >= least and len(fetchers()) == 2
 
             await until(some_done)
             os.kill(fetchers()[kill % 2], signal.SIGKILL)
-        job = await ended(belt, job)
+        job = await ended(fleet, job)
         assert job.state is RunState.COMPLETED
-        kept, truth = await belt.system.tasks.counts(job.key), await belt.system.tasks.recount(job.key)
+        kept, truth = await fleet.system.tasks.counts(job.key), await fleet.system.tasks.recount(job.key)
         assert kept == truth
         assert (truth.succeeded, truth.ended) == (2000, 2000)
 
 
 async def test_stopping_gives_back_what_did_not_begin(site: Site, tmp_path: Path) -> None:
     urls = [site.url(f"/late/50?n={number}") for number in range(400)]
-    async with embedded(tmp_path / "data") as belt:
-        job = await submitted(belt, tmp_path, urls, concurrency=10)
+    async with embedded(tmp_path / "data") as fleet:
+        job = await submitted(fleet, tmp_path, urls, concurrency=10)
 
         async def some_done() -> bool:
-            return (await belt.system.tasks.counts(job.key)).ended >= 20
+            return (await fleet.system.tasks.counts(job.key)).ended >= 20
 
         await until(some_done)
     assert fetchers() == []
-    async with embedded(tmp_path / "data") as belt:
-        job = await ended(belt, job)
-        tasks = await rows(belt, job)
+    async with embedded(tmp_path / "data") as fleet:
+        job = await ended(fleet, job)
+        tasks = await rows(fleet, job)
         assert [task.attempts for task in tasks] == [1] * 400
         assert {task.status for task in tasks} == {TaskStatus.SUCCEEDED}
     # Nothing was given back that had begun: each page was asked for once.

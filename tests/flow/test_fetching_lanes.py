@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from conveyor.accept.option_changes import change_options
 from conveyor.model import Job, JobKind
 from conveyor.process.executors.fetch.fetchers import Fetchers
-from tests.fetching import Launcher
-from tests.flow.belt import Belt, open_belt
+from tests.support.in_process_fetchers import Launcher
+from tests.support.small_fleet import Fleet, open_fleet
 
 # Of the fake clock: what a worker may take to see that something changed, and to be dealt slots.
 LONGEST_STALL = 1.0
 
 
 class Site:
-    """Fetchers of one belt, and how long nothing was attempted while there was something to attempt."""
+    """Fetchers of one fleet, and how long nothing was attempted while there was something to attempt."""
 
-    def __init__(self, belt: Belt, launcher: Launcher) -> None:
-        self._belt = belt
+    def __init__(self, fleet: Fleet, launcher: Launcher) -> None:
+        self._belt = fleet
         self._launcher = launcher
         self.longest_stall = 0.0
 
@@ -48,47 +48,47 @@ class Site:
 
 
 @asynccontextmanager
-async def fetching(fetchers: int = 2, **settings: int) -> AsyncIterator[tuple[Belt, Site]]:
-    async with open_belt(fetchers=fetchers, allow_private_targets=True) as belt:
+async def fetching(fetchers: int = 2, **settings: int) -> AsyncIterator[tuple[Fleet, Site]]:
+    async with open_fleet(fetchers=fetchers, allow_private_targets=True) as fleet:
         launcher = Launcher()
-        executor = Fetchers(belt.system.settings, belt.clock, launcher)
+        executor = Fetchers(fleet.system.settings, fleet.clock, launcher)
         executor.open()
         try:
-            service = belt.start(belt.worker(executor, kinds=[JobKind.FETCH], **settings))
-            yield belt, Site(belt, launcher)
-            await belt.stop(service)
+            service = fleet.start(fleet.worker(executor, kinds=[JobKind.FETCH], **settings))
+            yield fleet, Site(fleet, launcher)
+            await fleet.stop(service)
         finally:
             await executor.close()
 
 
-async def submitted(belt: Belt, tasks: int, **options: int) -> Job:
+async def submitted(fleet: Fleet, tasks: int, **options: int) -> Job:
     urls = [f"http://site.test/{number}" for number in range(tasks)]
-    return await belt.submit(urls, kind=JobKind.FETCH, handler=None, **options)
+    return await fleet.submit(urls, kind=JobKind.FETCH, handler=None, **options)
 
 
 async def test_thirty_jobs_at_once_never_stand_still() -> None:
     """The first job has all slots for a moment; then each has some."""
-    async with fetching(worker_concurrency=64) as (belt, site):
-        jobs = [await submitted(belt, 300, concurrency=64)]
-        await belt.until(lambda: site.running == 64)
-        jobs += [await submitted(belt, 20) for _ in range(29)]
+    async with fetching(worker_concurrency=64) as (fleet, site):
+        jobs = [await submitted(fleet, 300, concurrency=64)]
+        await fleet.until(lambda: site.running == 64)
+        jobs += [await submitted(fleet, 20) for _ in range(29)]
         # Slots are dealt again while what had them all goes on; then all of it ends at once.
-        await belt.passing(1.0)
+        await fleet.passing(1.0)
         await site.serve(*jobs, tasks=300 + 29 * 20)
         assert site.longest_stall <= LONGEST_STALL
-        for job in await belt.ended(*jobs):
-            await belt.check(job)
+        for job in await fleet.ended(*jobs):
+            await fleet.check(job)
 
 
 async def test_a_job_whose_concurrency_is_lowered_does_not_stand_still() -> None:
-    async with fetching() as (belt, site):
-        job = await submitted(belt, 400, concurrency=16)
+    async with fetching() as (fleet, site):
+        job = await submitted(fleet, 400, concurrency=16)
         await site.serve(job, tasks=50)
         for concurrency in (3, 1, 2, 1):
-            await change_options(belt.system, await belt.job(job.job_id), {"concurrency": concurrency})
-            await belt.passing(1.0)
-            await site.serve(job, tasks=(await belt.counts(job)).ended + 40)
-        await change_options(belt.system, await belt.job(job.job_id), {"concurrency": 16})
+            await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency": concurrency})
+            await fleet.passing(1.0)
+            await site.serve(job, tasks=(await fleet.counts(job)).ended + 40)
+        await change_options(fleet.system, await fleet.job(job.job_id), {"concurrency": 16})
         await site.serve(job, tasks=400)
         assert site.longest_stall <= LONGEST_STALL
-        await belt.check((await belt.ended(job))[0])
+        await fleet.check((await fleet.ended(job))[0])

@@ -46,8 +46,8 @@ from conveyor.read.invalid_lines import invalid_page
 from conveyor.read.merge import merged_page
 from conveyor.read.results import result_page
 from conveyor.states import RunState, TaskStatus
-from tests.flow.belt import Belt, failure, open_belt, success
-from tests.jobs import make_run
+from tests.support.make_jobs import make_run
+from tests.support.small_fleet import Fleet, failure, open_fleet, success
 
 LEASE = LEASE_SECONDS
 # Some 20 lines.
@@ -62,16 +62,16 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def belt() -> AsyncIterator[Belt]:
+async def fleet() -> AsyncIterator[Fleet]:
     """With small ranges too."""
-    async with open_belt(ingest_range_bytes=RANGE_BYTES) as opened:
+    async with open_fleet(ingest_range_bytes=RANGE_BYTES) as opened:
         yield opened
 
 
 @pytest.fixture
-async def whole() -> AsyncIterator[Belt]:
+async def whole() -> AsyncIterator[Fleet]:
     """A list is one range."""
-    async with open_belt() as opened:
+    async with open_fleet() as opened:
         yield opened
 
 
@@ -103,13 +103,13 @@ def lines(count: int) -> list[str]:
     return [json.dumps({"number": number, "text": "ü" * (number % 40)}, ensure_ascii=False) for number in range(count)]
 
 
-async def ingested(belt: Belt, job: Job, within: float = 1000) -> Job:
+async def ingested(fleet: Fleet, job: Job, within: float = 1000) -> Job:
     async def latched() -> bool:
-        return (await belt.job(job.job_id)).run.last_batch
+        return (await fleet.job(job.job_id)).run.last_batch
 
-    await belt.until(latched, within=within)
-    await belt.quiet()
-    return await belt.job(job.job_id)
+    await fleet.until(latched, within=within)
+    await fleet.quiet()
+    return await fleet.job(job.job_id)
 
 
 async def drive(ingester: Ingester, ticks: int = 1000) -> None:
@@ -120,15 +120,15 @@ async def drive(ingester: Ingester, ticks: int = 1000) -> None:
     raise AssertionError("there is always more")
 
 
-async def check_list(belt: Belt, job: Job, given: list[str]) -> None:
+async def check_list(fleet: Fleet, job: Job, given: list[str]) -> None:
     """Every line is a task under its number."""
-    tasks = await belt.tasks(job)
+    tasks = await fleet.tasks(job)
     assert [bytes(tasks[index].input).decode() for index in range(len(tasks))] == given
-    assert (await belt.job(job.job_id)).run.total == len(given)
+    assert (await fleet.job(job.job_id)).run.total == len(given)
 
 
-async def control_is_empty(belt: Belt) -> None:
-    assert await belt.system.queue.depth(CONTROL) == Depth(0, 0, 0)
+async def control_is_empty(fleet: Fleet) -> None:
+    assert await fleet.system.queue.depth(CONTROL) == Depth(0, 0, 0)
 
 
 def patched(ingester: Ingester, engine: str, **methods: Any) -> Ingester:
@@ -229,107 +229,107 @@ class TestPlan:
 
 class TestLists:
     @pytest.mark.parametrize("count", [1, 6, 7, 8, 20, 333])
-    async def test_a_list_becomes_tasks_in_order(self, belt: Belt, count: int) -> None:
-        job = await belt.stage(lines(count))
+    async def test_a_list_becomes_tasks_in_order(self, fleet: Fleet, count: int) -> None:
+        job = await fleet.stage(lines(count))
         assert (job.state, job.run.total, job.run.last_batch) == (RunState.INGESTING, 0, False)
-        belt.start(belt.ingester())
-        found = await ingested(belt, job)
-        await check_list(belt, job, lines(count))
+        fleet.start(fleet.ingester())
+        found = await ingested(fleet, job)
+        await check_list(fleet, job, lines(count))
         assert found.state is RunState.RUNNING
-        assert (len(await belt.system.records.ingests.ranges(job.run.run_id)) > 1) == (count > 20)
-        await control_is_empty(belt)
+        assert (len(await fleet.system.records.ingests.ranges(job.run.run_id)) > 1) == (count > 20)
+        await control_is_empty(fleet)
 
     @pytest.mark.parametrize("data", [b"", b"\n\n", b"# c\n"])
-    async def test_a_list_without_tasks_fails(self, belt: Belt, data: bytes) -> None:
-        job = await belt.stage_bytes(data, ListFormat.TEXT)
-        belt.start(belt.ingester())
-        (ended,) = await belt.ended(job)
+    async def test_a_list_without_tasks_fails(self, fleet: Fleet, data: bytes) -> None:
+        job = await fleet.stage_bytes(data, ListFormat.TEXT)
+        fleet.start(fleet.ingester())
+        (ended,) = await fleet.ended(job)
         assert (ended.state, ended.run.total) == (RunState.FAILED, 0)
         assert "no tasks" in (ended.reason or "")
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd.compress])
     async def test_the_total_is_exact_with_blanks_and_invalid_lines(
-        self, belt: Belt, pack: Callable[[bytes], bytes]
+        self, fleet: Fleet, pack: Callable[[bytes], bytes]
     ) -> None:
         given = [["", "{", f'"{number}"', "  ", f'{{"n": {number}}}'][number % 5] for number in range(403)]
-        job = await belt.stage_bytes(pack("\n".join(given).encode()), ListFormat.JSONL)
-        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
-            belt.start(role)
-        (ended,) = await belt.ended(job)
+        job = await fleet.stage_bytes(pack("\n".join(given).encode()), ListFormat.JSONL)
+        for role in (fleet.ingester("one"), fleet.ingester("two"), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        (ended,) = await fleet.ended(job)
         want = {number: line for number, line in enumerate(given) if number % 5 in (2, 4)}
-        tasks = await belt.tasks(job)
+        tasks = await fleet.tasks(job)
         assert {index: bytes(task.input).decode() for index, task in tasks.items()} == want
         wrong = [number + 1 for number in range(403) if number % 5 == 1]
         assert (ended.state, ended.run.total, ended.run.invalid) == (RunState.COMPLETED, len(want), len(wrong))
-        assert (await belt.counts(job)).succeeded == len(want)
+        assert (await fleet.counts(job)).succeeded == len(want)
         seen: list[int] = []
         cursor = None
         while True:
-            page = await invalid_page(belt.blobs, ended, 10, cursor)
+            page = await invalid_page(fleet.blobs, ended, 10, cursor)
             seen += [line.line for line in page.items]
             cursor = page.next_cursor
             if cursor is None:
                 break
         assert seen == wrong
 
-    async def test_a_list_with_one_bad_line_is_rejected_whole(self, belt: Belt) -> None:
+    async def test_a_list_with_one_bad_line_is_rejected_whole(self, fleet: Fleet) -> None:
         given = lines(300)
         given[250] = "{"
-        job = await belt.stage(given, on_invalid="reject")
-        for role in (belt.ingester(), belt.worker(), belt.sweeper):
-            belt.start(role)
-        (ended,) = await belt.ended(job)
+        job = await fleet.stage(given, on_invalid="reject")
+        for role in (fleet.ingester(), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        (ended,) = await fleet.ended(job)
         assert ended.state is RunState.FAILED
         assert "line 251" in (ended.reason or "")
-        await belt.passing(3 * LEASE)
-        assert await belt.tasks(job) == {}
-        assert belt.executor.starts == []
-        assert [line.line for line in (await invalid_page(belt.blobs, ended, 10, None)).items] == [251]
+        await fleet.passing(3 * LEASE)
+        assert await fleet.tasks(job) == {}
+        assert fleet.executor.starts == []
+        assert [line.line for line in (await invalid_page(fleet.blobs, ended, 10, None)).items] == [251]
 
-    async def test_a_good_list_is_not(self, belt: Belt) -> None:
-        job = await belt.stage(lines(100), on_invalid="reject")
-        belt.start(belt.ingester())
-        await ingested(belt, job)
-        await check_list(belt, job, lines(100))
+    async def test_a_good_list_is_not(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(100), on_invalid="reject")
+        fleet.start(fleet.ingester())
+        await ingested(fleet, job)
+        await check_list(fleet, job, lines(100))
 
-    async def test_lines_of_any_length_cross_the_pieces(self, belt: Belt) -> None:
+    async def test_lines_of_any_length_cross_the_pieces(self, fleet: Fleet) -> None:
         given = [json.dumps("x" * size) for size in (1, 200_000, 0, 260_000, 3, 131_072, 262_142, 5)]
-        job = await belt.stage(given)
-        belt.start(belt.ingester())
-        await ingested(belt, job)
-        await check_list(belt, job, given)
+        job = await fleet.stage(given)
+        fleet.start(fleet.ingester())
+        await ingested(fleet, job)
+        await check_list(fleet, job, given)
 
-    async def test_tasks_start_while_the_list_is_still_read(self, belt: Belt) -> None:
-        job = await belt.stage(lines(400))
+    async def test_tasks_start_while_the_list_is_still_read(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(400))
         seen: list[RunState] = []
 
         async def look(job: Job, ref: TaskRef) -> Outcome:
-            seen.append((await belt.job(job.job_id)).state)
+            seen.append((await fleet.job(job.job_id)).state)
             return success()
 
-        belt.executor.act = look
+        fleet.executor.act = look
         hold = asyncio.Event()
-        real = belt.system.records.ingests.checkpoint
+        real = fleet.system.records.ingests.checkpoint
 
         async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
             if one.number == 5:
                 await hold.wait()
             return await real(run_id, one, fence)
 
-        belt.start(patched(belt.ingester("slow"), "records.ingests", checkpoint=slow_checkpoint))
-        belt.start(belt.worker())
-        await belt.until(lambda: len(seen) >= 40)
+        fleet.start(patched(fleet.ingester("slow"), "records.ingests", checkpoint=slow_checkpoint))
+        fleet.start(fleet.worker())
+        await fleet.until(lambda: len(seen) >= 40)
         assert set(seen) == {RunState.INGESTING}
-        assert (await belt.job(job.job_id)).state is RunState.INGESTING, "more may come"
+        assert (await fleet.job(job.job_id)).state is RunState.INGESTING, "more may come"
         hold.set()
-        await belt.ended(job)
-        await belt.check(job)
+        await fleet.ended(job)
+        await fleet.check(job)
 
-    async def test_the_latch_waits_for_the_last_range(self, belt: Belt) -> None:
+    async def test_the_latch_waits_for_the_last_range(self, fleet: Fleet) -> None:
         """All tasks that are there have ended, one range is not done: the run does not complete."""
-        job = await belt.stage(lines(300))
+        job = await fleet.stage(lines(300))
         hold = asyncio.Event()
-        real = belt.system.records.ingests.checkpoint
+        real = fleet.system.records.ingests.checkpoint
 
         async def slow_checkpoint(run_id: Any, one: Range, fence: int) -> bool:
             if one.number == 2 and one.done:
@@ -337,37 +337,37 @@ class TestLists:
             return await real(run_id, one, fence)
 
         for name in ("one", "two"):
-            belt.start(patched(belt.ingester(name), "records.ingests", checkpoint=slow_checkpoint))
-        for role in (belt.worker(), belt.sweeper):
-            belt.start(role)
+            fleet.start(patched(fleet.ingester(name), "records.ingests", checkpoint=slow_checkpoint))
+        for role in (fleet.worker(), fleet.sweeper):
+            fleet.start(role)
 
         async def all_but_one() -> bool:
-            done = await belt.system.records.ingests.ingested(job.run.run_id)
-            return done.ranges > 0 and done.ranges_done == done.ranges - 1 and (await belt.counts(job)).ended == 300
+            done = await fleet.system.records.ingests.ingested(job.run.run_id)
+            return done.ranges > 0 and done.ranges_done == done.ranges - 1 and (await fleet.counts(job)).ended == 300
 
-        await belt.until(all_but_one)
-        await belt.passing(5)
-        found = await belt.job(job.job_id)
+        await fleet.until(all_but_one)
+        await fleet.passing(5)
+        found = await fleet.job(job.job_id)
         assert (found.state, found.run.last_batch) == (RunState.INGESTING, False)
         hold.set()
-        await belt.ended(job)
-        await belt.check(job)
+        await fleet.ended(job)
+        await fleet.check(job)
 
-    async def test_two_share_a_list(self, belt: Belt) -> None:
-        job = await belt.stage(lines(400))
+    async def test_two_share_a_list(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(400))
         took: dict[str, set[int]] = {"one": set(), "two": set()}
-        real = belt.system.records.ingests.checkpoint
+        real = fleet.system.records.ingests.checkpoint
         for name, numbers in took.items():
 
             async def noted(run_id: Any, one: Range, fence: int, numbers: set[int] = numbers) -> bool:
                 numbers.add(one.number)
                 # So that the other has the time to look.
-                await belt.clock.sleep(0.5)
+                await fleet.clock.sleep(0.5)
                 return await real(run_id, one, fence)
 
-            belt.start(patched(belt.ingester(name), "records.ingests", checkpoint=noted))
-        await ingested(belt, job)
-        await check_list(belt, job, lines(400))
+            fleet.start(patched(fleet.ingester(name), "records.ingests", checkpoint=noted))
+        await ingested(fleet, job)
+        await check_list(fleet, job, lines(400))
         assert took["one"]
         assert took["two"]
         assert not took["one"] & took["two"], "a range was read twice"
@@ -391,24 +391,24 @@ class TestMishaps:
         ("point", "nth"), [*((point, nth) for point in POINTS for nth in (1, 5, 12)), *((point, 1) for point in ONCE)]
     )
     async def test_an_ingest_that_dies_anywhere_is_taken_up_by_another(
-        self, belt: Belt, armed: Callable[[str, int], None], point: str, nth: int
+        self, fleet: Fleet, armed: Callable[[str, int], None], point: str, nth: int
     ) -> None:
         given = lines(100)
-        job = await belt.stage(given)
+        job = await fleet.stage(given)
         armed(point, nth)
         with pytest.raises(Crash):
-            await drive(belt.ingester("first"))
+            await drive(fleet.ingester("first"))
         faults.arm(None)
-        belt.clock.advance(LEASE)
-        for role in (belt.ingester("second"), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.ended(job, within=5 * LEASE)
-        await check_list(belt, job, given)
-        await belt.check(job)
-        await belt.passing(1)
-        await control_is_empty(belt)
+        fleet.clock.advance(LEASE)
+        for role in (fleet.ingester("second"), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await fleet.ended(job, within=5 * LEASE)
+        await check_list(fleet, job, given)
+        await fleet.check(job)
+        await fleet.passing(1)
+        await control_is_empty(fleet)
 
-    async def test_it_goes_on_from_the_last_checkpoint(self, whole: Belt, armed: Callable[[str, int], None]) -> None:
+    async def test_it_goes_on_from_the_last_checkpoint(self, whole: Fleet, armed: Callable[[str, int], None]) -> None:
         """The fourth batch is written and sent and its checkpoint is lost: only that one is done again."""
         job = await whole.stage(lines(50))
         armed("ingest.enqueue.after", 4)
@@ -431,7 +431,7 @@ class TestMishaps:
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
     async def test_a_last_line_without_an_end_and_a_crash_behind_it(
-        self, whole: Belt, armed: Callable[[str, int], None], pack: Callable[[bytes], bytes]
+        self, whole: Fleet, armed: Callable[[str, int], None], pack: Callable[[bytes], bytes]
     ) -> None:
         """The checkpoint is one byte behind the end of the list."""
         job = await whole.stage_bytes(pack(b'"one"\n"two"\n"three"'), ListFormat.JSONL)
@@ -446,10 +446,10 @@ class TestMishaps:
     @pytest.mark.parametrize(
         "engine", ["tasks.put", "queue.send", "records.ingests.checkpoint", "records.ingests.split"]
     )
-    async def test_an_engine_that_fails_a_few_times(self, belt: Belt, engine: str) -> None:
-        job = await belt.stage(lines(100))
+    async def test_an_engine_that_fails_a_few_times(self, fleet: Fleet, engine: str) -> None:
+        job = await fleet.stage(lines(100))
         name, _, method = engine.rpartition(".")
-        real = operator.attrgetter(engine)(belt.system)
+        real = operator.attrgetter(engine)(fleet.system)
         left = 3
 
         async def failing(*args: Any) -> Any:
@@ -460,32 +460,32 @@ class TestMishaps:
                 raise OSError("done, and yet an error")
             return result
 
-        belt.start(patched(belt.ingester(), name, **{method: failing}))
-        for role in (belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.ended(job, within=10 * LEASE)
+        fleet.start(patched(fleet.ingester(), name, **{method: failing}))
+        for role in (fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await fleet.ended(job, within=10 * LEASE)
         assert left < 3, "it never failed"
-        await check_list(belt, job, lines(100))
-        await belt.check(job)
+        await check_list(fleet, job, lines(100))
+        await fleet.check(job)
 
-    async def test_duplicated_messages(self, belt: Belt) -> None:
-        job = await belt.stage(lines(300))
+    async def test_duplicated_messages(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(300))
         where = (job.tenant, job.job_id, job.run.run_id)
         message = Outgoing(msgspec.json.encode(IngestJob(*where)))
         parts = [Outgoing(msgspec.json.encode(IngestRange(*where, number))) for number in range(30)]
-        await belt.system.queue.send(CONTROL, [message] * 3)
-        await belt.ingester("zero").tick()
-        await belt.system.queue.send(CONTROL, [*parts, message, *parts])
+        await fleet.system.queue.send(CONTROL, [message] * 3)
+        await fleet.ingester("zero").tick()
+        await fleet.system.queue.send(CONTROL, [*parts, message, *parts])
         for name in ("one", "two", "three"):
-            belt.start(belt.ingester(name))
-        belt.start(belt.worker())
-        await belt.ended(job)
-        await check_list(belt, job, lines(300))
-        await belt.passing(LEASE)
-        await control_is_empty(belt)
-        await belt.check(job)
+            fleet.start(fleet.ingester(name))
+        fleet.start(fleet.worker())
+        await fleet.ended(job)
+        await check_list(fleet, job, lines(300))
+        await fleet.passing(LEASE)
+        await control_is_empty(fleet)
+        await fleet.check(job)
 
-    async def test_one_that_lost_its_lease_is_refused_and_harms_nothing(self, whole: Belt) -> None:
+    async def test_one_that_lost_its_lease_is_refused_and_harms_nothing(self, whole: Fleet) -> None:
         """It sleeps through its lease in the middle of the list; another does it all; then it wakes."""
         given = lines(100)
         job = await whole.stage(given)
@@ -520,202 +520,204 @@ class TestMishaps:
         await check_list(whole, job, given)
         await whole.check(job)
 
-    async def test_a_message_that_nobody_can_read_is_buried(self, belt: Belt) -> None:
-        await belt.system.queue.send(CONTROL, [Outgoing(b"not json"), Outgoing(b'{"op":"from_the_future"}')])
-        job = await belt.stage(lines(10))
-        belt.start(belt.ingester())
-        await ingested(belt, job)
-        letters = (await belt.system.queue.dead_letters(None, 10)).items
+    async def test_a_message_that_nobody_can_read_is_buried(self, fleet: Fleet) -> None:
+        await fleet.system.queue.send(CONTROL, [Outgoing(b"not json"), Outgoing(b'{"op":"from_the_future"}')])
+        job = await fleet.stage(lines(10))
+        fleet.start(fleet.ingester())
+        await ingested(fleet, job)
+        letters = (await fleet.system.queue.dead_letters(None, 10)).items
         assert {letter.body for letter in letters} == {b"not json", b'{"op":"from_the_future"}'}
 
-    async def test_a_message_of_another_run_is_thrown_away(self, belt: Belt) -> None:
-        job = await belt.stage(lines(10))
+    async def test_a_message_of_another_run_is_thrown_away(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(10))
         strangers: list[IngestJob | IngestRange] = [
             IngestJob(job.tenant, job.job_id, RunId("run_other")),
             IngestJob(job.tenant, "job_other", job.run.run_id),  # type: ignore[arg-type]
             IngestRange(job.tenant, job.job_id, RunId("run_other"), 0),
             IngestRange(job.tenant, job.job_id, job.run.run_id, 99),
         ]
-        await belt.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message)) for message in strangers])
-        belt.start(belt.ingester())
-        await ingested(belt, job)
-        await belt.passing(5)
-        await control_is_empty(belt)
-        await check_list(belt, job, lines(10))
+        await fleet.system.queue.send(CONTROL, [Outgoing(msgspec.json.encode(message)) for message in strangers])
+        fleet.start(fleet.ingester())
+        await ingested(fleet, job)
+        await fleet.passing(5)
+        await control_is_empty(fleet)
+        await check_list(fleet, job, lines(10))
 
     @pytest.mark.parametrize("ticks", [0, 1, 3])
-    async def test_lost_messages_are_sent_again(self, belt: Belt, ticks: int) -> None:
+    async def test_lost_messages_are_sent_again(self, fleet: Fleet, ticks: int) -> None:
         """The queue is a hint: the rows know what is to be ingested."""
-        job = await belt.stage(lines(120))
-        first = belt.ingester("first")
+        job = await fleet.stage(lines(120))
+        first = fleet.ingester("first")
         for _ in range(ticks):
             await first.tick()
-        await belt.system.queue.drop(CONTROL)
-        for role in (belt.ingester(), belt.sweeper, belt.worker()):
-            belt.start(role)
-        await belt.ended(job, within=2 * LEASE)
-        await check_list(belt, job, lines(120))
-        await belt.check(job)
-        await control_is_empty(belt)
+        await fleet.system.queue.drop(CONTROL)
+        for role in (fleet.ingester(), fleet.sweeper, fleet.worker()):
+            fleet.start(role)
+        await fleet.ended(job, within=2 * LEASE)
+        await check_list(fleet, job, lines(120))
+        await fleet.check(job)
+        await control_is_empty(fleet)
 
     async def test_a_paused_ingest_goes_on_when_it_is_resumed(
-        self, belt: Belt, armed: Callable[[str, int], None]
+        self, fleet: Fleet, armed: Callable[[str, int], None]
     ) -> None:
-        job = await belt.stage(lines(100))
+        job = await fleet.stage(lines(100))
         armed("ingest.checkpoint.after", 2)
         with pytest.raises(Crash):
-            await drive(belt.ingester("first"))
+            await drive(fleet.ingester("first"))
         faults.arm(None)
-        assert await belt.lifecycle.move(job, RunState.PAUSED, "by hand", Counts()) is RunState.PAUSED
-        for role in (belt.ingester("second"), belt.sweeper, belt.worker()):
-            belt.start(role)
-        await belt.passing(3 * LEASE)
-        assert belt.executor.starts == []
-        assert await belt.lifecycle.move(job, RunState.INGESTING, None, Counts()) is RunState.INGESTING
-        await belt.ended(job, within=5 * LEASE)
-        await check_list(belt, job, lines(100))
-        await belt.check(job)
+        assert await fleet.lifecycle.move(job, RunState.PAUSED, "by hand", Counts()) is RunState.PAUSED
+        for role in (fleet.ingester("second"), fleet.sweeper, fleet.worker()):
+            fleet.start(role)
+        await fleet.passing(3 * LEASE)
+        assert fleet.executor.starts == []
+        assert await fleet.lifecycle.move(job, RunState.INGESTING, None, Counts()) is RunState.INGESTING
+        await fleet.ended(job, within=5 * LEASE)
+        await check_list(fleet, job, lines(100))
+        await fleet.check(job)
 
 
 class TestBadLists:
-    async def _fails(self, belt: Belt, job: Job, why: str, within: float = 10 * LEASE) -> Job:
-        for role in (belt.ingester(), belt.sweeper, belt.worker()):
-            belt.start(role)
-        (ended,) = await belt.ended(job, within=within)
+    async def _fails(self, fleet: Fleet, job: Job, why: str, within: float = 10 * LEASE) -> Job:
+        for role in (fleet.ingester(), fleet.sweeper, fleet.worker()):
+            fleet.start(role)
+        (ended,) = await fleet.ended(job, within=within)
         assert ended.state is RunState.FAILED
         assert (ended.reason or "").startswith("ingest failed: ")
         assert why in (ended.reason or "")
-        letters = (await belt.system.queue.dead_letters(None, 10)).items
+        letters = (await fleet.system.queue.dead_letters(None, 10)).items
         assert letters
         assert all((letter.queue, letter.reason) == (CONTROL, ended.reason) for letter in letters)
-        assert await belt.notices(job) == ["job.accepted", "run.failed"]
+        assert await fleet.notices(job) == ["job.accepted", "run.failed"]
         return ended
 
-    async def test_one_that_is_not_there(self, belt: Belt) -> None:
-        job = await belt.stage(lines(3))
+    async def test_one_that_is_not_there(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(3))
         assert job.source is not None
-        await belt.blobs.delete([job.source.key])
-        await self._fails(belt, job, "no longer exists", within=5)
+        await fleet.blobs.delete([job.source.key])
+        await self._fails(fleet, job, "no longer exists", within=5)
 
-    async def test_one_that_goes_away_after_it_was_split(self, belt: Belt) -> None:
-        job = await belt.stage(lines(100))
+    async def test_one_that_goes_away_after_it_was_split(self, fleet: Fleet) -> None:
+        job = await fleet.stage(lines(100))
         assert job.source is not None
-        await belt.ingester("first").tick()
-        await belt.blobs.delete([job.source.key])
-        await self._fails(belt, job, "")
+        await fleet.ingester("first").tick()
+        await fleet.blobs.delete([job.source.key])
+        await self._fails(fleet, job, "")
 
     @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
-    async def test_one_that_is_damaged(self, belt: Belt, pack: Callable[[bytes], bytes]) -> None:
+    async def test_one_that_is_damaged(self, fleet: Fleet, pack: Callable[[bytes], bytes]) -> None:
         data = pack("\n".join(lines(2000)).encode())
-        job = await belt.stage_bytes(data[: len(data) // 2], ListFormat.JSONL)
-        await self._fails(belt, job, "ends too early", within=900)
+        job = await fleet.stage_bytes(data[: len(data) // 2], ListFormat.JSONL)
+        await self._fails(fleet, job, "ends too early", within=900)
 
-    async def test_one_that_was_replaced_between_two_tries(self, belt: Belt, armed: Callable[[str, int], None]) -> None:
-        job = await belt.stage(lines(100))
+    async def test_one_that_was_replaced_between_two_tries(
+        self, fleet: Fleet, armed: Callable[[str, int], None]
+    ) -> None:
+        job = await fleet.stage(lines(100))
         assert job.source is not None
         armed("ingest.split.before", 1)
         with pytest.raises(Crash):
-            await drive(belt.ingester("first"))
+            await drive(fleet.ingester("first"))
         faults.arm(None)
-        await belt.blobs.put(job.source.key, "\n".join(reversed(lines(100))).encode() + b"\n")
-        await self._fails(belt, job, "has changed since it was accepted")
-        assert await belt.tasks(job) == {}
+        await fleet.blobs.put(job.source.key, "\n".join(reversed(lines(100))).encode() + b"\n")
+        await self._fails(fleet, job, "has changed since it was accepted")
+        assert await fleet.tasks(job) == {}
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-    async def test_one_that_is_replaced_after_it_was_split(self, belt: Belt, pack: Callable[[bytes], bytes]) -> None:
+    async def test_one_that_is_replaced_after_it_was_split(self, fleet: Fleet, pack: Callable[[bytes], bytes]) -> None:
         """Of a range that is not what it was, nothing becomes a task, not even of the part that is the same."""
         given = "\n".join(lines(100)).encode() + b"\n"
-        job = await belt.stage_bytes(pack(given), ListFormat.JSONL)
+        job = await fleet.stage_bytes(pack(given), ListFormat.JSONL)
         assert job.source is not None
-        first = belt.ingester("first")
+        first = fleet.ingester("first")
         await first.tick()
-        before = await belt.system.records.ingests.ingested(job.run.run_id)
+        before = await fleet.system.records.ingests.ingested(job.run.run_id)
         assert (before.ranges > 0, before.tasks) == (True, 0)
-        await belt.blobs.put(job.source.key, pack(given[:-4] + b'00"\n'))
-        await self._fails(belt, job, "has changed since it was accepted", within=900)
+        await fleet.blobs.put(job.source.key, pack(given[:-4] + b'00"\n'))
+        await self._fails(fleet, job, "has changed since it was accepted", within=900)
         last = lines(100)[-1]
-        assert all(task.input != last.encode() for task in (await belt.tasks(job)).values())
+        assert all(task.input != last.encode() for task in (await fleet.tasks(job)).values())
 
-    async def test_what_failed_goes_on_where_it_stopped(self, belt: Belt) -> None:
+    async def test_what_failed_goes_on_where_it_stopped(self, fleet: Fleet) -> None:
         """The list is put back, and the ingest is resumed."""
         given = lines(100)
-        job = await belt.stage(given)
+        job = await fleet.stage(given)
         assert job.source is not None
-        data = await belt.blobs.get(job.source.key)
+        data = await fleet.blobs.get(job.source.key)
         assert data is not None
-        first = belt.ingester("first")
+        first = fleet.ingester("first")
         for _ in range(3):
             await first.tick()
-        before = await belt.system.records.ingests.ingested(job.run.run_id)
+        before = await fleet.system.records.ingests.ingested(job.run.run_id)
         assert 0 < before.tasks < 100
-        await belt.blobs.delete([job.source.key])
-        failed = await self._fails(belt, job, "")
-        await belt.passing(LEASE)
-        assert len(await belt.tasks(job)) >= before.tasks, "what it has is kept"
-        await belt.blobs.put(job.source.key, data)
-        await resume_ingest(belt.system, failed)
-        (ended,) = await belt.ended(job, within=5 * LEASE)
+        await fleet.blobs.delete([job.source.key])
+        failed = await self._fails(fleet, job, "")
+        await fleet.passing(LEASE)
+        assert len(await fleet.tasks(job)) >= before.tasks, "what it has is kept"
+        await fleet.blobs.put(job.source.key, data)
+        await resume_ingest(fleet.system, failed)
+        (ended,) = await fleet.ended(job, within=5 * LEASE)
         assert (ended.state, ended.run.total) == (RunState.COMPLETED, 100)
-        await check_list(belt, job, given)
-        assert (await belt.counts(job)).succeeded == 100
+        await check_list(fleet, job, given)
+        assert (await fleet.counts(job)).succeeded == 100
 
 
 class TestOpenJobs:
-    async def _open(self, belt: Belt, **spec: Any) -> Job:
-        return await belt.submit([], mode=Mode.OPEN, **spec)
+    async def _open(self, fleet: Fleet, **spec: Any) -> Job:
+        return await fleet.submit([], mode=Mode.OPEN, **spec)
 
-    async def _add(self, belt: Belt, job: Job, values: list[Any], last: bool = False) -> None:
+    async def _add(self, fleet: Fleet, job: Job, values: list[Any], last: bool = False) -> None:
         tasks = [msgspec.Raw(json.dumps(value).encode()) for value in values]
-        await AddTasks(belt.system).add(await belt.job(job.job_id), TasksSpec(tasks, last))
+        await AddTasks(fleet.system).add(await fleet.job(job.job_id), TasksSpec(tasks, last))
 
-    async def test_batches_are_ranges(self, belt: Belt) -> None:
-        job = await self._open(belt)
-        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
-            belt.start(role)
+    async def test_batches_are_ranges(self, fleet: Fleet) -> None:
+        job = await self._open(fleet)
+        for role in (fleet.ingester("one"), fleet.ingester("two"), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
         values = [f"task {number}" for number in range(60)]
-        await asyncio.gather(*(self._add(belt, job, values[at : at + 10]) for at in range(0, 50, 10)))
+        await asyncio.gather(*(self._add(fleet, job, values[at : at + 10]) for at in range(0, 50, 10)))
 
         async def all_ended() -> bool:
-            return (await belt.counts(job)).ended == 50
+            return (await fleet.counts(job)).ended == 50
 
-        await belt.until(all_ended)
-        await belt.passing(LEASE)
-        assert (await belt.job(job.job_id)).state is RunState.INGESTING, "nobody closed it"
-        await self._add(belt, job, values[50:], last=True)
-        await belt.ended(job)
-        tasks = await belt.check(job)
+        await fleet.until(all_ended)
+        await fleet.passing(LEASE)
+        assert (await fleet.job(job.job_id)).state is RunState.INGESTING, "nobody closed it"
+        await self._add(fleet, job, values[50:], last=True)
+        await fleet.ended(job)
+        tasks = await fleet.check(job)
         assert sorted(json.loads(bytes(task.input)) for task in tasks.values()) == sorted(values)
-        ranges = await belt.system.records.ingests.ranges(job.run.run_id)
+        ranges = await fleet.system.records.ingests.ranges(job.run.run_id)
         assert [(one.number, one.first_index, one.done) for one in ranges] == [(n, 10 * n, True) for n in range(6)]
 
-    async def test_lost_messages_of_batches(self, belt: Belt) -> None:
-        job = await self._open(belt)
-        await self._add(belt, job, [1, 2, 3])
-        await self._add(belt, job, [4], last=True)
-        await belt.system.queue.drop(CONTROL)
-        for role in (belt.ingester(), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.ended(job, within=LEASE)
-        assert len(await belt.check(job)) == 4
+    async def test_lost_messages_of_batches(self, fleet: Fleet) -> None:
+        job = await self._open(fleet)
+        await self._add(fleet, job, [1, 2, 3])
+        await self._add(fleet, job, [4], last=True)
+        await fleet.system.queue.drop(CONTROL)
+        for role in (fleet.ingester(), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await fleet.ended(job, within=LEASE)
+        assert len(await fleet.check(job)) == 4
 
-    async def test_it_is_closed_when_nobody_adds(self, belt: Belt) -> None:
-        job = await self._open(belt, idle_timeout=120.0)
-        for role in (belt.ingester(), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.passing(100)
-        await self._add(belt, job, [1, 2, 3])
-        await belt.passing(100)
-        assert (await belt.job(job.job_id)).state is RunState.INGESTING
-        (ended,) = await belt.ended(job, within=60)
+    async def test_it_is_closed_when_nobody_adds(self, fleet: Fleet) -> None:
+        job = await self._open(fleet, idle_timeout=120.0)
+        for role in (fleet.ingester(), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await fleet.passing(100)
+        await self._add(fleet, job, [1, 2, 3])
+        await fleet.passing(100)
+        assert (await fleet.job(job.job_id)).state is RunState.INGESTING
+        (ended,) = await fleet.ended(job, within=60)
         assert (ended.state, ended.run.total) == (RunState.COMPLETED, 3)
         assert "nothing was added for 120 s" in (ended.reason or "")
-        await belt.check(job)
+        await fleet.check(job)
 
-    async def test_one_that_got_nothing_at_all_fails(self, belt: Belt) -> None:
-        job = await self._open(belt, idle_timeout=120.0)
-        for role in (belt.ingester(), belt.sweeper):
-            belt.start(role)
-        (ended,) = await belt.ended(job, within=200)
+    async def test_one_that_got_nothing_at_all_fails(self, fleet: Fleet) -> None:
+        job = await self._open(fleet, idle_timeout=120.0)
+        for role in (fleet.ingester(), fleet.sweeper):
+            fleet.start(role)
+        (ended,) = await fleet.ended(job, within=200)
         assert (ended.state, ended.run.total) == (RunState.FAILED, 0)
         assert "no tasks" in (ended.reason or "")
 
@@ -724,56 +726,56 @@ class TestEndedOnTheWay:
     """A run that ends while its list is still read leaves nothing pending, and its counts add up."""
 
     @pytest.mark.parametrize("swept_at_once", [False, True])
-    async def test_the_rest_of_the_list_is_not_read(self, belt: Belt, swept_at_once: bool) -> None:
-        job = await belt.stage(lines(300))
-        put = belt.system.tasks.put
+    async def test_the_rest_of_the_list_is_not_read(self, fleet: Fleet, swept_at_once: bool) -> None:
+        job = await fleet.stage(lines(300))
+        put = fleet.system.tasks.put
         calls = 0
 
         async def interrupted(run: Any, seeds: Any) -> None:
             nonlocal calls
             calls += 1
             if calls == 5:
-                await belt.lifecycle.move(job, RunState.CANCELLED, "by hand", await belt.counts(job))
-                while swept_at_once and (await belt.sweeper.run_once()).cleared == 0:
+                await fleet.lifecycle.move(job, RunState.CANCELLED, "by hand", await fleet.counts(job))
+                while swept_at_once and (await fleet.sweeper.run_once()).cleared == 0:
                     pass
             await put(run, seeds)
 
-        await drive(patched(belt.ingester("first"), "tasks", put=interrupted))
+        await drive(patched(fleet.ingester("first"), "tasks", put=interrupted))
         assert calls == 5
-        belt.start(belt.sweeper)
-        belt.start(belt.ingester("second"))
-        await belt.passing(3 * LEASE)
-        await self._nothing_is_left(belt, job, RunState.CANCELLED)
+        fleet.start(fleet.sweeper)
+        fleet.start(fleet.ingester("second"))
+        await fleet.passing(3 * LEASE)
+        await self._nothing_is_left(fleet, job, RunState.CANCELLED)
 
-    async def test_a_threshold_that_is_passed_early(self, belt: Belt) -> None:
+    async def test_a_threshold_that_is_passed_early(self, fleet: Fleet) -> None:
         async def always(job: Job, ref: TaskRef) -> Outcome:
             return failure("result_not_json")
 
-        belt.executor.act = always
-        job = await belt.stage(lines(1000), failure_threshold={"failed": 30})
-        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await belt.ended(job, within=5 * LEASE)
-        await belt.passing(3 * LEASE)
-        await self._nothing_is_left(belt, job, RunState.FAILED)
+        fleet.executor.act = always
+        job = await fleet.stage(lines(1000), failure_threshold={"failed": 30})
+        for role in (fleet.ingester("one"), fleet.ingester("two"), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await fleet.ended(job, within=5 * LEASE)
+        await fleet.passing(3 * LEASE)
+        await self._nothing_is_left(fleet, job, RunState.FAILED)
 
-    async def _nothing_is_left(self, belt: Belt, job: Job, state: RunState) -> None:
-        found = await belt.job(job.job_id)
-        tasks = await belt.tasks(job)
+    async def _nothing_is_left(self, fleet: Fleet, job: Job, state: RunState) -> None:
+        found = await fleet.job(job.job_id)
+        tasks = await fleet.tasks(job)
         assert found.state is state
         assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
-        counts = await belt.counts(job)
-        assert counts == await belt.system.tasks.recount(job.key)
+        counts = await fleet.counts(job)
+        assert counts == await fleet.system.tasks.recount(job.key)
         assert counts.ended == found.run.total == len(tasks)
-        assert await belt.system.queue.depth(run_queue(job.run.run_id)) == Depth(0, 0, 0)
-        await control_is_empty(belt)
+        assert await fleet.system.queue.depth(run_queue(job.run.run_id)) == Depth(0, 0, 0)
+        await control_is_empty(fleet)
 
 
-async def listing(belt: Belt, job: Job, limit: int) -> list[str]:
+async def listing(fleet: Fleet, job: Job, limit: int) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await result_page(belt.system.tasks, job.key, TaskFilter(), limit, cursor)
+        page = await result_page(fleet.system.tasks, job.key, TaskFilter(), limit, cursor)
         assert len(page.items) == limit or page.next_cursor is None
         found += [task.task_id for task in page.items]
         cursor = page.next_cursor
@@ -785,39 +787,41 @@ class TestShards:
     @pytest.mark.parametrize("count", [4, 16])
     async def test_a_listing_is_all_tasks_in_order(self, count: int) -> None:
         """Under settings that change after the job was accepted, and again before it is listed."""
-        async with open_belt(force_task_shards=True, task_shard_count=count, ingest_range_bytes=RANGE_BYTES) as belt:
-            job = await belt.stage(lines(500))
+        async with open_fleet(force_task_shards=True, task_shard_count=count, ingest_range_bytes=RANGE_BYTES) as fleet:
+            job = await fleet.stage(lines(500))
             assert job.task_shard_count == count
-            first = belt.ingester("first")
+            first = fleet.ingester("first")
             for _ in range(6):
                 await first.tick()
-            drifted = msgspec.structs.replace(belt.system.settings, task_shard_count=3, force_task_shards=False)
-            belt.system = dataclasses.replace(belt.system, settings=drifted, sharded=False)
-            for role in (belt.ingester("second"), belt.worker(), belt.sweeper):
-                belt.start(role)
-            await belt.ended(job)
-            await check_list(belt, job, lines(500))
-            await belt.check(job)
-            found = await belt.job(job.job_id)
+            drifted = msgspec.structs.replace(fleet.system.settings, task_shard_count=3, force_task_shards=False)
+            fleet.system = dataclasses.replace(fleet.system, settings=drifted, sharded=False)
+            for role in (fleet.ingester("second"), fleet.worker(), fleet.sweeper):
+                fleet.start(role)
+            await fleet.ended(job)
+            await check_list(fleet, job, lines(500))
+            await fleet.check(job)
+            found = await fleet.job(job.job_id)
             want = sorted(task_id(job.run.run_id, index) for index in range(500))
             for limit in (1, 7, 100, 499, 500, 501):
-                assert await listing(belt, found, limit) == want
-            other = await belt.stage(lines(3))
+                assert await listing(fleet, found, limit) == want
+            other = await fleet.stage(lines(3))
             assert other.task_shard_count == 1
-            pages = [await belt.system.tasks.page(found.key, shard, None, 1000, TaskFilter()) for shard in range(count)]
+            pages = [
+                await fleet.system.tasks.page(found.key, shard, None, 1000, TaskFilter()) for shard in range(count)
+            ]
             assert sum(map(len, pages)) == 500
             assert all(pages), "every shard has its part"
 
     async def test_a_full_listing_reads_little_more_than_it_returns(self) -> None:
-        async with open_belt() as belt:
-            run = make_run(belt.clock, shards=16)
+        async with open_fleet() as fleet:
+            run = make_run(fleet.clock, shards=16)
             for start in range(0, 100_000, 5000):
-                await belt.system.tasks.put(run, [TaskSeed(index, "1") for index in range(start, start + 5000)])  # type: ignore[arg-type]
+                await fleet.system.tasks.put(run, [TaskSeed(index, "1") for index in range(start, start + 5000)])  # type: ignore[arg-type]
             read = returned = 0
             last = ""
             positions: Any = [None] * 16
             while positions is not None:
-                page = await merged_page(belt.system.tasks, run, TaskFilter(), 1000, positions)
+                page = await merged_page(fleet.system.tasks, run, TaskFilter(), 1000, positions)
                 ids = [task.task_id for task in page.items]
                 assert ids == sorted(ids)
                 assert last < ids[0]

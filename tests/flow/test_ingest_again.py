@@ -18,7 +18,7 @@ from conveyor.model import Job, Mode, Source
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
 from conveyor.recover.sweeper import Sweeper
 from conveyor.states import RunState
-from tests.flow.belt import Belt, open_belt
+from tests.support.small_fleet import Fleet, open_fleet
 
 LINES = 8000
 
@@ -42,10 +42,10 @@ class Failing:
         return written
 
 
-async def all_invalid(belt: Belt, job: Job) -> list[int]:
+async def all_invalid(fleet: Fleet, job: Job) -> list[int]:
     found, cursor = [], None
     while True:
-        page = await invalid_page(belt.blobs, job, 77, cursor)
+        page = await invalid_page(fleet.blobs, job, 77, cursor)
         found += [line.line for line in page.items]
         cursor = page.next_cursor
         if cursor is None:
@@ -54,26 +54,26 @@ async def all_invalid(belt: Belt, job: Job) -> list[int]:
 
 async def test_invalid_lines_are_listed_once_after_checkpoints_that_failed() -> None:
     """The batches of the second try begin at the last checkpoint, in the middle of what was a piece of the list."""
-    async with open_belt() as belt:
+    async with open_fleet() as fleet:
         good, bad = json.dumps("x" * 100), "{" + "x" * 100
         data = "".join(f"{bad if number % 10 == 0 else good}\n" for number in range(LINES)).encode()
-        job = await belt.stage_bytes(data)
-        ingester = belt.ingester()
-        records = belt.system.records
+        job = await fleet.stage_bytes(data)
+        ingester = fleet.ingester()
+        records = fleet.system.records
         failing = Failing(records.ingests, 2, 4)
         object.__setattr__(ingester._ingest, "records", dataclasses.replace(records, ingests=failing))
-        belt.start(ingester)
+        fleet.start(ingester)
 
         async def latched() -> bool:
-            return (await belt.job(job.job_id)).run.last_batch
+            return (await fleet.job(job.job_id)).run.last_batch
 
-        await belt.until(latched)
+        await fleet.until(latched)
         assert failing.checkpoints > 4
-        run = (await belt.job(job.job_id)).run
+        run = (await fleet.job(job.job_id)).run
         assert (run.total, run.invalid) == (LINES * 9 // 10, LINES // 10)
         wrong = [number + 1 for number in range(0, LINES, 10)]
-        assert await all_invalid(belt, job) == wrong
-        kept = b"".join([part async for part in invalid_lines(belt.blobs, job)])
+        assert await all_invalid(fleet, job) == wrong
+        kept = b"".join([part async for part in invalid_lines(fleet.blobs, job)])
         assert [json.loads(line)["line"] for line in kept.splitlines()] == wrong
 
 
@@ -91,35 +91,35 @@ class Stale:
         return self._active
 
 
-async def add(belt: Belt, job: Job, *values: Any, last: bool = False) -> None:
+async def add(fleet: Fleet, job: Job, *values: Any, last: bool = False) -> None:
     tasks = [msgspec.Raw(json.dumps(value).encode()) for value in values]
-    await AddTasks(belt.system).add(await belt.job(job.job_id), TasksSpec(tasks, last))
+    await AddTasks(fleet.system).add(await fleet.job(job.job_id), TasksSpec(tasks, last))
 
 
-def sweeper_with(belt: Belt, records: Any) -> Sweeper:
-    return Sweeper(records, belt.system.tasks, belt.system.queue, belt.lifecycle, belt.clock)
+def sweeper_with(fleet: Fleet, records: Any) -> Sweeper:
+    return Sweeper(records, fleet.system.tasks, fleet.system.queue, fleet.lifecycle, fleet.clock)
 
 
 async def test_a_batch_that_is_accepted_meanwhile_keeps_the_job_open() -> None:
     """The sweeper has seen an idle job; a batch comes before it closes it."""
-    async with open_belt() as belt:
-        job = await belt.submit([], mode=Mode.OPEN, idle_timeout=60.0)
-        belt.clock.advance(61)
-        seen = await belt.system.records.jobs.active_jobs()
-        await add(belt, job, 1, 2, 3)
+    async with open_fleet() as fleet:
+        job = await fleet.submit([], mode=Mode.OPEN, idle_timeout=60.0)
+        fleet.clock.advance(61)
+        seen = await fleet.system.records.jobs.active_jobs()
+        await add(fleet, job, 1, 2, 3)
         swept = await sweeper_with(
-            belt, dataclasses.replace(belt.system.records, jobs=Stale(belt.system.records.jobs, seen))
+            fleet, dataclasses.replace(fleet.system.records, jobs=Stale(fleet.system.records.jobs, seen))
         ).run_once()
         assert swept.closed == 0
-        found = await belt.job(job.job_id)
+        found = await fleet.job(job.job_id)
         assert (found.run.sealed, found.reason) == (False, None)
-        for role in (belt.ingester(), belt.worker(), belt.sweeper):
-            belt.start(role)
-        await add(belt, job, 4, 5)
-        (ended,) = await belt.ended(job, within=120)
+        for role in (fleet.ingester(), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        await add(fleet, job, 4, 5)
+        (ended,) = await fleet.ended(job, within=120)
         assert (ended.state, ended.run.total) == (RunState.COMPLETED, 5)
         assert "nothing was added for 60 s" in (ended.reason or "")
-        await belt.check(job)
+        await fleet.check(job)
 
 
 class Crash(BaseException):
@@ -128,10 +128,10 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("point", ["sweeper.seal.before", "sweeper.seal.after"])
 async def test_a_sweeper_that_dies_at_an_idle_close(point: str) -> None:
-    async with open_belt() as belt:
-        job = await belt.submit([], mode=Mode.OPEN, idle_timeout=60.0)
-        await add(belt, job, 1, 2, 3)
-        belt.clock.advance(61)
+    async with open_fleet() as fleet:
+        job = await fleet.submit([], mode=Mode.OPEN, idle_timeout=60.0)
+        await add(fleet, job, 1, 2, 3)
+        fleet.clock.advance(61)
 
         def die(passed: str) -> None:
             if passed == point:
@@ -140,37 +140,37 @@ async def test_a_sweeper_that_dies_at_an_idle_close(point: str) -> None:
         faults.arm(die)
         try:
             with pytest.raises(Crash):
-                await belt.sweeper.run_once()
+                await fleet.sweeper.run_once()
         finally:
             faults.arm(None)
-        for role in (belt.ingester(), belt.worker(), sweeper_with(belt, belt.system.records)):
-            belt.start(role)
-        (ended,) = await belt.ended(job, within=120)
+        for role in (fleet.ingester(), fleet.worker(), sweeper_with(fleet, fleet.system.records)):
+            fleet.start(role)
+        (ended,) = await fleet.ended(job, within=120)
         assert (ended.state, ended.run.total) == (RunState.COMPLETED, 3)
         assert "nothing was added for 60 s" in (ended.reason or "")
-        await belt.check(job)
+        await fleet.check(job)
 
 
 async def test_batches_and_idle_closes_in_any_order_lose_none() -> None:
     """Each batch that was answered as accepted is ingested and counted."""
-    async with open_belt() as belt:
+    async with open_fleet() as fleet:
         accepted: dict[str, int] = {}
-        jobs = [await belt.submit([], mode=Mode.OPEN, idle_timeout=1.0) for _ in range(20)]
+        jobs = [await fleet.submit([], mode=Mode.OPEN, idle_timeout=1.0) for _ in range(20)]
 
         async def feed(job: Job) -> None:
             for _ in range(3):
                 try:
-                    await add(belt, job, 1, 2)
+                    await add(fleet, job, 1, 2)
                 except JobClosed:
                     return
                 accepted[job.job_id] = accepted.get(job.job_id, 0) + 2
-                await belt.clock.sleep(1.0)
+                await fleet.clock.sleep(1.0)
 
-        for role in (belt.ingester("one"), belt.ingester("two"), belt.worker(), belt.sweeper):
-            belt.start(role)
-        belt.clock.advance(1.0)
+        for role in (fleet.ingester("one"), fleet.ingester("two"), fleet.worker(), fleet.sweeper):
+            fleet.start(role)
+        fleet.clock.advance(1.0)
         feeding = [asyncio.create_task(feed(job)) for job in jobs]
-        for job in await belt.ended(*jobs, within=120):
+        for job in await fleet.ended(*jobs, within=120):
             assert job.run.total == accepted.get(job.job_id, 0)
         await asyncio.gather(*feeding)
 
@@ -205,9 +205,9 @@ class Steps:
 async def test_a_batch_costs_the_same_whatever_was_added_before() -> None:
     """A checkpoint, the status of the ingest, and a further batch, with 10 batches and with 1,000."""
     with Steps() as steps:
-        async with open_belt() as belt:
-            records, source = belt.system.records, Source("lists/acme/one", 100, "0" * 64)
-            job = await belt.submit([], mode=Mode.OPEN)
+        async with open_fleet() as fleet:
+            records, source = fleet.system.records, Source("lists/acme/one", 100, "0" * 64)
+            job = await fleet.submit([], mode=Mode.OPEN)
             where = (job.job_id, job.run.run_id)
             costs = []
             for count in (10, 1000):

@@ -21,9 +21,9 @@ from conveyor.recover.sweeper import Sweeper
 from conveyor.states import RunState
 from conveyor.system import System
 from conveyor.telemetry import metrics
-from tests.clocks import ManualClock
-from tests.flow.belt import Belt, fail, open_belt
-from tests.jobs import ACME, OTHER, end
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME, OTHER, end
+from tests.support.small_fleet import Fleet, fail, open_fleet
 
 
 class Poisoned:
@@ -51,127 +51,127 @@ def errors_of(role: str) -> float:
     return metrics.ITEM_ERRORS.series.get((role,), 0.0)
 
 
-def sweeper_of(belt: Belt, system: System) -> Sweeper:
-    return Sweeper(system.records, system.tasks, system.queue, belt.lifecycle, belt.clock)
+def sweeper_of(fleet: Fleet, system: System) -> Sweeper:
+    return Sweeper(system.records, system.tasks, system.queue, fleet.lifecycle, fleet.clock)
 
 
-async def _complete_unseen(belt: Belt, job: Job) -> None:
+async def _complete_unseen(fleet: Fleet, job: Job) -> None:
     """All tasks of a job end, and nobody sees that it is complete."""
-    await belt.system.tasks.finish(job.key, [end(index) for index in range(job.run.total)])
+    await fleet.system.tasks.finish(job.key, [end(index) for index in range(job.run.total)])
 
 
 async def test_a_ratio_after_no_task_stops_nobody() -> None:
     """`after: 0` is judged before any task has ended."""
-    async with open_belt() as belt:
-        eager = await belt.submit(3, failure_threshold=FailureThreshold(ratio=0.5, after=0))
-        other = await belt.submit(3, tenant=OTHER)
-        swept = await belt.sweeper.run_once()
+    async with open_fleet() as fleet:
+        eager = await fleet.submit(3, failure_threshold=FailureThreshold(ratio=0.5, after=0))
+        other = await fleet.submit(3, tenant=OTHER)
+        swept = await fleet.sweeper.run_once()
         assert swept.checked == 2
-        belt.start(belt.worker())
-        belt.start(belt.sweeper)
-        await belt.ended(eager, other)
-        await belt.check(eager)
-        await belt.check(other)
-        assert not [line for line in belt.logs if line["log_level"] == "error"]
+        fleet.start(fleet.worker())
+        fleet.start(fleet.sweeper)
+        await fleet.ended(eager, other)
+        await fleet.check(eager)
+        await fleet.check(other)
+        assert not [line for line in fleet.logs if line["log_level"] == "error"]
 
 
 async def test_a_ratio_after_no_task_is_a_threshold_from_the_first_task_on() -> None:
-    async with open_belt() as belt:
-        belt.executor.act = fail
-        job = await belt.submit(100, attempts=1, failure_threshold=FailureThreshold(ratio=0.5, after=0))
-        belt.start(belt.worker())
-        (ended,) = await belt.ended(job)
+    async with open_fleet() as fleet:
+        fleet.executor.act = fail
+        job = await fleet.submit(100, attempts=1, failure_threshold=FailureThreshold(ratio=0.5, after=0))
+        fleet.start(fleet.worker())
+        (ended,) = await fleet.ended(job)
         assert ended.state is RunState.FAILED
         assert ended.reason is not None
         assert "failure threshold" in ended.reason
 
 
 async def test_the_sweeper_goes_on_after_a_run_that_makes_it_fail() -> None:
-    async with open_belt() as belt:
-        bad = await belt.submit(3)
-        good = await belt.submit(3, tenant=OTHER)
-        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
-        sweeper = sweeper_of(belt, replace(belt.system, tasks=tasks))
-        await _complete_unseen(belt, good)
+    async with open_fleet() as fleet:
+        bad = await fleet.submit(3)
+        good = await fleet.submit(3, tenant=OTHER)
+        tasks = Poisoned(fleet.system.tasks, "counts", bad.run.run_id)
+        sweeper = sweeper_of(fleet, replace(fleet.system, tasks=tasks))
+        await _complete_unseen(fleet, good)
         before = errors_of("sweeper")
         await sweeper.run_once()
-        assert (await belt.job(good.job_id, OTHER)).state is RunState.COMPLETED
+        assert (await fleet.job(good.job_id, OTHER)).state is RunState.COMPLETED
         assert errors_of("sweeper") == before + 1
-        assert any(line.get("item") == bad.run.run_id for line in belt.logs)
+        assert any(line.get("item") == bad.run.run_id for line in fleet.logs)
         # Once it is mended, it is looked at again.
         tasks.poison = ()
-        await _complete_unseen(belt, bad)
-        belt.clock.advance(60.0)
+        await _complete_unseen(fleet, bad)
+        fleet.clock.advance(60.0)
         await sweeper.run_once()
-        assert (await belt.job(bad.job_id)).state is RunState.COMPLETED
+        assert (await fleet.job(bad.job_id)).state is RunState.COMPLETED
 
 
 async def test_the_sweeper_clears_up_after_others_of_which_one_makes_it_fail() -> None:
-    async with open_belt() as belt:
-        jobs = [await belt.submit(3) for _ in range(3)]
+    async with open_fleet() as fleet:
+        jobs = [await fleet.submit(3) for _ in range(3)]
         for job in jobs:
-            await belt.lifecycle.move(job, RunState.CANCELLED, None, await belt.counts(job))
-        tasks = Poisoned(belt.system.tasks, "cancel_pending", jobs[0].run.run_id)
-        sweeper = sweeper_of(belt, replace(belt.system, tasks=tasks))
+            await fleet.lifecycle.move(job, RunState.CANCELLED, None, await fleet.counts(job))
+        tasks = Poisoned(fleet.system.tasks, "cancel_pending", jobs[0].run.run_id)
+        sweeper = sweeper_of(fleet, replace(fleet.system, tasks=tasks))
         for _ in range(3):
             await sweeper.run_once()
-        left = {job.run.run_id for job in await belt.system.records.jobs.unswept_jobs(10)}
+        left = {job.run.run_id for job in await fleet.system.records.jobs.unswept_jobs(10)}
         assert left == {jobs[0].run.run_id}
 
 
 async def test_retention_goes_on_after_a_job_that_makes_it_fail() -> None:
-    async with open_belt() as belt:
-        jobs = [await belt.submit(3) for _ in range(12)]
+    async with open_fleet() as fleet:
+        jobs = [await fleet.submit(3) for _ in range(12)]
         for job in jobs:
-            await belt.system.records.jobs.mark_deleted(ACME, job.job_id)
-        belt.clock.advance(SETTLE_SECONDS + 1)
+            await fleet.system.records.jobs.mark_deleted(ACME, job.job_id)
+        fleet.clock.advance(SETTLE_SECONDS + 1)
         # More bad ones than a pass looks at.
-        tasks = Poisoned(belt.system.tasks, "delete", *(job.run.run_id for job in jobs[:-1]))
-        system = belt.system
-        retention = Retention(system.records, tasks, system.queue, system.coordinator, system.blobs, belt.clock)
+        tasks = Poisoned(fleet.system.tasks, "delete", *(job.run.run_id for job in jobs[:-1]))
+        system = fleet.system
+        retention = Retention(system.records, tasks, system.queue, system.coordinator, system.blobs, fleet.clock)
         for _ in range(6):
             await retention.run_once()
-        hidden = {job.run.run_id for job in await system.records.jobs.purgeable_jobs(belt.clock.now(), 100)}
+        hidden = {job.run.run_id for job in await system.records.jobs.purgeable_jobs(fleet.clock.now(), 100)}
         assert hidden == {job.run.run_id for job in jobs[:-1]}
 
 
 async def test_the_notifier_goes_on_after_a_notice_that_makes_it_fail() -> None:
-    async with open_belt() as belt:
-        bad = await belt.submit(1)
-        await belt.submit(1, tenant=OTHER)
-        documents: Any = Poisoned(belt.system.records.documents, "documents", bad.job_id)
-        records = replace(belt.system.records, documents=documents)
-        notifier = OutboxDispatcher(belt.system.settings, records, belt.system.tasks, belt.clock)
+    async with open_fleet() as fleet:
+        bad = await fleet.submit(1)
+        await fleet.submit(1, tenant=OTHER)
+        documents: Any = Poisoned(fleet.system.records.documents, "documents", bad.job_id)
+        records = replace(fleet.system.records, documents=documents)
+        notifier = OutboxDispatcher(fleet.system.settings, records, fleet.system.tasks, fleet.clock)
         passed = await notifier.run_once()
         assert passed.notices >= 1
-        left: list[OutboxEvent] = await belt.system.records.outbox.undispatched(100)
+        left: list[OutboxEvent] = await fleet.system.records.outbox.undispatched(100)
         assert {notice.job_id for notice in left} == {bad.job_id}
         documents.poison = ()
-        belt.clock.advance(60.0)
+        fleet.clock.advance(60.0)
         await notifier.run_once()
-        assert await belt.system.records.outbox.undispatched(100) == []
+        assert await fleet.system.records.outbox.undispatched(100) == []
 
 
 async def test_the_progress_notifier_goes_on_after_a_run_that_makes_it_fail() -> None:
-    async with open_belt() as belt:
-        bad = await belt.submit(4)
-        good = await belt.submit(4, tenant=OTHER)
-        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
-        system = belt.system
-        notifier = ProgressNotifier(system.records, tasks, system.coordinator, belt.clock, 60.0)
+    async with open_fleet() as fleet:
+        bad = await fleet.submit(4)
+        good = await fleet.submit(4, tenant=OTHER)
+        tasks = Poisoned(fleet.system.tasks, "counts", bad.run.run_id)
+        system = fleet.system
+        notifier = ProgressNotifier(system.records, tasks, system.coordinator, fleet.clock, 60.0)
         await system.tasks.finish(good.key, [end(0), end(1)])
         told = await notifier.run_once()
         assert told.quarters == 1
-        assert "run.progress" in await belt.notices(good)
+        assert "run.progress" in await fleet.notices(good)
 
 
 async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:
     """A deadline that can not be looked at, and a part that fails, stop neither the other runs nor the other parts."""
-    async with open_belt(deadline_tries=0) as belt:
-        bad = await belt.submit(1, deadline=10.0)
-        good = await belt.submit(1, tenant=OTHER, deadline=11.0)
-        belt.clock.advance(60.0)
-        tasks = Poisoned(belt.system.tasks, "counts", bad.run.run_id)
+    async with open_fleet(deadline_tries=0) as fleet:
+        bad = await fleet.submit(1, deadline=10.0)
+        good = await fleet.submit(1, tenant=OTHER, deadline=11.0)
+        fleet.clock.advance(60.0)
+        tasks = Poisoned(fleet.system.tasks, "counts", bad.run.run_id)
 
         async def failing() -> dict[str, int]:
             raise ZeroDivisionError("a bad part")
@@ -179,31 +179,31 @@ async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:
         async def working() -> dict[str, int]:
             return {"worked": 1}
 
-        monitor = monitor_of(replace(belt.system, tasks=tasks), parts=[working])
+        monitor = monitor_of(replace(fleet.system, tasks=tasks), parts=[working])
         seen = await monitor.run_once()
         assert seen.expired == 1
         assert seen.others["worked"] == 1
-        assert (await belt.job(good.job_id, OTHER)).state is RunState.FAILED
-        assert (await belt.job(bad.job_id)).state is RunState.RUNNING
-        assert await belt.system.records.documents.document(DEADLINE, ACME, bad.run.run_id) is not None
+        assert (await fleet.job(good.job_id, OTHER)).state is RunState.FAILED
+        assert (await fleet.job(bad.job_id)).state is RunState.RUNNING
+        assert await fleet.system.records.documents.document(DEADLINE, ACME, bad.run.run_id) is not None
         tasks.poison = ()
-        belt.clock.advance(60.0)
+        fleet.clock.advance(60.0)
         await monitor.run_once()
-        assert (await belt.job(bad.job_id)).state is RunState.FAILED
-        late = await belt.submit(1, deadline=10.0)
-        belt.clock.advance(60.0)
-        await _raised(monitor_of(belt.system, parts=[failing]).run_once, ZeroDivisionError)
-        assert (await belt.job(late.job_id)).state is RunState.FAILED
+        assert (await fleet.job(bad.job_id)).state is RunState.FAILED
+        late = await fleet.submit(1, deadline=10.0)
+        fleet.clock.advance(60.0)
+        await _raised(monitor_of(fleet.system, parts=[failing]).run_once, ZeroDivisionError)
+        assert (await fleet.job(late.job_id)).state is RunState.FAILED
 
 
 async def test_a_schedule_that_can_not_be_read_is_put_off() -> None:
-    async with open_belt() as belt:
-        row = Document(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=belt.clock.now())
-        await belt.system.records.documents.create_documents([row])
-        outbound = Outbound(TargetGuard(allow_private=True, clock=belt.clock))
+    async with open_fleet() as fleet:
+        row = Document(SCHEDULE, ACME, "sched_bad", b'{"not": "a schedule"}', due_at=fleet.clock.now())
+        await fleet.system.records.documents.create_documents([row])
+        outbound = Outbound(TargetGuard(allow_private=True, clock=fleet.clock))
         before = errors_of("scheduler")
-        belt.start(Scheduler(belt.system, outbound))
-        await belt.passing(10.0)
+        fleet.start(Scheduler(fleet.system, outbound))
+        await fleet.passing(10.0)
         # Each failure doubles the pause.
         assert 1 <= errors_of("scheduler") - before <= 4
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.client import AsyncClient
-from tests.api import client
-from tests.belt import until
-from tests.processes import fetchers_of
-from tests.site import Listener, answer, read_request
-from tests.up import ROOT, environment
+from tests.support.api import client
+from tests.support.processes import fetchers_of
+from tests.support.target_site import Listener, answer, read_request
+from tests.support.up_process import ROOT, environment
+from tests.support.working import until
 
 CANARY = "canary5ecret"
 

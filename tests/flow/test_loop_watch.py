@@ -9,44 +9,44 @@ from math import inf
 
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.service import Service
-from tests.clocks import ManualClock
-from tests.flow.belt import Belt, Recording, open_belt, success
 from tests.flow.conftest import BOUND_SECONDS
-from tests.loop_watch import LoopWatch
+from tests.support.clocks import ManualClock
+from tests.support.loop_watch import LoopWatch
+from tests.support.small_fleet import Fleet, Recording, open_fleet, success
 
 MIB = 1024 * 1024
 # Four times what was measured.
 CROWD_SECONDS = 0.1
 
 
-async def sealed(belt: Belt, job: Job) -> bool:
-    return (await belt.job(job.job_id)).run.sealed
+async def sealed(fleet: Fleet, job: Job) -> bool:
+    return (await fleet.job(job.job_id)).run.sealed
 
 
 async def longest_step_of_a_compressible_list() -> float:
     line = b'"http://a.example/0123456789"\n'
     packed = gzip.compress(line * (24 * MIB // len(line)), 1)
-    async with open_belt() as belt:
-        job = await belt.stage_bytes(packed, on_invalid="reject")
-        belt.start(belt.ingester())
+    async with open_fleet() as fleet:
+        job = await fleet.stage_bytes(packed, on_invalid="reject")
+        fleet.start(fleet.ingester())
         with LoopWatch(BOUND_SECONDS) as watch:
-            await belt.until(lambda: sealed(belt, job))
+            await fleet.until(lambda: sealed(fleet, job))
     return watch.longest.seconds
 
 
 async def longest_step_of_a_crowd() -> float:
     """Thousands of tasks of one host, which may be asked by one at a time."""
-    async with open_belt() as belt:
+    async with open_fleet() as fleet:
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
-            await belt.clock.sleep(5.0)
+            await fleet.clock.sleep(5.0)
             return success()
 
-        belt.executor = Recording(belt.clock, act, target=lambda ref: "one.example")
-        await belt.submit(6000, concurrency_per_host=1, concurrency=200, chunk_size=1000)
-        belt.start(belt.worker())
+        fleet.executor = Recording(fleet.clock, act, target=lambda ref: "one.example")
+        await fleet.submit(6000, concurrency_per_host=1, concurrency=200, chunk_size=1000)
+        fleet.start(fleet.worker())
         with LoopWatch(BOUND_SECONDS) as watch:
-            await belt.passing(10.0)
+            await fleet.passing(10.0)
     return watch.longest.seconds
 
 

@@ -22,9 +22,9 @@ from conveyor.states import TaskStatus
 from conveyor.system import System
 from conveyor.telemetry import metrics
 from conveyor.telemetry.instruments import Histogram
-from tests.api import Answer, Api, client
-from tests.belt import Flaky, ended, until, working
-from tests.flow.belt import open_belt
+from tests.support.api import Answer, Api, client
+from tests.support.small_fleet import open_fleet
+from tests.support.working import Flaky, ended, until, working
 
 TOKEN = "scrape-" + "t" * 32
 
@@ -168,16 +168,16 @@ async def test_nobody_can_make_more_series(server: Api, system: System) -> None:
 
 class TestSampler:
     async def test_depth_age_and_movement(self) -> None:
-        async with open_belt() as belt:
-            sampler, clock = Sampler(belt.system), belt.clock
-            jobs = [await belt.submit(250), await belt.submit(50)]
-            await belt.system.queue.send(CONTROL, [Outgoing(b"not a message"), Outgoing(b"later", 1000.0)])
+        async with open_fleet() as fleet:
+            sampler, clock = Sampler(fleet.system), fleet.clock
+            jobs = [await fleet.submit(250), await fleet.submit(50)]
+            await fleet.system.queue.send(CONTROL, [Outgoing(b"not a message"), Outgoing(b"later", 1000.0)])
             await sampler.tick()
             assert metrics.QUEUE_MESSAGES.series["runs", "ready"] == 4
             assert metrics.QUEUE_MESSAGES.series["control", "delayed"] == 1
             assert metrics.QUEUE_AGE_SECONDS.series["runs",] == 0
             clock.advance(90)
-            await belt.system.queue.receive(run_queue(jobs[0].run.run_id), 3, 30.0)
+            await fleet.system.queue.receive(run_queue(jobs[0].run.run_id), 3, 30.0)
             await sampler.tick()
             assert metrics.QUEUE_MESSAGES.series["runs", "in_flight"] == 3
             assert metrics.QUEUE_AGE_SECONDS.series["runs",] == 90
@@ -185,69 +185,69 @@ class TestSampler:
             assert metrics.RUN_IDLE_SECONDS.series[()] == 90
             assert metrics.RUNS.series["running",] == 2
             assert metrics.DUE_LAG_SECONDS.series["outbox",] == 90
-            await belt.system.tasks.finish(jobs[0].key, [_end(0)])
+            await fleet.system.tasks.finish(jobs[0].key, [_end(0)])
             clock.advance(10)
             await sampler.tick()
             assert metrics.RUN_IDLE_SECONDS.series[()] == 100
             clock.advance(10)
-            await belt.system.tasks.finish(jobs[1].key, [_end(0)])
+            await fleet.system.tasks.finish(jobs[1].key, [_end(0)])
             await sampler.tick()
             assert metrics.RUN_IDLE_SECONDS.series[()] == 10
 
     async def test_dead_letters_and_breakers(self) -> None:
-        async with open_belt() as belt:
+        async with open_fleet() as fleet:
             before = values()
-            await belt.system.queue.send(CONTROL, [Outgoing(b"x")])
-            [held] = await belt.system.queue.receive(CONTROL, 1, 30.0)
-            await belt.system.queue.dead_letter(CONTROL, [held.receipt], "it is no message")
-            now = belt.clock.now()
+            await fleet.system.queue.send(CONTROL, [Outgoing(b"x")])
+            [held] = await fleet.system.queue.receive(CONTROL, 1, 30.0)
+            await fleet.system.queue.dead_letter(CONTROL, [held.receipt], "it is no message")
+            now = fleet.clock.now()
             doc = {
                 breaker_key(tenant, "host.example"): BreakerState(now, now + wait)  # type: ignore[arg-type]
                 for tenant, wait in (("a", 60.0), ("b", 60.0), ("c", 1.0))
             }
-            await belt.system.coordinator.cache("breakers", msgspec.json.encode(doc), 600.0)
-            belt.clock.advance(30)
-            await Sampler(belt.system).tick()
+            await fleet.system.coordinator.cache("breakers", msgspec.json.encode(doc), 600.0)
+            fleet.clock.advance(30)
+            await Sampler(fleet.system).tick()
             assert metrics.DEAD_LETTERS.series[()] == 1
             assert metrics.QUEUE_AGE_SECONDS.series["dead_letters",] == 30
             assert risen(before, "conveyor_dead_lettered_total", "control") == 1
             assert metrics.BREAKERS.series == {("open",): 2, ("half_open",): 1}
 
     async def test_it_reads_within_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async with open_belt() as belt:
-            sampler = Sampler(belt.system)
-            many = [await belt.submit(1)] * 500
+        async with open_fleet() as fleet:
+            sampler = Sampler(fleet.system)
+            many = [await fleet.submit(1)] * 500
 
             async def active_jobs() -> list[Job]:
                 return many
 
-            monkeypatch.setattr(belt.system.records.jobs, "active_jobs", active_jobs)
+            monkeypatch.setattr(fleet.system.records.jobs, "active_jobs", active_jobs)
             before = values()
             await sampler.tick()
             assert risen(before, "conveyor_engine_call_seconds", "queue", "sqlite", "depth") == 201
             assert metrics.RUNS_UNSAMPLED.series[()] == 400
 
     async def test_drift_is_counted_when_it_is_mended(self) -> None:
-        async with open_belt() as belt:
+        async with open_fleet() as fleet:
             before = values()
-            job = await belt.submit(20)
-            await belt.system.tasks.finish(job.key, [_end(index) for index in range(20)])
-            await belt.system.queue.drop(run_queue(job.run.run_id))
-            database: Any = belt.system.tasks._database  # type: ignore[attr-defined]
+            job = await fleet.submit(20)
+            await fleet.system.tasks.finish(job.key, [_end(index) for index in range(20)])
+            await fleet.system.queue.drop(run_queue(job.run.run_id))
+            database: Any = fleet.system.tasks._database  # type: ignore[attr-defined]
             await database.change(
                 "UPDATE task_runs SET succeeded = 13, failed = 2 WHERE run_id = :r", {"r": job.run.run_id}
             )
-            await belt.sweeper.tick()
+            await fleet.sweeper.tick()
             assert risen(before, "conveyor_counter_drift_total") == 9
             assert risen(before, "conveyor_swept_total", "completed") == 1
 
 
 async def test_refusals_are_counted() -> None:
-    async with open_belt(tenant_jobs=1) as belt:
+    async with open_fleet(tenant_jobs=1) as fleet:
         before = values()
-        await belt.submit(1)
+        await fleet.submit(1)
         with pytest.raises(QuotaExceeded):
-            await belt.submit(1)
+            await fleet.submit(1)
         assert risen(before, "conveyor_refusals_total", "quota_exceeded", "jobs") == 1
 
 

@@ -69,7 +69,7 @@ async def run_all(world: World, entry: str, cases: list[Case]) -> None:
     refused = [(case, answers[case.number]) for case in cases if isinstance(answers[case.number], Refusal)]
     assert not refused, f"refused by {entry}: {refused[:3]}"
     # Whoever looks after runs sees them before anything of them has ended, too.
-    await world.belt.sweeper.run_once()
+    await world.fleet.sweeper.run_once()
     ended = await world.until_ended([str(answers[case.number]) for case in cases])
     for case in cases:
         job = ended[str(answers[case.number])]

@@ -24,12 +24,12 @@ from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
-from tests.belt import until
-from tests.handlers_app import handlers
-from tests.jobs import ACME, make_job
-from tests.places import quick_place
+from tests.support.handlers_app import handlers
+from tests.support.make_jobs import ACME, make_job
+from tests.support.places import quick_place
+from tests.support.working import until
 
-APP = "tests.handlers_app:handlers"
+APP = "tests.support.handlers_app:handlers"
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from conveyor.model import Job, JobId, RunKey, TaskRef, TenantId, task_id
 from conveyor.process import worker
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
-from tests.api import Answer, Api
-from tests.belt import Flaky, all_items, ended, until, working
-from tests.clocks import JumpingClock
 from tests.faults.hits import ALL_HITS
-from tests.flow.belt import Belt, failure, open_belt, success
+from tests.support.api import Answer, Api
+from tests.support.clocks import JumpingClock
+from tests.support.small_fleet import Fleet, failure, open_fleet, success
+from tests.support.working import Flaky, all_items, ended, until, working
 
 ACME = TenantId("acme")
 FIRST, SECOND, THIRD = 1, 2, 3
@@ -490,8 +490,8 @@ def disarmed() -> Iterator[None]:
 
 
 @pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
-async def belt(request: pytest.FixtureRequest) -> AsyncIterator[Belt]:
-    async with open_belt(force_task_shards=request.param > 1, task_shard_count=request.param) as opened:
+async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    async with open_fleet(force_task_shards=request.param > 1, task_shard_count=request.param) as opened:
         yield opened
 
 
@@ -528,22 +528,22 @@ def crash_cases() -> list[tuple[int, str, int, str]]:
 
 @pytest.mark.usefixtures("disarmed")
 class TestCrashes:
-    async def _first_run(self, belt: Belt) -> Job:
+    async def _first_run(self, fleet: Fleet) -> Job:
         async def act(job: Job, ref: TaskRef) -> Any:
             return failure("result_not_json") if job.run.number == FIRST and ref.index % 3 == 0 else success(b"body")
 
-        belt.executor.act = act
-        job = await belt.stage([f'{{"n": {number}}}' for number in range(100)], attempts=1, chunk_size=5)
-        for role in (belt.ingester("first"), belt.sweeper, belt.worker()):
-            belt.start(role)
-        (done,) = await belt.ended(job)
+        fleet.executor.act = act
+        job = await fleet.stage([f'{{"n": {number}}}' for number in range(100)], attempts=1, chunk_size=5)
+        for role in (fleet.ingester("first"), fleet.sweeper, fleet.worker()):
+            fleet.start(role)
+        (done,) = await fleet.ended(job)
         assert done.state is RunState.COMPLETED
         return done
 
-    @pytest.mark.parametrize(("belt", "point", "nth", "select"), crash_cases(), indirect=["belt"])
-    async def test_it_converges(self, belt: Belt, point: str, nth: int, select: Any) -> None:
+    @pytest.mark.parametrize(("fleet", "point", "nth", "select"), crash_cases(), indirect=["fleet"])
+    async def test_it_converges(self, fleet: Fleet, point: str, nth: int, select: Any) -> None:
         """Whoever is at it dies there, the nth time; others go on."""
-        job = await self._first_run(belt)
+        job = await self._first_run(fleet)
         left = nth
 
         def die(name: str) -> None:
@@ -552,36 +552,36 @@ class TestCrashes:
             if name == point and left == 0:
                 raise Crash
 
-        made, request = Rerun(belt.system), IdempotentRequest("rerun", "once", "print")
+        made, request = Rerun(fleet.system), IdempotentRequest("rerun", "once", "print")
         faults.arm(die)
         try:
             answer = await made.rerun(job, RerunSpec(select), request)
         except Crash:
             # As a client does that has no answer: the same again, once the claim has lapsed.
-            await belt.passing(belt.system.settings.idempotency_lease_seconds + 1)
+            await fleet.passing(fleet.system.settings.idempotency_lease_seconds + 1)
             answer = await made.rerun(job, RerunSpec(select), request)
-        (done,) = await belt.ended(job, within=3000)
+        (done,) = await fleet.ended(job, within=3000)
         faults.arm(None)
         assert left <= 0 or (nth > 1 and point not in OFTEN), "the point was not passed"
         assert (done.run.number, done.run.run_id, done.state) == (2, answer.subject, RunState.COMPLETED)
         wanted = range(0, 100, 3) if select == "failed" else range(100)
-        tasks = await belt.tasks(done)
+        tasks = await fleet.tasks(done)
         assert sorted(tasks) == list(wanted)
         assert done.run.total == len(wanted)
-        counts = await belt.counts(done)
-        assert counts == await belt.system.tasks.recount(done.key)
+        counts = await fleet.counts(done)
+        assert counts == await fleet.system.tasks.recount(done.key)
         assert counts.succeeded == len(wanted)
-        ended_events = [event for event in await belt.notices(done) if event == "run.completed"]
+        ended_events = [event for event in await fleet.notices(done) if event == "run.completed"]
         assert len(ended_events) == 2
-        await belt.passing(5)
-        depth = await belt.system.queue.depth(CONTROL)
+        await fleet.passing(5)
+        depth = await fleet.system.queue.depth(CONTROL)
         assert depth.ready + depth.delayed == 0
         first = RunKey(job.tenant, job.job_id, job.run.run_id, job.task_shard_count)
-        assert (await belt.system.tasks.counts(first)).failed == 34
+        assert (await fleet.system.tasks.counts(first)).failed == 34
 
-    async def test_a_rerun_that_is_cancelled_on_its_way(self, belt: Belt) -> None:
+    async def test_a_rerun_that_is_cancelled_on_its_way(self, fleet: Fleet) -> None:
         """It ends with what was copied of it, and the next one takes from what came out last."""
-        job = await self._first_run(belt)
+        job = await self._first_run(fleet)
         left = 3
 
         def die(name: str) -> None:
@@ -592,33 +592,33 @@ class TestCrashes:
                 raise Crash
 
         faults.arm(die)
-        await Rerun(belt.system).rerun(job, RerunSpec("all"))
-        await belt.until(lambda: left == 0)
-        running = await belt.job(job.job_id)
-        await belt.lifecycle.move(running, RunState.CANCELLED, "enough", await belt.counts(running))
-        await belt.passing(200)
-        cancelled = await belt.job(job.job_id)
-        tasks = await belt.tasks(cancelled)
+        await Rerun(fleet.system).rerun(job, RerunSpec("all"))
+        await fleet.until(lambda: left == 0)
+        running = await fleet.job(job.job_id)
+        await fleet.lifecycle.move(running, RunState.CANCELLED, "enough", await fleet.counts(running))
+        await fleet.passing(200)
+        cancelled = await fleet.job(job.job_id)
+        tasks = await fleet.tasks(cancelled)
         assert 0 < len(tasks) < 100
         assert cancelled.run.total == len(tasks)
         assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
         never = {index for index, task in tasks.items() if task.status is TaskStatus.CANCELLED}
         failed = {index for index in range(0, 100, 3) if index not in tasks}
-        await Rerun(belt.system).rerun(cancelled, RerunSpec(Selection(status=["failed", "cancelled"])))
-        (done,) = await belt.ended(job)
-        assert set(await belt.tasks(done)) == never | failed
+        await Rerun(fleet.system).rerun(cancelled, RerunSpec(Selection(status=["failed", "cancelled"])))
+        (done,) = await fleet.ended(job)
+        assert set(await fleet.tasks(done)) == never | failed
 
-    async def test_a_paused_rerun_goes_on(self, belt: Belt) -> None:
+    async def test_a_paused_rerun_goes_on(self, fleet: Fleet) -> None:
         from conveyor.accept.control import Control
 
-        job = await self._first_run(belt)
-        await Rerun(belt.system).rerun(job, RerunSpec("all"))
-        control = Control(belt.system)
-        assert (await control.pause(await belt.job(job.job_id))).state is RunState.PAUSED
-        await belt.passing(100)
-        assert (await belt.job(job.job_id)).state is RunState.PAUSED
-        await control.resume(await belt.job(job.job_id))
-        (done,) = await belt.ended(job)
+        job = await self._first_run(fleet)
+        await Rerun(fleet.system).rerun(job, RerunSpec("all"))
+        control = Control(fleet.system)
+        assert (await control.pause(await fleet.job(job.job_id))).state is RunState.PAUSED
+        await fleet.passing(100)
+        assert (await fleet.job(job.job_id)).state is RunState.PAUSED
+        await control.resume(await fleet.job(job.job_id))
+        (done,) = await fleet.ended(job)
         assert (done.state, done.run.total) == (RunState.COMPLETED, 100)
 
 

@@ -22,9 +22,9 @@ from conveyor.states import ENDED
 from tests.faults.one_fault import Injector
 from tests.faults.one_fault_scenarios import Pieces, host_of, job_spec, raw
 from tests.faults.one_fault_world import World, open_world
-from tests.flow.belt import Recording, failure, success
-from tests.jobs import ACME
-from tests.sizes import growth, live_objects, sizes_of
+from tests.support.make_jobs import ACME
+from tests.support.memory_sizes import growth, live_objects, sizes_of
+from tests.support.small_fleet import Recording, failure, success
 
 JOBS = 200
 AT_ONCE = 20
@@ -90,13 +90,13 @@ async def rerun(world: World, again: Rerun, job_id: JobId) -> None:
 
 
 async def all_ended(world: World, jobs: dict[int, JobId]) -> bool:
-    return all([(await world.belt.job(job_id)).state in ENDED for job_id in jobs.values()])
+    return all([(await world.fleet.job(job_id)).state in ENDED for job_id in jobs.values()])
 
 
 async def all_ready(world: World, jobs: dict[int, JobId]) -> bool:
-    exports = Exports(world.belt.system)
+    exports = Exports(world.fleet.system)
     for job_id in jobs.values():
-        page = await exports.page(await world.belt.job(job_id), None, 10)
+        page = await exports.page(await world.fleet.job(job_id), None, 10)
         if any(found.export.state is not ExportState.READY for found in page.items):
             return False
     return True
@@ -114,7 +114,7 @@ async def test_tables_rest_at_the_same_size_after_more_jobs(monkeypatch: pytest.
     # What is kept of so many jobs at most is full before the first look.
     monkeypatch.setattr(exchange, "MAX_PLANS", 8)
     async with open_world(Injector(), breaker_least=1, breaker_seconds=1.0) as world:
-        executor = Recording(world.belt.clock, act, target=lambda ref: host_of(ref) or None)
+        executor = Recording(world.fleet.clock, act, target=lambda ref: host_of(ref) or None)
         pieces = Pieces(world)
         world.start({**dict.fromkeys(JobKind, executor), JobKind.DOWNLOAD: pieces})
 
@@ -122,11 +122,11 @@ async def test_tables_rest_at_the_same_size_after_more_jobs(monkeypatch: pytest.
             for start in range(first, first + JOBS, AT_ONCE):
                 await run_jobs(world, start, AT_ONCE)
             executor.starts.clear()
-            world.belt.clock.advance(LONG_AFTER)
-            await world.belt.passing(20.0)
-            await throw_out(world.belt.system.coordinator)
-            roles = [service.role for service, _ in world.belt._services]
-            return sizes_of(world.belt.system, world.embedded, pieces._long, *roles), live_objects()
+            world.fleet.clock.advance(LONG_AFTER)
+            await world.fleet.passing(20.0)
+            await throw_out(world.fleet.system.coordinator)
+            roles = [service.role for service, _ in world.fleet._services]
+            return sizes_of(world.fleet.system, world.embedded, pieces._long, *roles), live_objects()
 
         sizes, objects = await rested(0)
         more_sizes, more_objects = await rested(JOBS)
@@ -140,9 +140,9 @@ async def test_tables_rest_at_the_same_size_after_more_jobs(monkeypatch: pytest.
 async def test_a_table_that_grows_is_named() -> None:
     async with open_world(Injector()) as world:
         world.start()
-        (worker,) = [service.role for service, _ in world.belt._services if isinstance(service.role, Worker)]
-        before = sizes_of(world.belt.system, worker)
+        (worker,) = [service.role for service, _ in world.fleet._services if isinstance(service.role, Worker)]
+        before = sizes_of(world.fleet.system, worker)
         worker._breakers._waits.update({RunId(f"run_{number}"): Wait("breaker", "down") for number in range(7)})
-        found = growth(before, sizes_of(world.belt.system, worker))
+        found = growth(before, sizes_of(world.fleet.system, worker))
         worker._breakers._waits.clear()
     assert found == {"Breakers._waits": "0 → 7"}

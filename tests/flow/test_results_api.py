@@ -18,9 +18,9 @@ from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, T
 from conveyor.read import latest, listing
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
-from tests.api import Answer, Api
-from tests.belt import Flaky, all_items, ended, until, working
-from tests.jobs import seeds
+from tests.support.api import Answer, Api
+from tests.support.make_jobs import seeds
+from tests.support.working import Flaky, all_items, ended, until, working
 
 ACME = TenantId("acme")
 LINES = {"accept": "application/x-ndjson"}

@@ -24,7 +24,7 @@ from conveyor.errors import EngineFailed, ListUnreadable
 from conveyor.export import direct as export
 from conveyor.ingest import pipeline
 from conveyor.lists.reader import ListBatch, ListReading, read
-from tests.places import quick_place
+from tests.support.places import quick_place
 
 # More than is read to know a list by, and than two batches of its ingest: what is cut off before that was never begun.
 LINES = [f"line {number} " + "x" * 110 for number in range(4000)]

@@ -37,12 +37,12 @@ from conveyor.model import Job, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.api import Api
-from tests.belt import all_items, until
-from tests.clocks import ManualClock
-from tests.jobs import ACME
-from tests.places import quick_place
-from tests.site import PAGES, Seen, Site, answer, page
+from tests.support.api import Api
+from tests.support.clocks import ManualClock
+from tests.support.make_jobs import ACME
+from tests.support.places import quick_place
+from tests.support.target_site import PAGES, Seen, Site, answer, page
+from tests.support.working import all_items, until
 
 URL = "http://target.example/"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0

@@ -22,10 +22,10 @@ from jupyter_client.manager import KernelManager
 
 from conveyor import AsyncClient, Client, Event, Progress, errors
 from conveyor.settings import Settings
-from tests.api import Api
-from tests.belt import Flaky, working
-from tests.demo_site import demo_site
-from tests.up import ROOT, Up, environment, running
+from tests.support.api import Api
+from tests.support.demo_site import demo_site
+from tests.support.up_process import ROOT, Up, environment, running
+from tests.support.working import Flaky, working
 
 T = TypeVar("T")
 

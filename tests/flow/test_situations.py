@@ -22,20 +22,20 @@ from conveyor.recover.monitored import Monitored
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System
-from tests.api import Api
-from tests.belt import until
-from tests.clocks import JumpingClock
-from tests.files import MIB, Behaviour, FileSite, digest
-from tests.flow.belt import Belt, Recording, failure, open_belt, success
-from tests.jobs import ACME, OTHER
-from tests.places import quick_place
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.file_site import MIB, Behaviour, FileSite, digest
+from tests.support.make_jobs import ACME, OTHER
+from tests.support.places import quick_place
+from tests.support.small_fleet import Fleet, Recording, failure, open_fleet, success
+from tests.support.working import until
 
 SIZE = 3 * MIB + 77
 
 
 @pytest.fixture
-async def belt() -> AsyncIterator[Belt]:
-    async with open_belt() as made:
+async def fleet() -> AsyncIterator[Fleet]:
+    async with open_fleet() as made:
         yield made
 
 
@@ -101,107 +101,107 @@ async def _bytes_kept(system: System) -> int:
 class TestJobDeadline:
     """2. A job that waits for ever is caught, queued again some times, and then given up for review."""
 
-    async def test_what_was_delayed_for_long_is_queued_again_and_ends(self, belt: Belt) -> None:
+    async def test_what_was_delayed_for_long_is_queued_again_and_ends(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
             # Away for the first minute; the retry would come in an hour.
-            return failure() if ref.index == 3 and belt.clock.now() < away_until else success()
+            return failure() if ref.index == 3 and fleet.clock.now() < away_until else success()
 
-        away_until = belt.clock.now() + 60
-        belt.executor.act = act
-        job = await belt.submit(10, deadline=100, backoff=Backoff(base=3600, cap=3600, jitter=False))
-        belt.start(belt.worker())
-        await belt.until(lambda: len(belt.executor.starts) == 10)
-        await belt.quiet()
-        belt.clock.advance(101)
-        seen = await monitor_of(belt.system).run_once()
+        away_until = fleet.clock.now() + 60
+        fleet.executor.act = act
+        job = await fleet.submit(10, deadline=100, backoff=Backoff(base=3600, cap=3600, jitter=False))
+        fleet.start(fleet.worker())
+        await fleet.until(lambda: len(fleet.executor.starts) == 10)
+        await fleet.quiet()
+        fleet.clock.advance(101)
+        seen = await monitor_of(fleet.system).run_once()
         assert (seen.overdue, seen.expired) == (1, 0)
-        said = await waiting(belt.system.coordinator, job.run.run_id)
+        said = await waiting(fleet.system.coordinator, job.run.run_id)
         assert said is not None
         assert said.code == "deadline"
         assert "1 of 3 times" in said.detail
-        await belt.ended(job, within=30)
-        tasks = await belt.check(job)
+        await fleet.ended(job, within=30)
+        tasks = await fleet.check(job)
         assert tasks[3].status is TaskStatus.SUCCEEDED
-        assert "run.overdue" in await belt.notices(job)
+        assert "run.overdue" in await fleet.notices(job)
         # Its row goes when it is next due, and nothing happens then.
-        belt.clock.advance(200)
-        assert (await monitor_of(belt.system).run_once()).overdue == 0
+        fleet.clock.advance(200)
+        assert (await monitor_of(fleet.system).run_once()).overdue == 0
 
-    async def test_after_some_times_it_is_dead_lettered_and_never_loops(self, belt: Belt) -> None:
+    async def test_after_some_times_it_is_dead_lettered_and_never_loops(self, fleet: Fleet) -> None:
         async def hang(job: Job, ref: TaskRef) -> Outcome:
             if ref.index == 3:
                 await asyncio.Event().wait()
             return success()
 
-        belt.executor.act = hang
-        job = await belt.submit(10, deadline=100)
-        belt.start(belt.worker())
-        belt.start(belt.sweeper)
-        await belt.until(lambda: len(belt.executor.starts) == 10)
-        monitor, counts = monitor_of(belt.system), []
+        fleet.executor.act = hang
+        job = await fleet.submit(10, deadline=100)
+        fleet.start(fleet.worker())
+        fleet.start(fleet.sweeper)
+        await fleet.until(lambda: len(fleet.executor.starts) == 10)
+        monitor, counts = monitor_of(fleet.system), []
         for _ in range(6):
-            belt.clock.advance(101)
+            fleet.clock.advance(101)
             counts.append(await monitor.run_once())
-            await belt.quiet()
+            await fleet.quiet()
         assert [(seen.overdue, seen.expired) for seen in counts] == [(1, 0)] * 3 + [(0, 1)] + [(0, 0)] * 2
-        (ended,) = await belt.ended(job)
+        (ended,) = await fleet.ended(job)
         assert ended.state is RunState.FAILED
         assert ended.reason is not None
         assert ended.reason.startswith("deadline: not finished within 100 s")
         assert "1 tasks are unfinished" in ended.reason
-        (letter,) = (await belt.system.queue.dead_letters(None, 10)).items
+        (letter,) = (await fleet.system.queue.dead_letters(None, 10)).items
         assert letter.reason == ended.reason
-        assert [event for event in await belt.notices(job) if event != "job.accepted"] == [
+        assert [event for event in await fleet.notices(job) if event != "job.accepted"] == [
             *["run.overdue"] * 3,
             "run.failed",
         ]
         # The task that was left is cancelled behind it.
-        await belt.until(lambda: _swept(belt))
-        tasks = await belt.check(job, RunState.FAILED)
+        await fleet.until(lambda: _swept(fleet))
+        tasks = await fleet.check(job, RunState.FAILED)
         assert Counter(task.status for task in tasks.values()) == {TaskStatus.SUCCEEDED: 9, TaskStatus.CANCELLED: 1}
 
 
-async def _swept(belt: Belt) -> bool:
-    return not await belt.system.records.jobs.unswept_jobs(1)
+async def _swept(fleet: Fleet) -> bool:
+    return not await fleet.system.records.jobs.unswept_jobs(1)
 
 
 class TestWatchdog:
     """3. An attempt that hangs beyond its timeout is broken off and tried again."""
 
-    async def test_it_is_broken_off(self, belt: Belt) -> None:
+    async def test_it_is_broken_off(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
             if ref.attempt == 1:
                 await asyncio.Event().wait()
             return success()
 
-        belt.executor.act = act
-        job = await belt.submit(["http://a.example/"], kind=JobKind.FETCH, handler=None, timeout=5)
-        belt.start(belt.worker())
-        await belt.until(lambda: belt.executor.starts)
-        await belt.passing(20)
-        assert len(belt.executor.starts) == 1, "a little longer than its timeout is not yet a reason"
-        (ended,) = await belt.ended(job, within=60)
+        fleet.executor.act = act
+        job = await fleet.submit(["http://a.example/"], kind=JobKind.FETCH, handler=None, timeout=5)
+        fleet.start(fleet.worker())
+        await fleet.until(lambda: fleet.executor.starts)
+        await fleet.passing(20)
+        assert len(fleet.executor.starts) == 1, "a little longer than its timeout is not yet a reason"
+        (ended,) = await fleet.ended(job, within=60)
         assert ended.state is RunState.COMPLETED
-        assert [start.attempt for start in belt.executor.starts] == [1, 2]
-        (event,) = [event for event in await belt.events(job) if event.event == "task.retried"]
+        assert [start.attempt for start in fleet.executor.starts] == [1, 2]
+        (event,) = [event for event in await fleet.events(job) if event.event == "task.retried"]
         assert event.data["error"]["code"] == "timeout"
-        assert belt.executor.running["all"] == 0
+        assert fleet.executor.running["all"] == 0
 
 
 class TestTransient:
     """4. A target that answers 503 for a moment: later attempts, after its Retry-After, and it is done."""
 
-    async def test_it_is_tried_again_after_what_the_target_asked_for(self, belt: Belt) -> None:
+    async def test_it_is_tried_again_after_what_the_target_asked_for(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
             return answered(503, retry_after=30) if ref.attempt < 3 else success()
 
-        belt.executor.act = act
-        job = await belt.submit(["a 1", "a 2"], backoff=Backoff(base=1, jitter=False))
-        belt.start(belt.worker())
-        await belt.ended(job, within=120)
-        tasks = await belt.check(job)
+        fleet.executor.act = act
+        job = await fleet.submit(["a 1", "a 2"], backoff=Backoff(base=1, jitter=False))
+        fleet.start(fleet.worker())
+        await fleet.ended(job, within=120)
+        tasks = await fleet.check(job)
         assert {task.attempts for task in tasks.values()} == {3}
-        first, second, third = belt.executor.times(0)
+        first, second, third = fleet.executor.times(0)
         assert 31 <= second - first < 33
         assert 32 <= third - second < 34
 
@@ -209,28 +209,28 @@ class TestTransient:
 class TestLongOutage:
     """5. A target that is away for long: few quick tries, then the tasks wait in the queue and hold no worker."""
 
-    async def test_fail_fast_requeue_late(self, belt: Belt) -> None:
-        down_until = belt.clock.now() + 1000
+    async def test_fail_fast_requeue_late(self, fleet: Fleet) -> None:
+        down_until = fleet.clock.now() + 1000
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
-            return failure("connect_failed") if belt.clock.now() < down_until else success()
+            return failure("connect_failed") if fleet.clock.now() < down_until else success()
 
-        belt.executor.act = act
+        fleet.executor.act = act
         options = {"backoff": Backoff(base=2, jitter=False), "breaker": Breaking(enabled=False), "attempts": 10}
-        job = await belt.submit(30, outage=Outage(), **options)
-        belt.start(belt.worker())
-        await belt.until(lambda: len(belt.executor.starts) == 60, within=30)
-        await belt.quiet()
-        assert await belt.depth(job) == Depth(0, 0, 30), "all wait in the queue"
-        assert await belt.system.coordinator.permits_in_use(f"run:{job.run.run_id}") == 0, "and none has a slot"
-        belt.clock.advance(880)
-        await belt.passing(5)
-        assert len(belt.executor.starts) == 60, "nobody tries before the delay is over"
-        belt.clock.advance(130)
-        await belt.ended(job, within=60)
-        tasks = await belt.check(job)
+        job = await fleet.submit(30, outage=Outage(), **options)
+        fleet.start(fleet.worker())
+        await fleet.until(lambda: len(fleet.executor.starts) == 60, within=30)
+        await fleet.quiet()
+        assert await fleet.depth(job) == Depth(0, 0, 30), "all wait in the queue"
+        assert await fleet.system.coordinator.permits_in_use(f"run:{job.run.run_id}") == 0, "and none has a slot"
+        fleet.clock.advance(880)
+        await fleet.passing(5)
+        assert len(fleet.executor.starts) == 60, "nobody tries before the delay is over"
+        fleet.clock.advance(130)
+        await fleet.ended(job, within=60)
+        tasks = await fleet.check(job)
         assert {task.attempts for task in tasks.values()} == {3}
-        first, second, third = belt.executor.times(0)
+        first, second, third = fleet.executor.times(0)
         assert second - first < 4
         assert 900 <= third - second <= 1100
 
@@ -239,90 +239,90 @@ class TestBreaker:
     """6. A target that is down: its tasks are parked and spend no attempt, others of the job go on; canaries find out
     that it is back, and the rest follows."""
 
-    async def test_open_parked_canary_released(self, belt: Belt) -> None:
+    async def test_open_parked_canary_released(self, fleet: Fleet) -> None:
         up = asyncio.Event()
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
             return success() if host(ref) == "good" or up.is_set() else failure("connect_failed")
 
-        belt.executor = Recording(belt.clock, act, target=host)
+        fleet.executor = Recording(fleet.clock, act, target=host)
         inputs = [f"{'bad' if number % 2 else 'good'} {number}" for number in range(400)]
-        job = await belt.submit(inputs, chunk_size=20, concurrency=8, backoff=Backoff(base=1000, jitter=False))
-        worker = belt.worker()
-        belt.start(worker)
+        job = await fleet.submit(inputs, chunk_size=20, concurrency=8, backoff=Backoff(base=1000, jitter=False))
+        worker = fleet.worker()
+        fleet.start(worker)
 
         async def parked() -> bool:
-            done = (await belt.counts(job)).succeeded
-            return done == 200 and (await belt.depth(job)).ready + (await belt.depth(job)).held == 0
+            done = (await fleet.counts(job)).succeeded
+            return done == 200 and (await fleet.depth(job)).ready + (await fleet.depth(job)).held == 0
 
-        await belt.until(parked, within=25)
-        bad = [start for start in belt.executor.starts if start.target == "bad"]
+        await fleet.until(parked, within=25)
+        bad = [start for start in fleet.executor.starts if start.target == "bad"]
         assert 20 <= len(bad) <= 60, "it opened after a few, and all the good ones are done"
-        await belt.until(lambda: _says(belt, job), within=5)
-        said = await waiting(belt.system.coordinator, job.run.run_id)
+        await fleet.until(lambda: _says(fleet, job), within=5)
+        said = await waiting(fleet.system.coordinator, job.run.run_id)
         assert said is not None
         assert said.detail.startswith("waiting: breaker open for bad until ")
         assert said.until is not None
 
         # Still down: one canary, and it is left alone for twice as long.
-        tries = len(belt.executor.starts)
-        await belt.until(lambda: len(belt.executor.starts) > tries, within=60)
-        await belt.passing(30)
-        assert len(belt.executor.starts) == tries + 1
+        tries = len(fleet.executor.starts)
+        await fleet.until(lambda: len(fleet.executor.starts) > tries, within=60)
+        await fleet.passing(30)
+        assert len(fleet.executor.starts) == tries + 1
 
         up.set()
-        more = len(belt.executor.starts)
-        await belt.until(lambda: len(belt.executor.starts) > more, within=90)
-        began = belt.clock.now()
-        await belt.ended(job, within=2000)
-        tasks = await belt.check(job)
+        more = len(fleet.executor.starts)
+        await fleet.until(lambda: len(fleet.executor.starts) > more, within=90)
+        began = fleet.clock.now()
+        await fleet.ended(job, within=2000)
+        tasks = await fleet.check(job)
         assert {task.status for task in tasks.values()} == {TaskStatus.SUCCEEDED}
-        failed = Counter(start.index for start in bad) + Counter([belt.executor.starts[tries].index])
+        failed = Counter(start.index for start in bad) + Counter([fleet.executor.starts[tries].index])
         for index, task in tasks.items():
             # Who was parked comes to its first attempt, however often it was.
             assert task.attempts == 1 + failed[index]
         # Those that had failed come after their backoff; all others soon after the first canary.
-        parked_ones = [start.at for start in belt.executor.starts[more:] if not failed[start.index]]
+        parked_ones = [start.at for start in fleet.executor.starts[more:] if not failed[start.index]]
         assert max(parked_ones) < began + 60
         # One by one at first.
         assert parked_ones[1] > parked_ones[0]
 
-    async def test_a_target_that_never_comes_back_fails_its_tasks_in_the_end(self, belt: Belt) -> None:
+    async def test_a_target_that_never_comes_back_fails_its_tasks_in_the_end(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
             return failure("connect_failed")
 
-        belt.executor = Recording(belt.clock, act, target=host)
+        fleet.executor = Recording(fleet.clock, act, target=host)
         patience = Breaking(patience=600)
-        job = await belt.submit([f"bad {number}" for number in range(100)], breaker=patience)
-        belt.start(belt.worker())
-        await belt.ended(job, within=4000)
-        tasks = await belt.check(job)
+        job = await fleet.submit([f"bad {number}" for number in range(100)], breaker=patience)
+        fleet.start(fleet.worker())
+        await fleet.ended(job, within=4000)
+        tasks = await fleet.check(job)
         codes = Counter(task.error_code for task in tasks.values())
         assert set(codes) <= {"connect_failed", "target_down"}
         assert codes["target_down"] >= 50
-        assert len(belt.executor.starts) < 200
+        assert len(fleet.executor.starts) < 200
 
-    async def test_a_named_upstream_is_one_target_for_all_jobs_of_its_tenant(self, belt: Belt) -> None:
+    async def test_a_named_upstream_is_one_target_for_all_jobs_of_its_tenant(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
-            await belt.clock.sleep(0.1)
+            await fleet.clock.sleep(0.1)
             return failure("handler_raised") if job.tenant == ACME else success()
 
-        belt.executor.act = act
-        first = await belt.submit(100, upstream="ledger", attempts=1, concurrency=8)
-        belt.start(belt.worker())
-        await belt.until(lambda: _says(belt, first))
-        tries = len(belt.executor.starts)
-        second = await belt.submit(100, upstream="ledger")
-        apart = await belt.submit(30, upstream="ledger", tenant=OTHER)
-        await belt.ended(apart, within=20)
-        await belt.passing(5)
-        assert len(belt.executor.starts) == tries + 30
-        assert (await belt.counts(second)).ended == 0
-        assert await belt.depth(second) == Depth(1, 0, 0), "its messages are left where they are"
+        fleet.executor.act = act
+        first = await fleet.submit(100, upstream="ledger", attempts=1, concurrency=8)
+        fleet.start(fleet.worker())
+        await fleet.until(lambda: _says(fleet, first))
+        tries = len(fleet.executor.starts)
+        second = await fleet.submit(100, upstream="ledger")
+        apart = await fleet.submit(30, upstream="ledger", tenant=OTHER)
+        await fleet.ended(apart, within=20)
+        await fleet.passing(5)
+        assert len(fleet.executor.starts) == tries + 30
+        assert (await fleet.counts(second)).ended == 0
+        assert await fleet.depth(second) == Depth(1, 0, 0), "its messages are left where they are"
 
 
-async def _says(belt: Belt, job: Job) -> bool:
-    said = await waiting(belt.system.coordinator, job.run.run_id)
+async def _says(fleet: Fleet, job: Job) -> bool:
+    said = await waiting(fleet.system.coordinator, job.run.run_id)
     return said is not None and said.code == "breaker"
 
 
@@ -335,23 +335,23 @@ class TestFlood:
 
     async def test_ten_times_overload(self) -> None:
         settings = {"worker_concurrency": 8, "tenant_queued_tasks": self.LIMIT, "tenant_jobs": 15}
-        async with open_belt(**settings) as belt:
-            idle = await self._waits(belt, flood=False)
-        async with open_belt(**settings) as belt:
-            busy = await self._waits(belt, flood=True)
+        async with open_fleet(**settings) as fleet:
+            idle = await self._waits(fleet, flood=False)
+        async with open_fleet(**settings) as fleet:
+            busy = await self._waits(fleet, flood=True)
         assert max(busy) <= 3 * max(idle), (idle, busy)
 
-    async def _waits(self, belt: Belt, *, flood: bool) -> list[float]:
+    async def _waits(self, fleet: Fleet, *, flood: bool) -> list[float]:
         """How long small jobs of another tenant take, while one floods or not."""
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
-            await belt.clock.sleep(0.5)
+            await fleet.clock.sleep(0.5)
             return success()
 
-        belt.executor.act = act
-        worker = belt.worker()
-        belt.start(worker)
-        belt.start(belt.sweeper)
+        fleet.executor.act = act
+        worker = fleet.worker()
+        fleet.start(worker)
+        fleet.start(fleet.sweeper)
         accepted: list[Job] = []
         refused = 0
         waits = []
@@ -359,22 +359,22 @@ class TestFlood:
             for _ in range(10 if flood else 0):
                 # Capacity is 8 tasks in 0.5 s; this asks for 200 a second, for as long as the test goes on.
                 try:
-                    accepted.append(await belt.submit(self.TASKS, tenant=TenantId("flood")))
+                    accepted.append(await fleet.submit(self.TASKS, tenant=TenantId("flood")))
                 except QuotaExceeded as error:
                     refused += 1
                     assert error.details["retry_after"] >= 1
-            polite = await belt.submit(4)
-            began = belt.clock.now()
-            await belt.ended(polite, within=60)
-            waits.append(belt.clock.now() - began)
+            polite = await fleet.submit(4)
+            began = fleet.clock.now()
+            await fleet.ended(polite, within=60)
+            waits.append(fleet.clock.now() - began)
             held = sum(len(lane._waiting) for lane in worker._lanes.values())
             assert held <= 2 * (self.LIMIT + self.TASKS)
-            queued = sum([job.run.total - (await belt.counts(job)).ended for job in accepted])
+            queued = sum([job.run.total - (await fleet.counts(job)).ended for job in accepted])
             assert queued <= self.LIMIT + 15 * self.TASKS, "tasks that wait are bounded"
         if flood:
             assert refused > len(accepted)
             assert accepted
-            for ended in await belt.ended(*accepted, within=600):
+            for ended in await fleet.ended(*accepted, within=600):
                 assert ended.state is RunState.COMPLETED
         return waits
 
@@ -430,17 +430,17 @@ class TestRefusal:
 class TestRecoveryFirst:
     """9. What comes again goes before new work, four to one, so that neither starves."""
 
-    async def test_four_to_one(self, belt: Belt) -> None:
+    async def test_four_to_one(self, fleet: Fleet) -> None:
         async def act(job: Job, ref: TaskRef) -> Outcome:
-            await belt.clock.sleep(0.1)
+            await fleet.clock.sleep(0.1)
             return failure() if ref.attempt == 1 and ref.index < 60 else success()
 
-        belt.executor.act = act
-        job = await belt.submit(400, concurrency=1, chunk_size=10, backoff=Backoff(base=10, jitter=False))
-        worker = belt.worker()
-        belt.start(worker)
-        await belt.ended(job, within=600)
-        order = [start.attempt for start in belt.executor.starts]
+        fleet.executor.act = act
+        job = await fleet.submit(400, concurrency=1, chunk_size=10, backoff=Backoff(base=10, jitter=False))
+        worker = fleet.worker()
+        fleet.start(worker)
+        await fleet.ended(job, within=600)
+        order = [start.attempt for start in fleet.executor.starts]
         first, last = order.index(2), len(order) - 1 - order[::-1].index(2)
         stretch = order[first : last + 1]
         assert worker.take_counts == (60, 400)
@@ -450,18 +450,18 @@ class TestRecoveryFirst:
         fives = [stretch[start : start + 5] for start in range(len(stretch) - 4)]
         assert all(1 in five for five in fives), "new work goes on"
         assert max(five.count(2) for five in fives) == 4, "four to one"
-        await belt.check(job)
+        await fleet.check(job)
 
     async def test_the_bound_is_a_setting(self) -> None:
-        async with open_belt(recovery_ratio=1) as belt:
+        async with open_fleet(recovery_ratio=1) as fleet:
 
             async def act(job: Job, ref: TaskRef) -> Outcome:
-                await belt.clock.sleep(0.1)
+                await fleet.clock.sleep(0.1)
                 return failure() if ref.attempt == 1 and ref.index < 30 else success()
 
-            belt.executor.act = act
-            job = await belt.submit(200, concurrency=1, chunk_size=10, backoff=Backoff(base=3, jitter=False))
-            belt.start(belt.worker())
-            await belt.ended(job, within=600)
-            order = [start.attempt for start in belt.executor.starts]
+            fleet.executor.act = act
+            job = await fleet.submit(200, concurrency=1, chunk_size=10, backoff=Backoff(base=3, jitter=False))
+            fleet.start(fleet.worker())
+            await fleet.ended(job, within=600)
+            order = [start.attempt for start in fleet.executor.starts]
             assert all(1 in order[start : start + 2] for start in range(100))

@@ -14,10 +14,10 @@ from conveyor.model import Counts, Job, JobId, RunId, TenantId
 from conveyor.read import status as progress
 from conveyor.read.status import status_json, without_secrets
 from conveyor.system import System
-from tests.api import Api
-from tests.belt import Flaky, ended, until, working
-from tests.clocks import JumpingClock
-from tests.jobs import end
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import end
+from tests.support.working import Flaky, ended, until, working
 
 ACME = TenantId("acme")
 

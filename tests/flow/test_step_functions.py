@@ -31,14 +31,14 @@ from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, migrate, open_system, step_functions_findings
-from tests.api import Api
-from tests.belt import Echo, Flaky, until, working
-from tests.clocks import JumpingClock
-from tests.jobs import ACME
-from tests.machines import Between, Machine, Roles, machine
 from tests.servers.aws import aws, server_time
 from tests.servers.moto import moto, moto_time
 from tests.stacks.conftest import urls
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME
+from tests.support.state_machines import Between, Machine, Roles, machine
+from tests.support.working import Echo, Flaky, until, working
 
 JOB = {"kind": "python", "handler": "tests.echo", "tasks": [1, 2, 3]}
 HEARTBEAT = 300.0

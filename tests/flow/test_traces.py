@@ -16,10 +16,10 @@ from conveyor.model import JobId
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
 from conveyor.telemetry import traces
-from tests.api import Api, client, new_key
-from tests.belt import Flaky, ended, until, working
-from tests.receiver import Receiver
-from tests.site import Listener, answer, read_request
+from tests.support.api import Api, client, new_key
+from tests.support.receiver import Receiver
+from tests.support.target_site import Listener, answer, read_request
+from tests.support.working import Flaky, ended, until, working
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

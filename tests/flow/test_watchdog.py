@@ -11,10 +11,10 @@ from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, RunId, Ta
 from conveyor.process.task_progress import Superseded
 from conveyor.process.watchdog import GRACE, Watchdog
 from conveyor.states import TaskStatus
-from tests.clocks import ManualClock
-from tests.fetching import idle
-from tests.flow.belt import Recording, open_belt, success
-from tests.jobs import make_job
+from tests.support.clocks import ManualClock
+from tests.support.in_process_fetchers import idle
+from tests.support.make_jobs import make_job
+from tests.support.small_fleet import Recording, open_fleet, success
 
 STUCK_AFTER = 60.0
 REF = TaskRef(0, InputJson('"http://site.test/"'))
@@ -43,28 +43,28 @@ class SlowProgress:
 
 
 async def test_a_runner_that_went_on_while_the_worker_looked_keeps_its_next_attempt() -> None:
-    async with open_belt(stuck_after=STUCK_AFTER) as belt:
+    async with open_fleet(stuck_after=STUCK_AFTER) as fleet:
         ends = [asyncio.Event(), asyncio.Event()]
 
         async def act(job: Job, ref: TaskRef) -> Outcome:
             await ends[ref.index].wait()
             return success()
 
-        executor = Recording(belt.clock, act)
-        job = await belt.submit(2, concurrency=1)
-        documents: Any = SlowProgress(belt.system.records.documents, job.run.run_id)
-        records = dataclasses.replace(belt.system.records, documents=documents)
-        belt.start(belt.worker(executor, dataclasses.replace(belt.system, records=records)))
-        await belt.until(documents.asked.is_set)
+        executor = Recording(fleet.clock, act)
+        job = await fleet.submit(2, concurrency=1)
+        documents: Any = SlowProgress(fleet.system.records.documents, job.run.run_id)
+        records = dataclasses.replace(fleet.system.records, documents=documents)
+        fleet.start(fleet.worker(executor, dataclasses.replace(fleet.system, records=records)))
+        await fleet.until(documents.asked.is_set)
         assert [start.index for start in executor.starts] == [0]
         ends[0].set()
-        await belt.until(lambda: len(executor.starts) == 2)
+        await fleet.until(lambda: len(executor.starts) == 2)
         documents.answered.set()
-        await belt.passing(1.0)
+        await fleet.passing(1.0)
         assert executor.running["all"] == 1
         ends[1].set()
-        await belt.ended(job, within=30.0)
-        tasks = await belt.check(job)
+        await fleet.ended(job, within=30.0)
+        tasks = await fleet.check(job)
         assert [tasks[index].attempts for index in (0, 1)] == [1, 1]
 
 

@@ -31,13 +31,13 @@ from conveyor.notify.webhooks import Webhooks, WebhookSpec
 from conveyor.service import Service
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.api import Api
-from tests.belt import all_items, ended, until, working
-from tests.clocks import JumpingClock
-from tests.jobs import ACME, make_job, make_notice
-from tests.places import quick_place
-from tests.receiver import Act, Receiver, answering, hang, hang_up, signature, then_cut, then_hanging
-from tests.site import AUTHORITY, Site
+from tests.support.api import Api
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import ACME, make_job, make_notice
+from tests.support.places import quick_place
+from tests.support.receiver import Act, Receiver, answering, hang, hang_up, signature, then_cut, then_hanging
+from tests.support.target_site import AUTHORITY, Site
+from tests.support.working import all_items, ended, until, working
 
 URL = "http://target.example/"
 DAY = 86_400.0
@@ -691,7 +691,7 @@ class TestKeeping:
 async def serving(system: System) -> AsyncIterator[Api]:
     """The API over a system of the test's own."""
     from conveyor.api.server import serve
-    from tests.api import client, new_key
+    from tests.support.api import client, new_key
 
     stop = asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -724,7 +724,7 @@ class Outside:
 
     def start(self) -> None:
         self.starts += 1
-        command = [sys.executable, "-m", "tests.receiver", str(self.log), str(self.port), str(self.starts)]
+        command = [sys.executable, "-m", "tests.support.receiver", str(self.log), str(self.port), str(self.starts)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())

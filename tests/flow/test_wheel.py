@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.up import ROOT, Up, environment, running
+from tests.support.up_process import ROOT, Up, environment, running
 
 SDK = {"msgspec", "pyreqwest"}
 NAME = re.compile(r"[A-Za-z0-9._-]+")

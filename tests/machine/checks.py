@@ -9,10 +9,10 @@ from conveyor.coordination.breaker import list_breakers
 from conveyor.errors import ConveyorError
 from conveyor.model import WORKERS, Job, RunKey
 from conveyor.states import ENDED, RunState, TaskStatus
-from tests.jobs import ACME
 from tests.machine.nodes import Node
 from tests.machine.targets import HOSTS, PLAIN, REFUSED, Asked
 from tests.machine.world import World
+from tests.support.make_jobs import ACME
 
 # Lines of the log that nothing in this world accounts for.
 _NEVER = {

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from tests.faults.planted import Planted, all_planted
-from tests.logs import be_plain
 from tests.machine.run import Figures, Found, run
+from tests.support.logs import be_plain
 
 # What the machine must find.
 WITHIN_REACH = (

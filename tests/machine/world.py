@@ -28,12 +28,12 @@ from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.model import EXPORT, Job, JobId, ListFormat, Source
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.jobs import ACME
 from tests.machine.loop import LoopClock, VirtualLoop, database_on_loop
 from tests.machine.nodes import ROLES, Node, own_tasks
 from tests.machine.seams import Alive, Faults, Latency, faulty
 from tests.machine.targets import Targets
-from tests.places import quick_place
+from tests.support.make_jobs import ACME
+from tests.support.places import quick_place
 
 T = TypeVar("T")
 

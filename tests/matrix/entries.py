@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from conveyor.accept.option_changes import LIVE, RERUN
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.model import JobKind
-from tests.jobs import ACME
 from tests.matrix.options import needed, options_of
 from tests.matrix.world import INTAKE, World
+from tests.support.make_jobs import ACME
 
 _PAGE = 1000
 # A scheduler takes a few fires of one tenant at a time.
@@ -90,7 +90,7 @@ async def by_schedule(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
         found |= await _made(world, cases)
         if len(found) == len(cases):
             break
-        await world.belt.step()
+        await world.fleet.step()
     for path in paths:
         assert (await world.api.request("DELETE", path)).status == 204
     return found
@@ -102,7 +102,7 @@ async def _made(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
     found: dict[int, Answer] = {}
     cursor = None
     while True:
-        page = await world.belt.system.records.jobs.jobs(ACME, cursor, _PAGE)
+        page = await world.fleet.system.records.jobs.jobs(ACME, cursor, _PAGE)
         found |= {numbers[job.name]: str(job.job_id) for job in page.items if job.name in numbers}
         if (cursor := page.next_cursor) is None:
             return found
@@ -110,12 +110,12 @@ async def _made(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
 
 async def by_intake(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
     """As messages to the queue that jobs come in by."""
-    queue = world.belt.system.queue
+    queue = world.fleet.system.queue
     bodies = [json.dumps({"job": case.spec(world.address)}).encode() for case in cases]
     for body in bodies:
         assert await queue.send(QueueName(INTAKE), [Outgoing(body)]) == []
     while (await queue.depth(QueueName(INTAKE))).total:
-        await world.belt.step()
+        await world.fleet.step()
     found = await _made(world, cases)
     numbers = {case.name: case.number for case in cases}
     letters = (await queue.dead_letters(None, _PAGE)).items

@@ -15,12 +15,12 @@ from conveyor.api.server import serve
 from conveyor.embedded import Embedded
 from conveyor.model import Job, JobId, JobKind, Outcome, TaskRef
 from conveyor.states import ENDED
-from tests.api import Api, client, new_key
-from tests.clocks import ManualClock
-from tests.files import Behaviour, FileSite
-from tests.flow.belt import Belt, Recording, failure, open_belt, success
-from tests.jobs import ACME
-from tests.site import PAGES, Seen, answer
+from tests.support.api import Api, client, new_key
+from tests.support.clocks import ManualClock
+from tests.support.file_site import Behaviour, FileSite
+from tests.support.make_jobs import ACME
+from tests.support.small_fleet import Fleet, Recording, failure, open_fleet, success
+from tests.support.target_site import PAGES, Seen, answer
 
 INTAKE = "incoming"
 _FIRST_STEP = 0.05
@@ -93,10 +93,10 @@ class Busy:
 
 
 class World:
-    """The belt, its API and its site."""
+    """The fleet, its API and its site."""
 
-    def __init__(self, belt: Belt, api: Api, site: MatrixSite, executors: Sequence[Busy]) -> None:
-        self.belt = belt
+    def __init__(self, fleet: Fleet, api: Api, site: MatrixSite, executors: Sequence[Busy]) -> None:
+        self.fleet = fleet
         self.api = api
         self.site = site
         self._executors = executors
@@ -105,7 +105,7 @@ class World:
 
     @property
     def clock(self) -> ManualClock:
-        return self.belt.clock
+        return self.fleet.clock
 
     @property
     def address(self) -> str:
@@ -113,12 +113,12 @@ class World:
 
     async def step(self) -> None:
         """Let everybody act, then let time pass: little while something moves, much while all wait."""
-        await self.belt.breathe()
+        await self.fleet.breathe()
         waited = 0.0
         while waited < _PATIENCE and self.site.busy + sum(each.attempts for each in self._executors):
             await asyncio.sleep(0.001)
             waited += 0.001
-            await self.belt.breathe()
+            await self.fleet.breathe()
         moved = sum(each.starts for each in self._executors)
         self._step = _FIRST_STEP if moved != self._moved else min(self._step * _GROWTH, _LONGEST_STEP)
         self._moved = moved
@@ -132,7 +132,7 @@ class World:
             assert self.clock.now() < end, f"jobs that do not end: {sorted(left)}"
             await self.step()
             for job_id in sorted(left):
-                job = await self.belt.system.records.jobs.job(ACME, JobId(job_id))
+                job = await self.fleet.system.records.jobs.job(ACME, JobId(job_id))
                 if job is None or job.state in ENDED:
                     seen[job_id] = job
                     left.discard(job_id)
@@ -140,28 +140,28 @@ class World:
 
     def failures(self) -> list[str]:
         """Errors that were logged, but for those that options ask for."""
-        return [str(line) for line in self.belt.logs if line["log_level"] in _BAD and line["event"] not in _ASKED_FOR]
+        return [str(line) for line in self.fleet.logs if line["log_level"] in _BAD and line["event"] not in _ASKED_FOR]
 
 
 @asynccontextmanager
 async def open_world() -> AsyncIterator[World]:
     settings = {"allow_private_targets": True, "fetchers": 0, "handler_processes": 0, "intake": INTAKE}
-    async with open_belt(**settings, intake_tenant=ACME, sync_task_limit=1000) as belt, MatrixSite() as site:
-        recording = Recording(belt.clock, act, target=lambda ref: "somewhere")
-        made = Embedded(belt.system)._executors()
+    async with open_fleet(**settings, intake_tenant=ACME, sync_task_limit=1000) as fleet, MatrixSite() as site:
+        recording = Recording(fleet.clock, act, target=lambda ref: "somewhere")
+        made = Embedded(fleet.system)._executors()
         real = {kind: recording if kind is JobKind.PYTHON else made[kind] for kind in JobKind}
         busy = [Busy(executor) for executor in real.values()]
-        for roles in Embedded(belt.system, real)._roles(real).values():
+        for roles in Embedded(fleet.system, real)._roles(real).values():
             for role in roles:
-                belt.start(role)
+                fleet.start(role)
         stop = asyncio.Event()
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve(belt.system, "127.0.0.1", 0, stop, url.set_result))
+        serving = asyncio.create_task(serve(fleet.system, "127.0.0.1", 0, stop, url.set_result))
         await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
         try:
             async with client() as http:
-                key = await new_key(belt.system, ACME)
-                yield World(belt, Api(url.result(), belt.system, key, http), site, busy)
+                key = await new_key(fleet.system, ACME)
+                yield World(fleet, Api(url.result(), fleet.system, key, http), site, busy)
         finally:
             stop.set()
             await serving

@@ -12,7 +12,7 @@ from conveyor.api import protocol
 from conveyor.api.request_bodies import read_body
 from conveyor.errors import BadInput, BodyTooLarge
 from conveyor.settings import Settings
-from tests.api import Api, parsed, raw
+from tests.support.api import Api, parsed, raw
 
 CAP = 100_000
 SPEC = json.dumps({"tasks": ["http://example.com/"]}).encode()

@@ -23,11 +23,11 @@ from conveyor.engines.object_blobs import ObjectBlobs, ObjectEngine
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System, open_system
-from tests.api import Answer, Api, client, raw
-from tests.belt import ended, working
-from tests.clocks import JumpingClock
 from tests.servers import rclone, s3
 from tests.servers.aws import REGION
+from tests.support.api import Answer, Api, client, raw
+from tests.support.clocks import JumpingClock
+from tests.support.working import ended, working
 
 DATA = b"http://example.com/1\nhttp://example.com/2\n"
 OTHER = b"http://example.net/1\nhttp://example.net/2\n"

@@ -17,10 +17,10 @@ from conveyor.egress.target_guard import TargetGuard, host_refusal, refusal
 from conveyor.model import Gateway, InputJson, JobKind, Outcome, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.settings import Settings
-from tests.clocks import JumpingClock
-from tests.jobs import make_job
-from tests.site import Canary, Site
-from tests.vectors import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS, as_input
+from tests.support.addresses import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS, as_input
+from tests.support.clocks import JumpingClock
+from tests.support.make_jobs import make_job
+from tests.support.target_site import Canary, Site
 
 PUBLIC = "127.77.0.1"
 FAR = "http://far.example/"

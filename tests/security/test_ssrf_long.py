@@ -16,10 +16,10 @@ from conveyor.model import ExportApi, InputJson, JobKind, Outcome, TaskRef
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.system import System
-from tests.jobs import make_job
 from tests.security.test_ssrf import PUBLIC, REFUSALS, Ports, codes, names, public, vectors
-from tests.site import Canary, Seen, Site, answer, page
-from tests.vectors import as_input
+from tests.support.addresses import as_input
+from tests.support.make_jobs import make_job
+from tests.support.target_site import Canary, Seen, Site, answer, page
 
 
 @page("export-api")

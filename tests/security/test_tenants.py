@@ -14,8 +14,8 @@ from conveyor.model import BodyRef, IngestJob, JobId, ResultDetail, RunId, TaskE
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.states import TaskStatus
 from conveyor.system import System
-from tests.api import Answer, Api
-from tests.exports import exporter
+from tests.support.api import Answer, Api
+from tests.support.export_jobs import exporter
 
 URL = "http://example.com/"
 
@@ -295,7 +295,7 @@ async def test_a_key_of_ones_own_with_anothers_secret(server: Api) -> None:
 
 
 async def test_two_authorization_headers_are_refused(server: Api) -> None:
-    from tests.api import parsed, raw
+    from tests.support.api import parsed, raw
 
     intruder = await server.as_tenant("intruder")
     request = (

@@ -24,11 +24,11 @@ from conveyor.notify.deliveries import DELIVERY, delivery_document, delivery_of
 from conveyor.notify.webhooks import Endpoint, Secret
 from conveyor.settings import Settings
 from conveyor.system import System
-from tests.api import Api
-from tests.jobs import ACME, make_job, make_notice
-from tests.receiver import Receiver, answering
-from tests.site import Canary, Site
-from tests.vectors import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS
+from tests.support.addresses import EVIL_NAMES, LOOPBACK_HOSTS, PRIVATE_HOSTS
+from tests.support.api import Api
+from tests.support.make_jobs import ACME, make_job, make_notice
+from tests.support.receiver import Receiver, answering
+from tests.support.target_site import Canary, Site
 
 PUBLIC = "127.77.0.1"
 REFUSALS = {"target_refused", "bad_url", "bad_redirect"}

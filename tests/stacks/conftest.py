@@ -12,8 +12,8 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.settings import Settings
 from conveyor.system import System, migrate, open_system
-from tests.api import Api, client, new_key
-from tests.site import Site
+from tests.support.api import Api, client, new_key
+from tests.support.target_site import Site
 
 STACKS = ("embedded", "aws", "postgres", "mixture")
 

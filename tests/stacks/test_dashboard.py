@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.api import schemas as shapes
-from tests.api import Api
+from tests.support.api import Api
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -18,10 +18,10 @@ from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState
 from conveyor.system import System, migrate, open_system
 from tests.conformance.test_dynamodb import change
-from tests.jobs import ACME, make_job, make_notice, seeds
 from tests.servers import dynamodb
 from tests.stacks.conftest import urls
 from tests.stacks.ledger import Entry, Uneven, audit, fails
+from tests.support.make_jobs import ACME, make_job, make_notice, seeds
 
 TASKS = 25
 ABSENT_FROM_A_JOB = ("v", "task_shard_count", "version", "rev", "swept", "next_index", "ranges")

@@ -17,8 +17,19 @@ from conveyor.recover import retention
 from conveyor.recover.retention import Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System
-from tests.api import client
-from tests.exports import ACME, asked, body_of, exporter, found, has_body, made, outcome_of, parts_of, stored_job
+from tests.support.api import client
+from tests.support.export_jobs import (
+    ACME,
+    asked,
+    body_of,
+    exporter,
+    found,
+    has_body,
+    made,
+    outcome_of,
+    parts_of,
+    stored_job,
+)
 
 COUNT = 2000
 

@@ -26,16 +26,16 @@ from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Service
 from conveyor.settings import Settings
 from conveyor.system import System, migrate, open_system
-from tests.clocks import ManualClock
 from tests.faults.shim import Answer, Call, DynamoFaults, Forward, S3Faults, Shim
 from tests.faults.shim_sqs import CLEAN, DOUBTFUL
 from tests.faults.shim_sqs import Shim as SqsShim
-from tests.places import quick_place
 from tests.servers import dynamodb, postgres, s3, sqs
 from tests.servers.aws import aws
 from tests.servers.redis import Leak, redis
 from tests.servers.sqs import together
 from tests.stacks.ledger import Ledger, Uneven, audit, watched
+from tests.support.clocks import ManualClock
+from tests.support.places import quick_place
 
 CASES = int(os.environ.get("CONVEYOR_FAULT_CASES", "8"))
 PATIENCE = 60.0

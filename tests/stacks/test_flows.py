@@ -15,9 +15,9 @@ from conveyor.engines.queue import run_queue
 from conveyor.model import JobId, TenantId
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.system import System
-from tests.api import Api, client
-from tests.clocks import JumpingClock
-from tests.site import Site
+from tests.support.api import Api, client
+from tests.support.clocks import JumpingClock
+from tests.support.target_site import Site
 
 ENDED = {"completed", "failed", "cancelled"}
 MANY = 20_000

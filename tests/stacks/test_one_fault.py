@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.one_fault import Injector
 from tests.faults.one_fault_scenarios import SCENARIOS, failure_of, outcome_of
-from tests.logs import be_plain
+from tests.support.logs import be_plain
 
 STACKS = ("postgres", "aws")
 CASES = int(os.environ.get("CONVEYOR_ONE_FAULT_CASES", "3"))

@@ -15,9 +15,9 @@ import pytest
 from conveyor.clock import SystemClock
 from conveyor.settings import Settings
 from conveyor.system import migrate, open_system
-from tests.api import client, new_key
 from tests.servers.aws import CREDENTIALS
 from tests.stacks.conftest import urls
+from tests.support.api import client, new_key
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 # Every engine is in one of them.

@@ -7,7 +7,7 @@ import pytest
 
 from conveyor.callers import is_in_role
 from conveyor.service import Service, run_until
-from tests.clocks import ManualClock
+from tests.support.clocks import ManualClock
 
 
 class Scripted:

@@ -15,8 +15,8 @@ from tests.flow.test_retention import (
     test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it,
     test_expired_rows_are_removed_as_fast_as_they_come,
 )
-from tests.unit import test_database
-from tests.unit.test_expiring import test_a_call_costs_the_same_however_many_are_live
+from tests.unit.engines import test_sqlite_database as test_database
+from tests.unit.engines.test_sqlite_expiring import test_a_call_costs_the_same_however_many_are_live
 
 
 def reuse_run_numbers(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from conveyor.process.executors.python.children import Child, NotStarted
 from conveyor.process.watchdog import GRACE, timeout_of
 from tests.faults.planted import Planted
 from tests.flow import test_capacity, test_fetching_lanes, test_watchdog
-from tests.unit import test_fetcher, test_fetchers, test_python_executor
+from tests.unit.process import test_fetch_child as test_fetcher
+from tests.unit.process import test_fetchers, test_python_executor
 
 
 def all_runners_leave(patch: pytest.MonkeyPatch) -> None:

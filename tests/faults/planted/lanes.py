@@ -17,7 +17,7 @@ from conveyor.process.target_queue import TargetQueue
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_lanes
-from tests.unit import test_breaker
+from tests.unit.coordination import test_breaker
 
 
 def _nothing(*_: object) -> None:

@@ -18,7 +18,7 @@ from tests.faults.planted import Planted
 from tests.flow.test_export_time_slices import every_time_slice_makes_progress, resuming_takes_no_time_slice
 from tests.flow.test_run_kept import an_unfinished_run_is_not_purged, what_was_fetched_is_kept
 from tests.flow.test_webhooks import the_head_of_an_answer_decides
-from tests.unit.test_lists import (
+from tests.unit.lists.test_reader import (
     others_run_between_two_batches,
     others_run_between_two_pieces,
     zeros_behind_and_between_are_ignored,

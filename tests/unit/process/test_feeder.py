@@ -21,7 +21,7 @@ from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LaneTools
 from conveyor.process.recorder import Recorder
 from conveyor.states import TaskStatus
-from tests.flow.belt import Belt, open_belt
+from tests.support.small_fleet import Fleet, open_fleet
 
 LIMIT = 3
 REFS = [TaskRef(index, InputJson("1")) for index in range(3)]
@@ -90,25 +90,25 @@ class StillLane(Lane):
 
 
 class Bench:
-    """A feeder on the parts of a belt, and the lane of one run."""
+    """A feeder on the parts of a fleet, and the lane of one run."""
 
-    def __init__(self, belt: Belt, job: Job) -> None:
-        system, clock = belt.system, belt.clock
-        self.belt = belt
+    def __init__(self, fleet: Fleet, job: Job) -> None:
+        system, clock = fleet.system, fleet.clock
+        self.fleet = fleet
         self.job = job
         self.queue = run_queue(job.run.run_id)
         self.ticks = 0
         self.feeder = Feeder(
-            system.settings, clock, system.records, system.tasks, system.queue, belt.lifecycle, self._tick
+            system.settings, clock, system.records, system.tasks, system.queue, fleet.lifecycle, self._tick
         )
         self.lane = self.new_lane()
 
     def new_lane(self) -> StillLane:
-        system, clock = self.belt.system, self.belt.clock
+        system, clock = self.fleet.system, self.fleet.clock
         bodies = BodyStore(system.blobs, clock)
         tools = LaneTools(
             owner=Any,  # type: ignore[arg-type]  # nothing starts
-            recorder=Recorder(system.tasks, system.queue, bodies, self.belt.lifecycle, system.coordinator, clock, 0.0),
+            recorder=Recorder(system.tasks, system.queue, bodies, self.fleet.lifecycle, system.coordinator, clock, 0.0),
             limits=TargetLimits(system.coordinator, self.job, "worker"),
             gate=Gate(Breakers(system.coordinator, clock, system.settings, "worker"), self.job, lambda ref: None),
             clock=clock,
@@ -119,30 +119,30 @@ class Bench:
         self.ticks += 1
 
     async def send(self, chunk: Chunk, queue: QueueName | None = None) -> None:
-        await self.belt.system.queue.send(queue or self.queue, [encode(chunk)])
+        await self.fleet.system.queue.send(queue or self.queue, [encode(chunk)])
 
     async def deliver(self, **changes: Any) -> list[Delivery]:
         """What the run's queue delivers, as if it had been delivered before."""
-        got = await self.belt.system.queue.receive(self.queue, 10, 30.0)
+        got = await self.fleet.system.queue.receive(self.queue, 10, 30.0)
         return [msgspec.structs.replace(delivery, **changes) for delivery in got]
 
     async def admit(self, deliveries: list[Delivery]) -> None:
         await self.feeder._admit(self.lane, self.queue, deliveries, recovered=False)
 
     async def in_queue(self) -> tuple[int, int, int]:
-        depth = await self.belt.system.queue.depth(self.queue)
+        depth = await self.fleet.system.queue.depth(self.queue)
         return depth.ready, depth.held, depth.delayed
 
     async def dead_letters(self) -> list[str]:
-        page = await self.belt.system.queue.dead_letters(None, 10)
+        page = await self.fleet.system.queue.dead_letters(None, 10)
         return [letter.reason for letter in page.items]
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     """Three tasks, of which one message carries the references."""
-    async with open_belt(max_lost_starts=LIMIT) as belt:
-        yield Bench(belt, await belt.submit(3))
+    async with open_fleet(max_lost_starts=LIMIT) as fleet:
+        yield Bench(fleet, await fleet.submit(3))
 
 
 async def test_a_lane_without_throughput_gets_one_chunk(bench: Bench) -> None:
@@ -151,7 +151,7 @@ async def test_a_lane_without_throughput_gets_one_chunk(bench: Bench) -> None:
     (chunk,) = bench.lane.chunks.values()
     assert (chunk.left, chunk.suspect, chunk.recovered) == (3, False, False)
     assert bench.lane.next_poll == 0.0
-    assert bench.lane.next_recovery > bench.belt.clock.monotonic(), "its recovery queue was empty"
+    assert bench.lane.next_recovery > bench.fleet.clock.monotonic(), "its recovery queue was empty"
 
 
 async def test_recovered_references_come_first(bench: Bench) -> None:
@@ -162,7 +162,7 @@ async def test_recovered_references_come_first(bench: Bench) -> None:
 
 
 async def test_nothing_is_received_beyond_the_bytes_that_a_worker_may_lease(bench: Bench) -> None:
-    bench.feeder._leased_bytes = 2 * bench.belt.system.settings.worker_held_bytes
+    bench.feeder._leased_bytes = 2 * bench.fleet.system.settings.worker_held_bytes
     await bench.feeder.fill([bench.lane])
     assert bench.lane.indexes == []
     bench.feeder.count_leased_bytes([bench.lane])
@@ -172,7 +172,7 @@ async def test_nothing_is_received_beyond_the_bytes_that_a_worker_may_lease(benc
 
 async def test_finished_tasks_are_not_fed(bench: Bench) -> None:
     deliveries = await bench.deliver()
-    bench.feeder._tasks = Finished(bench.belt.system.tasks, {0, 1})  # type: ignore[assignment]
+    bench.feeder._tasks = Finished(bench.fleet.system.tasks, {0, 1})  # type: ignore[assignment]
     await bench.admit(deliveries)
     assert bench.lane.indexes == [2]
     (chunk,) = bench.lane.chunks.values()
@@ -181,14 +181,14 @@ async def test_finished_tasks_are_not_fed(bench: Bench) -> None:
 
 async def test_a_chunk_without_unfinished_tasks_is_acknowledged(bench: Bench) -> None:
     deliveries = await bench.deliver()
-    bench.feeder._tasks = Finished(bench.belt.system.tasks, {0, 1, 2})  # type: ignore[assignment]
+    bench.feeder._tasks = Finished(bench.fleet.system.tasks, {0, 1, 2})  # type: ignore[assignment]
     await bench.admit(deliveries)
     assert bench.lane.indexes == []
     assert await bench.in_queue() == (0, 0, 0)
 
 
 async def test_a_worker_ticks_again_when_all_that_it_received_was_finished(bench: Bench) -> None:
-    bench.feeder._tasks = Finished(bench.belt.system.tasks, {0, 1, 2})  # type: ignore[assignment]
+    bench.feeder._tasks = Finished(bench.fleet.system.tasks, {0, 1, 2})  # type: ignore[assignment]
     bench.lane.next_recovery = 1e12
     await bench.feeder.fill([bench.lane])
     assert bench.ticks == 1
@@ -205,7 +205,7 @@ async def test_messages_are_released_if_the_store_fails(bench: Bench) -> None:
 
 
 async def test_a_message_that_is_not_a_chunk_is_dead_lettered(bench: Bench) -> None:
-    await bench.belt.system.queue.send(bench.queue, [Outgoing(b"nonsense")])
+    await bench.fleet.system.queue.send(bench.queue, [Outgoing(b"nonsense")])
     await bench.admit(await bench.deliver())
     assert bench.lane.indexes == [0, 1, 2]
     (reason,) = await bench.dead_letters()
@@ -226,7 +226,7 @@ async def test_one_chunk_at_a_time_is_on_trial(bench: Bench) -> None:
     (first,) = bench.lane.chunks.values()
     assert first.suspect
     first.left = 0
-    bench.belt.clock.advance(1.0)
+    bench.fleet.clock.advance(1.0)
     await bench.admit(await bench.deliver())
     assert len(bench.lane.indexes) == 2
 
@@ -235,31 +235,31 @@ async def test_a_task_that_loses_its_workers_alone_is_dead_lettered(bench: Bench
     await bench.admit(await bench.deliver(receives=4, lost_starts=LIMIT))
     await bench.admit(await bench.deliver(receives=4, lost_starts=LIMIT))
     assert await bench.dead_letters() == [f"The worker was lost {LIMIT} times while it ran this task."] * 3
-    tasks = await bench.belt.tasks(bench.job)
+    tasks = await bench.fleet.tasks(bench.job)
     assert {(task.status, task.error_code) for task in tasks.values()} == {(TaskStatus.FAILED, "worker_lost")}
-    assert (await bench.belt.job(bench.job.job_id)).state.name == "COMPLETED"
+    assert (await bench.fleet.job(bench.job.job_id)).state.name == "COMPLETED"
 
 
 async def test_a_poison_task_is_dead_lettered_for_the_reason_in_its_message(bench: Bench) -> None:
     deliveries = await bench.deliver()
-    await bench.belt.system.queue.ack(bench.queue, [delivery.receipt for delivery in deliveries])
+    await bench.fleet.system.queue.ack(bench.queue, [delivery.receipt for delivery in deliveries])
     await bench.send(
         Chunk(bench.job.key, [TaskRef(1, InputJson("1"))], alone=True, lost="It never moves.", code="stuck")
     )
     await bench.admit(await bench.deliver())
     assert await bench.dead_letters() == ["It never moves."]
-    tasks = await bench.belt.tasks(bench.job)
+    tasks = await bench.fleet.tasks(bench.job)
     assert [tasks[index].error_code for index in range(3)] == [None, "stuck", None]
 
 
 async def test_a_superseded_message_is_acknowledged(bench: Bench) -> None:
     deliveries = await bench.deliver()
-    await bench.belt.system.queue.ack(bench.queue, [delivery.receipt for delivery in deliveries])
-    job, clock = bench.job, bench.belt.clock
+    await bench.fleet.system.queue.ack(bench.queue, [delivery.receipt for delivery in deliveries])
+    job, clock = bench.job, bench.fleet.clock
     progress = TaskProgress(job.run.run_id, 1, 1, "", clock.now(), turn=2)
     name = progress_id(job.run.run_id, 1)
     document = Document(PROGRESS, job.tenant, name, msgspec.json.encode(progress), job_id=job.job_id)
-    await bench.belt.system.records.documents.create_documents([document])
+    await bench.fleet.system.records.documents.create_documents([document])
     for turn in (1, 2):
         await bench.send(Chunk(job.key, [TaskRef(1, InputJson("1"))], turn=turn))
     await bench.admit(await bench.deliver(receives=2))

@@ -18,9 +18,9 @@ from conveyor.process.recorder import LeasedChunk
 from conveyor.process.retry import WORKER_LOST
 from conveyor.process.task_progress import Superseded
 from conveyor.states import TaskStatus
-from tests.clocks import ManualClock
-from tests.fetching import idle
-from tests.jobs import make_job
+from tests.support.clocks import ManualClock
+from tests.support.in_process_fetchers import idle
+from tests.support.make_jobs import make_job
 
 Act = Callable[[Sequence[TaskRef]], Awaitable[list[Outcome]]]
 
