@@ -120,9 +120,7 @@ class World:
 
     async def _open(self) -> None:
         self._stack.enter_context(database_on_loop())
-        self.logs: list[Any] = self._stack.enter_context(
-            capture_logs(processors=[structlog.processors.format_exc_info])
-        )
+        self.logs: list[Any] = self._stack.enter_context(capture_logs(processors=[format_exc_info]))
         place = self._stack.enter_context(quick_place())
         settings = Settings.load({}, data=place, flush_seconds=self.profile.flush_seconds, **SETTINGS)
         self.system: System = await self._stack.enter_async_context(open_system(settings, self.clock))
