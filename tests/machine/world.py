@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from structlog.processors import format_exc_info
 from structlog.testing import capture_logs
 
 from conveyor.accept.add_tasks import AddTasks
