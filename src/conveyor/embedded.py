@@ -130,7 +130,7 @@ class Embedded:
         return await self.submit.submit_source(tenant, job_spec, source, job_id)
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
-        """The newest job of this tenant that has not ended."""
+        """The newest unfinished job of this tenant."""
         jobs = [job for job in await self.system.records.jobs.active_jobs() if job.tenant == tenant]
         return jobs[-1] if jobs else None
 
