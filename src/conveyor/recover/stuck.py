@@ -110,7 +110,7 @@ class Stuck:
             limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
 
     async def _release_worker(self, row: Document, seen: Monitored) -> None:
-        """Send the tasks of a dead worker again. Its document is removed last, so that a crash repeats a harmless step."""
+        """Send the tasks of a dead worker again. Its document goes last, so that a crash repeats a harmless step."""
         try:
             beat = _beat.decode(row.body)
         except msgspec.MsgspecError as error:
