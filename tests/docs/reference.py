@@ -19,7 +19,7 @@ from conveyor.lists.inputs import METHODS, DownloadInput, FetchInput
 from conveyor.lists.reader import _COLUMNS
 from conveyor.model import JobKind, Options
 from conveyor.process.retry import FINAL_ERRORS, RETRYABLE_ERRORS
-from conveyor.states import TaskStatus
+from conveyor.states import ReasonCode, TaskStatus
 
 # When each event is written, and its data besides job_id and run_id.
 EVENT_DATA = {
@@ -46,6 +46,20 @@ TASK_EVENTS = {
     "task.dead_lettered": "The task was dead-lettered: it kills its worker, or makes no progress.",
     "task.succeeded": "The task succeeded. Derived from its row.",
     "task.cancelled": "The task was cancelled with its run. Derived from its row.",
+}
+# Why a run is in its state.
+REASON_CODES = {
+    ReasonCode.INGEST_FAILED: "The list could not be ingested in several attempts.",
+    ReasonCode.LIST_UNREADABLE: "The list cannot be read as its format or compression says.",
+    ReasonCode.LIST_MISSING: "The staged list no longer exists.",
+    ReasonCode.LIST_CHANGED: "The list is not the one that was accepted: its size or sha256 differs.",
+    ReasonCode.LIST_REJECTED: "The list has invalid lines, and the job has `on_invalid: reject`.",
+    ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
+    ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
+    ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
+    ReasonCode.CANCELLED: "A user cancelled the run.",
+    ReasonCode.PAUSED: "A user paused the run.",
+    ReasonCode.IDLE_TIMEOUT: "The open job was closed because nobody added to it for `idle_timeout`.",
 }
 # Why a task failed. A code that is not here is `http_<status>`.
 TASK_ERRORS = {
@@ -179,6 +193,11 @@ def task_errors_part() -> str:
         f"| `{code}` | {'yes' if code in RETRYABLE_ERRORS else ''} | {text} |" for code, text in TASK_ERRORS.items()
     ]
     return "\n".join(["| code | retried | |", "|---|---|---|", *rows])
+
+
+def reason_codes_part() -> str:
+    rows = [f"| `{code}` | {REASON_CODES[code]} |" for code in ReasonCode]
+    return "\n".join(["| code | |", "|---|---|", *rows])
 
 
 def options_part() -> str:
