@@ -1,6 +1,7 @@
 """Exports from an API on loopback: it is asked once for a file, and asked how far it is until there is one."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -56,6 +57,8 @@ class ExportSite(FileSite):
         self.lapse: set[int] = set()
         self.idempotent = True
         self.bodies: list[Any] = []
+        # Encode responses to calls, although calls forbid it.
+        self.encodes = False
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.path.startswith("/files/"):
@@ -83,7 +86,11 @@ class ExportSite(FileSite):
 
     def _json(self, writer: asyncio.StreamWriter, value: Any) -> bool:
         data = json.dumps(value).encode()
-        self._head(writer, 200, f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n")
+        fields = "Content-Type: application/json\r\n"
+        if self.encodes:
+            data = gzip.compress(data[:10]) + gzip.compress(data[10:])
+            fields += "Content-Encoding: x-gzip\r\n"
+        self._head(writer, 200, f"{fields}Content-Length: {len(data)}\r\n")
         writer.write(data)
         return True
 
@@ -169,6 +176,15 @@ async def test_from_request_to_file(
     file = api.seen[-1]
     assert (file.headers["x-job"], file.headers["cookie"]) == ("1", "a=1")
     assert "authorization" not in file.headers
+
+
+async def test_responses_of_the_api_are_decoded(
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
+) -> None:
+    api.encodes, api.ready_after = True, 0
+    outcome = await attempt(executor, job_for(clock, api.described()))
+    assert outcome.status is TaskStatus.SUCCEEDED, outcome.error
+    assert {call.headers["accept-encoding"] for call in api.calls} == {"identity"}
 
 
 async def test_a_link_to_elsewhere_gets_no_secrets(

@@ -26,7 +26,7 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
 from conveyor.egress.redirects import OutgoingRequest, is_sensitive
-from conveyor.egress.responses import read_counted
+from conveyor.egress.responses import read_body
 from conveyor.egress.target_guard import TargetGuard, parse_url
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
@@ -223,10 +223,10 @@ class ExportDownloadExecutor(LocalExecutor):
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         async with self._long.exchange.open(work.plan, request, patience) as answer:
             if not 200 <= answer.head.status < 300:
-                raise TargetError(answer.head, self._clock.now())
+                raise TargetError(answer, self._clock.now())
             try:
                 async with asyncio.timeout(patience):
-                    body = await read_counted(answer.response, _MAX_RESPONSE)
+                    body = await read_body(answer.response, answer.head, request.method, _MAX_RESPONSE)
             except TimeoutError:
                 raise Failure("timeout", f"the response was not complete within {patience:g} seconds") from None
         try:
