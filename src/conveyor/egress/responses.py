@@ -22,7 +22,7 @@ async def read_body(
     """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection."""
     codings = codings_of(head)
     if codings:
-        return await _read_decoded(response, codings, limit, budget)
+        return await _read_decoded(response, head, codings, limit, budget)
     if not _declares_at_most(head, method, limit):
         return await _read_counted(response, limit, budget)
     length = int(head.fields["content-length"])
@@ -61,11 +61,21 @@ def _declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
     return True
 
 
-async def _read_decoded(response: Response, codings: Sequence[str], limit: int, budget: BodyBudget | None) -> bytes:
+async def _read_decoded(
+    response: Response, head: ResponseHead, codings: Sequence[str], limit: int, budget: BodyBudget | None
+) -> bytes:
+    encoded = raw_pieces(response)
+    if int(head.fields.get("content-length", PIECE)) < PIECE:
+        # Most bodies: one piece, encoded and decoded.
+        sent = (await response.bytes()).to_bytes()
+        body = _decode_small(sent, codings, limit)
+        if body is not None:
+            return body
+        encoded = _only_piece(sent)
     pieces: list[bytes] = []
     size = 0
     async with AsyncExitStack() as stack:
-        async for piece in decode_pieces(raw_pieces(response), codings):
+        async for piece in decode_pieces(encoded, codings):
             size += len(piece)
             if size > limit:
                 raise _too_large(limit, response.status)
@@ -74,6 +84,21 @@ async def _read_decoded(response: Response, codings: Sequence[str], limit: int, 
                 await stack.enter_async_context(budget.taking(limit))
                 budget = None
         return b"".join(pieces)
+
+
+def _decode_small(sent: bytes, codings: Sequence[str], limit: int) -> bytes | None:
+    """The decoded body, or None if it has more than one piece or more than `limit` bytes."""
+    decoder = BodyDecoder(codings)
+    pieces = decoder.decode(sent)
+    body = next(pieces, b"")
+    if len(body) > limit or next(pieces, None) is not None:
+        return None
+    decoder.finish()
+    return body
+
+
+async def _only_piece(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
 
 
 async def _read_counted(response: Response, limit: int, budget: BodyBudget | None) -> bytes:
