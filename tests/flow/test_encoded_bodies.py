@@ -169,11 +169,24 @@ class TestDecoder:
         ],
     )
     def test_pieces_are_bounded(self, codings: list[str], packed: bytes) -> None:
-        decoder = BodyDecoder(codings)
+        decoder = BodyDecoder(codings, 64 * MIB)
         sizes = [len(piece) for piece in decoder.decode(packed)]
         decoder.finish()
         assert sum(sizes) == 64 * MIB
         assert max(sizes) <= 2 * PIECE
+
+    @pytest.mark.parametrize(("coding", "empty"), [("gzip", gzip.compress(b"")), ("zstd", zstd.compress(b""))])
+    def test_a_body_of_nothing_lets_others_run(self, coding: str, empty: bytes) -> None:
+        """Each part takes time, and none has a byte for the reader to wait for."""
+        assert len(list(BodyDecoder([coding], MIB).decode(empty * 1000))) >= 990
+
+    def test_what_is_between_two_codings_is_bounded(self) -> None:
+        """A small body that decodes to a huge one, which decodes to nothing."""
+        nothing = gzip.compress(b"") * 300_000
+        with pytest.raises(Failure) as failed:
+            for _ in BodyDecoder(["gzip", "gzip"], MIB).decode(gzip.compress(nothing, 1)):
+                pass
+        assert failed.value.error.code == "body_too_large"
 
     def test_a_large_window_is_refused(self) -> None:
         """RFC 9659 allows 8 MiB; a larger one would take memory that no limit counts."""
@@ -181,5 +194,5 @@ class TestDecoder:
         packer = zstd.ZstdCompressor(options=options)
         packed = packer.compress(LARGE) + packer.flush()
         with pytest.raises(Failure) as failed:
-            list(BodyDecoder(["zstd"]).decode(packed))
+            list(BodyDecoder(["zstd"], MIB).decode(packed))
         assert failed.value.error.code == "decode_failed"

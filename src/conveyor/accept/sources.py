@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
+from itertools import islice
 
 from conveyor.accept.schedules import ListSource
 from conveyor.egress.decoding import BodyDecoder, codings_of
@@ -15,6 +16,9 @@ from conveyor.model import Compression, JobId, Source, TenantId
 from conveyor.system import System
 
 MAX_REDIRECTS = 5
+
+# How many empty pieces may precede the first bytes of a list.
+_MAX_EMPTY_PIECES = 16
 
 # Transient failures: the same request may succeed later.
 _TRANSIENT_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
@@ -66,10 +70,10 @@ class Sources:
         assert source.url is not None
         timeout = self._system.settings.schedule_fetch_seconds
         try:
-            headers = list(source.headers.items())
+            headers, max_bytes = list(source.headers.items()), self._system.settings.max_list_bytes
             async with self._outbound.get(source.url, headers, timeout, MAX_REDIRECTS) as (response, head):
                 _check_status(response.status)
-                async for piece in _list_pieces(raw_pieces(response), codings_of(head), source.compression):
+                async for piece in _list_pieces(raw_pieces(response), codings_of(head), source.compression, max_bytes):
                     yield piece
         except OutboundFailed as failed:
             message = f"The list of the schedule cannot be read: {failed.message} ({failed.code})."
@@ -93,7 +97,7 @@ def staged_prefix(tenant: TenantId, job_id: JobId) -> str:
 
 
 async def _list_pieces(
-    pieces: AsyncIterator[bytes], codings: Sequence[str], compression: Compression | None
+    pieces: AsyncIterator[bytes], codings: Sequence[str], compression: Compression | None, max_bytes: int
 ) -> AsyncIterator[bytes]:
     """The list, without the content codings of the response. Servers also declare the compression of a file itself as
     a coding; such a list stays compressed, as its schedule says."""
@@ -106,14 +110,15 @@ async def _list_pieces(
 
     is_plain = compression in {None, Compression.NONE}
     decodes = bool(codings) and (is_plain or detect_compression(_first_bytes(first, codings)) is compression)
-    async for piece in decode_pieces(all_pieces(), codings) if decodes else all_pieces():
+    async for piece in decode_pieces(all_pieces(), codings, max_bytes) if decodes else all_pieces():
         yield piece
 
 
 def _first_bytes(piece: bytes, codings: Sequence[str]) -> bytes:
     """The first decoded bytes of a body; none if it cannot be decoded."""
     try:
-        return next(BodyDecoder(codings).decode(piece), b"")
+        pieces = islice(BodyDecoder(codings, len(piece)).decode(piece), _MAX_EMPTY_PIECES)
+        return next(filter(None, pieces), b"")
     except Failure:
         return b""
 

@@ -29,6 +29,7 @@ _MAX_CODINGS = 5
 _NO_CODING = frozenset({"", "identity", "none"})
 # Each end of a member copies the rest of its input; small inputs keep that cheap for bodies of tiny members.
 _INPUT = 16 * 1024
+_INNER_EXCESS = 1024 * 1024
 _GZIP_OR_ZLIB = 47
 _GZIP = 31
 _ZLIB = 15
@@ -64,18 +65,23 @@ class Coding(Protocol):
 
 
 class BodyDecoder:
-    """Decodes one body. A coding that it does not know fails with the first byte: an empty body needs none."""
+    """Decodes one body of at most `max_bytes`, which its reader counts. A coding that it does not know fails with the
+    first byte: an empty body needs none."""
 
-    def __init__(self, codings: Sequence[str]) -> None:
+    def __init__(self, codings: Sequence[str], max_bytes: int) -> None:
+        # What stacked codings may decode to before the last: an encoded body is hardly larger than the decoded one.
+        self._inner_left = (max_bytes + _INNER_EXCESS) * len(codings)
+        self._max_bytes = max_bytes
         if len(codings) > _MAX_CODINGS:
             self._stages: list[Coding] = [_UnknownCoding(f"it has more than {_MAX_CODINGS} codings")]
         else:
             self._stages = [_coding(name) for name in reversed(codings)]
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The next decoded pieces, at most about PIECE bytes each. Raises Failure."""
+        """The next decoded pieces, at most about PIECE bytes each. Many are empty in a body that takes long to decode:
+        the reader lets others run after each. Raises Failure."""
         try:
-            yield from _run(self._stages, data)
+            yield from self._run(0, data)
         except (zlib.error, zstd.ZstdError, brotli.error) as error:
             raise _broken(str(error)) from None
 
@@ -84,13 +90,16 @@ class BodyDecoder:
         for stage in self._stages:
             stage.finish()
 
-
-def _run(stages: Sequence[Coding], data: bytes) -> Iterator[bytes]:
-    if len(stages) == 1:
-        yield from stages[0].decode(data)
-        return
-    for piece in stages[0].decode(data):
-        yield from _run(stages[1:], piece)
+    def _run(self, stage: int, data: bytes) -> Iterator[bytes]:
+        if stage == len(self._stages) - 1:
+            yield from self._stages[stage].decode(data)
+            return
+        for piece in self._stages[stage].decode(data):
+            self._inner_left -= len(piece)
+            if self._inner_left < 0:
+                raise Failure("body_too_large", f"the body is larger than {self._max_bytes} bytes")
+            yield from self._run(stage + 1, piece)
+            yield b""
 
 
 def _coding(name: str) -> Coding:
@@ -124,6 +133,8 @@ class _GzipCoding:
                 rest = yield from _inflate(self._member, rest)
                 if self._member.eof:
                     self._member = None
+                if rest:
+                    yield b""
 
     def finish(self) -> None:
         if self._member is not None:
@@ -188,6 +199,8 @@ class _ZstdCoding:
                     self._frame = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
                     self._frames += 1
                 rest = yield from self._decode_frame(self._frame, rest)
+                if rest:
+                    yield b""
 
     def _decode_frame(self, frame: zstd.ZstdDecompressor, data: bytes) -> Generator[bytes, None, bytes]:
         """Returns what follows the end of the frame."""

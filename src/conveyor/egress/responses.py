@@ -39,12 +39,13 @@ async def raw_pieces(response: Response) -> AsyncIterator[bytes]:
         yield piece.to_bytes()
 
 
-async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str]) -> AsyncIterator[bytes]:
-    """The decoded body, piece by piece. Raises Failure."""
-    decoder = BodyDecoder(codings)
+async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str], max_bytes: int) -> AsyncIterator[bytes]:
+    """The decoded body, piece by piece; the reader counts `max_bytes`. Raises Failure."""
+    decoder = BodyDecoder(codings, max_bytes)
     async for encoded in pieces:
         for decoded in decoder.decode(encoded):
-            yield decoded
+            if decoded:
+                yield decoded
             # One piece of a body may decode to thousands.
             await asyncio.sleep(0)
     decoder.finish()
@@ -75,7 +76,7 @@ async def _read_decoded(
     pieces: list[bytes] = []
     size = 0
     async with AsyncExitStack() as stack:
-        async for piece in decode_pieces(encoded, codings):
+        async for piece in decode_pieces(encoded, codings, limit):
             size += len(piece)
             if size > limit:
                 raise _too_large(limit, response.status)
@@ -88,7 +89,7 @@ async def _read_decoded(
 
 def _decode_small(sent: bytes, codings: Sequence[str], limit: int) -> bytes | None:
     """The decoded body, or None if it has more than one piece or more than `limit` bytes."""
-    decoder = BodyDecoder(codings)
+    decoder = BodyDecoder(codings, limit)
     pieces = decoder.decode(sent)
     body = next(pieces, b"")
     if len(body) > limit or next(pieces, None) is not None:

@@ -231,7 +231,7 @@ class Transfer:
     async def _begin(self, answer: OpenResponse) -> "ResponseEnd":
         """Begin the file at its first byte. The progress document names it before any piece is stored."""
         codings = codings_of(answer.head)
-        self._decoder = BodyDecoder(codings) if codings else None
+        self._decoder = BodyDecoder(codings, self._plan.options.download.max_bytes) if codings else None
         head = decoded_head(answer.head) if codings else answer.head
         total = _length(head)
         self._check_size(total)
@@ -281,8 +281,9 @@ class Transfer:
                 continue
             size = 0
             for piece in self._decoder.decode(chunk.to_bytes()):
-                await self._keep(memoryview(piece), end)
-                size += len(piece)
+                if piece:
+                    await self._keep(memoryview(piece), end)
+                    size += len(piece)
                 # One chunk may decode to thousands of pieces.
                 await asyncio.sleep(0)
             self._pace.add(max(size, len(chunk)))
