@@ -227,7 +227,8 @@ class Embedded:
             )
             for _ in range(system.settings.workers)
         ]
-        sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock)
+        lifetime = system.settings.max_lifetime_seconds or None
+        sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock, lifetime)
         retention = Retention(
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
         )

@@ -277,7 +277,7 @@ class TestReferences:
         schedule = referring("schedule_1", "upload_1")
         await records.documents.create_documents([schedule])
         second = upload(clock, "upload_2")
-        job = await created(records, clock, source=Source(second.key, second.size, second.sha256), expires_in=90 * DAY)
+        job = await created(records, clock, source=Source(second.key, second.size, second.sha256))
         clock.advance(60 * DAY)
         for _ in range(2):
             assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 10)] == ["upload_3"]

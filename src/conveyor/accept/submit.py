@@ -57,7 +57,6 @@ log = structlog.get_logger()
 
 CREATED = 201
 ACCEPTED = 202
-_DAY = 86_400.0
 # Past this, checking a job would hold up everyone else on the loop.
 _TASKS_ON_LOOP = 1000
 _TASKS_PER_WRITE = 1000
@@ -134,8 +133,8 @@ class Submit:
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
-        # The list is kept as long as the job that is made of it.
-        until = self._system.clock.now() + spec.retention_days * _DAY
+        # Until the job is written: from then on the list is kept as long as the job.
+        until = self._system.clock.now() + self._system.settings.upload_seconds
         await self._system.records.access.keep_upload(upload.upload_id, until)
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
@@ -273,7 +272,7 @@ class Submit:
             state=run.state,
             reason=None,
             created_at=now,
-            expires_at=now + spec.retention_days * _DAY,
+            expires_at=None,
             run=run,
             source=source,
         )

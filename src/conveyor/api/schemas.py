@@ -110,7 +110,8 @@ class ListedJob(Shape, frozen=True):
     result_layout: ResultLayout
     options: dict[str, Any]
     created_at: str
-    expires_at: str
+    # Null while the latest run has not finished: an unfinished job does not expire.
+    expires_at: str | None
     run: RunShape
     # Null for a job that was accepted together with its tasks.
     ingest: IngestShape | None

@@ -97,7 +97,7 @@ BREAKERS = Gauge("conveyor_breakers", "Breakers that are not closed, by state.",
 SWEPT = Counter(
     "conveyor_swept_total",
     "Runs that the sweeper checked, and its repairs.",
-    result=("checked", "completed", "requeued", "resumed", "closed", "cancelled", "cleared"),
+    result=("checked", "completed", "requeued", "resumed", "closed", "failed", "cancelled", "cleared"),
 )
 COUNTER_DRIFT = Counter(
     "conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted."
