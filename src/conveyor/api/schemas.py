@@ -434,7 +434,8 @@ class KeyShape(Shape, frozen=True):
 class NewKeyShape(Shape, frozen=True):
     """A new API key, with its secret."""
 
-    key: str
+    # Null in the answer to a repeated Idempotency-Key: the secret is shown once.
+    key: str | None
     key_id: str
     tenant: str
 
