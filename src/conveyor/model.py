@@ -28,6 +28,11 @@ _TASK_ID = re.compile(r"[0-9a-f]{64}")
 UPLOADS = "uploads/"
 
 
+def first_run_id(job_id: str) -> RunId:
+    """Derived from the job's id: a second attempt of a submit under the same claim writes the same rows."""
+    return RunId(job_id.replace("job_", "run_", 1))
+
+
 def task_id(run_id: RunId, index: int) -> TaskId:
     """Deterministic: writing a task twice overwrites it and never makes a second one."""
     return TaskId(sha256(f"{run_id}:{index}".encode()).hexdigest())

@@ -115,7 +115,7 @@ CALLBACKS = Counter(
 PURGED = Counter(
     "conveyor_purged_total",
     "Items that retention purged.",
-    what=("jobs", "tasks", "blobs", "letters", "uploads", "exports", "expired"),
+    what=("jobs", "tasks", "blobs", "letters", "uploads", "orphans", "exports", "expired"),
 )
 BREAKER_CHANGES = Counter("conveyor_breaker_changes_total", "Breakers opened or closed.", to=("open", "closed"))
 CHILD_RESTARTS = Counter(
