@@ -20,6 +20,7 @@ from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
 from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs.orphans import forget_note, note_submit
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.list_files import list_format, pieces_of
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
@@ -122,12 +123,16 @@ class Embedded:
         """Stage the lists as one and create a job; `progress` gets the number of bytes staged so far. With `like`, the
         job has the options of that job."""
         job_spec = decode_spec(msgspec.json.encode(spec)) if like is None else spec_of(like)
-        key = f"lists/{tenant}/{self.system.clock.new_id('list')}"
+        system, job_id = self.system, job_id or JobId(self.system.clock.new_id("job"))
+        note = await note_submit(system, tenant, job_id, is_repeated=True)
+        key = f"lists/{tenant}/{job_id}/{system.clock.new_id('list')}"
         digest = sha256()
         pieces = _hashed(pieces_of(paths, self.system.settings.max_list_bytes), digest.update, progress)
         size = await self.system.blobs.put_stream(key, pieces)
         source = Source(key, size, digest.hexdigest(), list_format(paths))
-        return await self.submit.submit_source(tenant, job_spec, source, job_id)
+        job = await self.submit.submit_source(tenant, job_spec, source, job_id)
+        await forget_note(system.records, note)
+        return job
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
         """The newest unfinished job of this tenant."""
@@ -227,7 +232,8 @@ class Embedded:
             )
             for _ in range(system.settings.workers)
         ]
-        sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock)
+        lifetime = system.settings.max_lifetime_seconds or None
+        sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock, lifetime)
         retention = Retention(
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
         )

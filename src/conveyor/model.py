@@ -28,6 +28,11 @@ _TASK_ID = re.compile(r"[0-9a-f]{64}")
 UPLOADS = "uploads/"
 
 
+def first_run_id(job_id: str) -> RunId:
+    """Derived from the job's id: a second attempt of a submit under the same claim writes the same rows."""
+    return RunId(job_id.replace("job_", "run_", 1))
+
+
 def task_id(run_id: RunId, index: int) -> TaskId:
     """Deterministic: writing a task twice overwrites it and never makes a second one."""
     return TaskId(sha256(f"{run_id}:{index}".encode()).hexdigest())
@@ -249,7 +254,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     export: ExportApi | None = None
     # Workers take tasks of a tenant's run with a higher number first.
     priority: int = 0
+    # Days after the end of the latest run for which the job is kept.
     retention_days: float = 14.0
+    # Seconds after its creation at which an unfinished run fails, paused or not; None: never.
+    max_lifetime: float | None = None
     failure_threshold: FailureThreshold | None = None
     chunk_size: int = 100
     on_invalid: OnInvalid = OnInvalid.SKIP
@@ -380,6 +388,13 @@ class Range(msgspec.Struct, frozen=True):
 
 
 MAX_RETENTION_DAYS = 365
+_DAY = 86_400.0
+
+
+def expiry_of(options: Options, ended_at: float | None) -> float | None:
+    """When a job whose latest run ended at this time expires; None: the run has not finished."""
+    return None if ended_at is None else ended_at + options.retention_days * _DAY
+
 
 # The reason of a run whose ingest failed begins with this.
 INGEST_FAILED = "ingest failed: "
@@ -632,7 +647,8 @@ class Job(msgspec.Struct, frozen=True):
     state: RunState
     reason: str | None
     created_at: float
-    expires_at: float
+    # None while the latest run has not finished: an unfinished job does not expire.
+    expires_at: float | None
     run: Run
     # The staged list of a closed job that is ingested.
     source: Source | None = None

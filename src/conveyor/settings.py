@@ -97,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stuck_after: float = 600.0
     # Interval between two passes of the monitor, in seconds.
     monitor_seconds: float = 60.0
+    # How long a run may stay unfinished, paused or not, before it fails, in seconds; 0: no limit.
+    max_lifetime_seconds: float = 0.0
     # How often a run past its deadline is requeued before it fails.
     deadline_tries: int = 3
     # How many retried or requeued references a worker takes for each new one, while both wait.
@@ -279,6 +281,7 @@ _MINIMUM = {
     "progress_share": 0,
     "stuck_after": 0.001,
     "monitor_seconds": 0.01,
+    "max_lifetime_seconds": 0,
     "deadline_tries": 0,
     "recovery_ratio": 1,
     "breaker_ratio": 0.01,

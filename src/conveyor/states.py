@@ -58,6 +58,8 @@ class ReasonCode(StrEnum):
     NO_TASKS = "no_tasks"
     FAILURE_THRESHOLD = "failure_threshold"
     DEADLINE = "deadline"
+    # The run reached its maximum lifetime unfinished.
+    MAX_LIFETIME = "max_lifetime"
     CANCELLED = "cancelled"
     PAUSED = "paused"
     # An open job was closed because nobody added to it. It then completes, or fails with NO_TASKS.

@@ -277,7 +277,7 @@ class TestReferences:
         schedule = referring("schedule_1", "upload_1")
         await records.documents.create_documents([schedule])
         second = upload(clock, "upload_2")
-        job = await created(records, clock, source=Source(second.key, second.size, second.sha256), expires_in=90 * DAY)
+        job = await created(records, clock, source=Source(second.key, second.size, second.sha256))
         clock.advance(60 * DAY)
         for _ in range(2):
             assert [each.upload_id for each in await records.access.expired_uploads(clock.now(), 10)] == ["upload_3"]
@@ -291,6 +291,29 @@ class TestReferences:
 
 
 class TestKeys:
+    async def test_one_answer_one_key(self, records: Records, clock: ManualClock) -> None:
+        claim = make_claim(clock)
+        assert (await records.access.claim(claim)).granted
+        rivals = [
+            msgspec.structs.replace(key(clock, claim.subject), secret_sha256=f"{number}" * 64)
+            for number in range(CALLERS)
+        ]
+        outcomes = await asyncio.gather(
+            *(records.access.create_key(rival, answered(claim, rival.secret_sha256.encode())) for rival in rivals)
+        )
+        (winner,) = [rival for rival, outcome in zip(rivals, outcomes, strict=True) if outcome is None]
+        assert await records.access.keys(ACME) == [winner]
+        assert await records.access.key(claim.subject) == winner
+        stored = answered(claim, winner.secret_sha256.encode())
+        assert [outcome for outcome in outcomes if outcome is not None] == [stored] * (CALLERS - 1)
+
+    async def test_a_lost_claim_stores_no_key(self, records: Records, clock: ManualClock) -> None:
+        claim = make_claim(clock)
+        await records.access.claim(claim)
+        assert await records.access.create_key(key(clock, "k1"), answered(claim)) is None
+        assert await records.access.create_key(key(clock, "k2"), answered(claim, b"other")) == answered(claim)
+        assert [each.key_id for each in await records.access.keys(ACME)] == ["k1"]
+
     async def test_a_key_is_read_back(self, records: Records, clock: ManualClock) -> None:
         plain = key(clock, "k1")
         full = key(clock, "k2", revoked_at=5.0, expires_at=clock.now() + 9, admin=True)

@@ -11,6 +11,7 @@ from conveyor.clock import SystemClock
 from conveyor.engines.dynamodb import DynamoEngine
 from conveyor.engines.dynamodb.address import DynamoAddress, parse_address
 from conveyor.engines.dynamodb.layout import partition
+from conveyor.engines.dynamodb.schema import bucket
 from conveyor.engines.dynamodb.table import Key
 from conveyor.engines.dynamodb.wire import Patience
 from conveyor.engines.records import Document
@@ -173,6 +174,44 @@ class TestEarlierForms:
         found = await engine.records.jobs.job(ACME, job.job_id)
         assert found is not None
         assert found.run.reason_code == code
+
+    async def test_a_job_with_an_expiry_from_its_creation(self, engine: DynamoEngine, clock: ManualClock) -> None:
+        """Unfinished, it does not expire; finished, it keeps the time that it has."""
+        jobs = engine.records.jobs
+        for ended in (False, True):
+            job = make_job(clock, retention_days=3)
+            await jobs.create_job(job, make_notice(clock, job), None)
+            if ended:
+                await jobs.move_run(job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.FAILED, None, None)
+            until = clock.now() + 60
+            number = {"N": str(until)}
+            await engine._wire.call(
+                "UpdateItem",
+                {
+                    "TableName": engine._address.records,
+                    "Key": {"pk": {"S": f"Job#{job.job_id}"}, "sk": {"S": "acme#job"}},
+                    "UpdateExpression": "SET expires_at = :until, ep = :ep, es = :until",
+                    "ExpressionAttributeValues": {":until": number, ":ep": {"S": f"Jobs#{bucket(job.job_id)}"}},
+                },
+            )
+            clock.advance(61)
+            shown = await jobs.job(ACME, job.job_id)
+            assert (shown is None) == ended
+            assert ended or (shown is not None and shown.expires_at is None)
+            assert [found.job_id for found in (await jobs.jobs(ACME, None, 10)).items] == [] if ended else [job.job_id]
+            assert [found.job_id for found in await jobs.active_jobs()] == [] if ended else [job.job_id]
+            assert [found.job_id for found in await jobs.purgeable_jobs(clock.now(), 10)] == (
+                [job.job_id] if ended else []
+            )
+            await jobs.purge_job(job.job_id)
+            if not ended:
+                assert await jobs.move_run(
+                    job.job_id, job.run.run_id, {RunState.RUNNING}, RunState.CANCELLED, None, None
+                )
+                shown = await jobs.job(ACME, job.job_id)
+                assert shown is not None and shown.expires_at == clock.now() + 3 * 86_400
+            await jobs.mark_deleted(ACME, job.job_id)
+            await jobs.purge_job(job.job_id)
 
     async def test_tasks_without_a_version(self, engine: DynamoEngine, clock: ManualClock) -> None:
         run = make_run(clock)

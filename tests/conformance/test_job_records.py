@@ -139,19 +139,98 @@ class TestListing:
 
 class TestExpiry:
     async def test_an_expired_job_is_gone_from_every_read(self, records: Records, clock: ManualClock) -> None:
-        brief = await created(records, clock, expires_in=DAY)
-        lasting = await created(records, clock, expires_in=2 * DAY)
+        brief = await ended(records, clock, retention_days=1)
+        lasting = await ended(records, clock, retention_days=2)
         clock.advance(DAY - 1)
         assert await records.jobs.job(ACME, brief.job_id) is not None
         clock.advance(1)
         assert await records.jobs.job(ACME, brief.job_id) is None
         assert [job.job_id for job in (await records.jobs.jobs(ACME, None, 10)).items] == [lasting.job_id]
-        assert [job.job_id for job in await records.jobs.active_jobs()] == [lasting.job_id]
+
+    async def test_an_unfinished_job_does_not_expire(self, records: Records, clock: ManualClock) -> None:
+        by_state = {state: await in_state(records, clock, state) for state in RunState if state not in ENDED}
+        job_ids = {job.job_id for job in by_state.values()}
+        clock.advance(1000 * DAY)
+        for job in by_state.values():
+            assert (await stored(records, job)).expires_at is None
+        assert {job.job_id for job in (await records.jobs.jobs(ACME, None, 10)).items} == job_ids
+        assert {job.job_id for job in await records.jobs.active_jobs()} == job_ids
+        assert await records.jobs.purgeable_jobs(clock.now(), 10) == []
+        for job in by_state.values():
+            await records.jobs.purge_job(job.job_id)
+            assert (await stored(records, job)).expires_at is None
+
+    @pytest.mark.parametrize("target", [RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED])
+    async def test_its_time_counts_from_the_end_of_the_latest_run(
+        self, records: Records, clock: ManualClock, target: RunState
+    ) -> None:
+        job = await created(records, clock, retention_days=3)
+        clock.advance(20 * DAY)
+        await end(records, job, target)
+        assert (await stored(records, job)).expires_at == clock.now() + 3 * DAY
+        clock.advance(2 * DAY)
+        again = with_next_run(clock, job)
+        assert await add(records, clock, again) is True
+        assert (await stored(records, job)).expires_at is None
+        clock.advance(20 * DAY)
+        assert await records.jobs.purgeable_jobs(clock.now(), 10) == []
+        await end(records, again, RunState.CANCELLED)
+        until = clock.now() + 3 * DAY
+        assert (await stored(records, job)).expires_at == until
+        clock.advance(3 * DAY)
+        assert await records.jobs.job(ACME, job.job_id) is None
+        assert [found.job_id for found in await records.jobs.purgeable_jobs(until, 10)] == [job.job_id]
+
+    async def test_a_run_that_is_resumed_does_not_expire(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock, latched=False, state=RunState.INGESTING, retention_days=3)
+        await end(records, job, RunState.FAILED)
+        assert (await stored(records, job)).expires_at == clock.now() + 3 * DAY
+        assert await records.jobs.move_run(
+            job.job_id, job.run.run_id, {RunState.FAILED}, RunState.INGESTING, None, None
+        )
+        clock.advance(20 * DAY)
+        assert (await stored(records, job)).expires_at is None
+        assert await records.jobs.purgeable_jobs(clock.now(), 10) == []
+
+    async def test_one_that_has_expired_or_was_deleted_does_not_return(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        """Retention may have purged a part of it."""
+        jobs = [
+            await created(records, clock, latched=False, state=RunState.INGESTING, retention_days=days)
+            for days in (1, 5)
+        ]
+        for job in jobs:
+            await end(records, job, RunState.FAILED)
+        clock.advance(DAY)
+        await records.jobs.mark_deleted(ACME, jobs[1].job_id)
+        for job in jobs:
+            assert not await records.jobs.move_run(
+                job.job_id, job.run.run_id, {RunState.FAILED}, RunState.INGESTING, None, None
+            )
+        found = await records.jobs.purgeable_jobs(clock.now(), 10)
+        assert {job.job_id for job in found} == {job.job_id for job in jobs}
+
+    async def test_another_retention_counts_from_the_same_end(self, records: Records, clock: ManualClock) -> None:
+        active, finished = await created(records, clock), await ended(records, clock, retention_days=2)
+        end_at = clock.now()
+        clock.advance(DAY)
+        for version, days in ((1, 9.5), (2, 14), (3, 1.5)):
+            for job in (active, finished):
+                options, notice = Options(retention_days=days), make_notice(clock, job, "job.changed", days=days)
+                assert await records.jobs.change_options(job.job_id, version, options, notice)
+            assert (await stored(records, active)).expires_at is None
+            assert (await stored(records, finished)).expires_at == pytest.approx(end_at + days * DAY, abs=1e-3)
+        await end(records, active)
+        assert (await stored(records, active)).expires_at == clock.now() + 1.5 * DAY
+        clock.advance(DAY / 2)
+        found = await records.jobs.purgeable_jobs(clock.now() + 1e-3, 10)
+        assert [job.job_id for job in found] == [finished.job_id]
 
     async def test_pages_are_full_although_expired_jobs_lie_between(self, records: Records, clock: ManualClock) -> None:
         lasting = []
         for number in range(20):
-            job = await created(records, clock, expires_in=DAY if number % 2 else 3 * DAY)
+            job = await ended(records, clock, retention_days=1 if number % 2 else 3)
             if number % 2 == 0:
                 lasting.append(job.job_id)
         clock.advance(2 * DAY)
@@ -421,7 +500,7 @@ class TestAddRun:
         found = await stored(records, job)
         assert msgspec.to_builtins(found.run) == msgspec.to_builtins(again.run)
         assert (found.state, found.reason, found.options) == (RunState.INGESTING, None, again.options)
-        assert (found.created_at, found.expires_at) == (job.created_at, job.expires_at)
+        assert (found.created_at, found.expires_at) == (job.created_at, None)
         assert found.version > job.version, "its options may be others"
         assert await records.jobs.run(job.job_id, again.run.run_id) == found.run
         assert await events(records, job) == ["job.accepted", "run.added"]
@@ -499,7 +578,7 @@ class TestAddRun:
         assert len(await records.jobs.runs(job.job_id)) == 2
 
     async def test_not_to_a_job_that_is_gone(self, records: Records, clock: ManualClock) -> None:
-        expired = await ended(records, clock, expires_in=10)
+        expired = await ended(records, clock, retention_days=10 / DAY)
         hidden = await ended(records, clock)
         unknown = replace(hidden, job_id=JobId("job_nothing"))
         foreign = replace(await ended(records, clock), tenant=OTHER)
@@ -626,7 +705,7 @@ class TestOptions:
         assert told == [{"caller": changed.index(True)}]
 
     async def test_only_of_a_job_that_is_there(self, records: Records, clock: ManualClock) -> None:
-        hidden, expired = await created(records, clock), await created(records, clock, expires_in=10)
+        hidden, expired = await created(records, clock), await ended(records, clock, retention_days=10 / DAY)
         await records.jobs.mark_deleted(ACME, hidden.job_id)
         clock.advance(10)
         for job_id in (hidden.job_id, expired.job_id, JobId("job_nothing")):
@@ -654,7 +733,7 @@ class TestDeleting:
 
     async def test_hidden_ones_are_found_by_their_time(self, records: Records, clock: ManualClock) -> None:
         await created(records, clock)
-        expiring = await created(records, clock, expires_in=DAY)
+        expiring = await ended(records, clock, retention_days=1)
         deleted = await created(records, clock)
         await records.jobs.mark_deleted(ACME, deleted.job_id)
         assert await records.jobs.purgeable_jobs(clock.now() - 1, 10) == []

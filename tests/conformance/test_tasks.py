@@ -30,6 +30,7 @@ from conveyor.model import (
     shard_of,
     task_id,
 )
+from conveyor.read.results import result_page
 from conveyor.read.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
 from tests.support.clocks import ManualClock
@@ -75,6 +76,22 @@ async def walk(tasks: Tasks, run: RunKey, shard: int, limit: int, where: TaskFil
 def model_counts(statuses: dict[int, TaskStatus]) -> Counts:
     seen = Counter(statuses.values())
     return Counts(seen[SUCCEEDED], seen[FAILED], seen[CANCELLED])
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_a_plain_cursor_resumes_after_its_task(tasks: Tasks, clock: ManualClock, shards: int) -> None:
+    """One from a listing before the job had shards, too: nothing is missed, and nothing listed twice."""
+    run = await filled(tasks, clock, 60, shards)
+    ids = sorted(task_id(run.run_id, index) for index in range(60))
+    for limit in (1, 7, 100):
+        for at in (0, 23, 58, 59):
+            cursor: str | None = ids[at]
+            listed: list[TaskId] = []
+            while cursor is not None:
+                page = await result_page(tasks, run, EVERYTHING, limit, cursor)
+                listed += [task.task_id for task in page.items]
+                cursor = page.next_cursor
+            assert listed == ids[at + 1 :], (limit, at)
 
 
 class TestPut:

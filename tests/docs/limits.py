@@ -235,7 +235,14 @@ def work() -> list[Limit]:
             "A job's rows and bodies",
             f"{options.retention_days:g} days, at most {limits.RANGES['retention_days'][1]:g}",
             "`retention_days`",
-            "They expire at that second, and are purged soon after.",
+            "They expire that long after the end of the latest run, and are purged soon after. An unfinished job "
+            "does not expire.",
+        ),
+        Limit(
+            "An unfinished run",
+            "none",
+            f"`max_lifetime`, {_set('max_lifetime_seconds')}",
+            "The run fails with the code `max_lifetime`.",
         ),
     ]
 

@@ -33,7 +33,8 @@ EVENT_DATA = {
     "run.paused": "A user paused the run: no further task starts.",
     "run.resumed": "A user resumed the run.",
     "run.completed": "All tasks have finished. `counts`, `reason`.",
-    "run.failed": "The run failed: failure threshold, deadline, or a list that cannot be ingested. `counts`, `reason`.",
+    "run.failed": "The run failed: failure threshold, deadline, maximum lifetime, or a list that cannot be ingested. "
+    "`counts`, `reason`.",
     "run.cancelled": "A user cancelled the run. `counts`, `reason`.",
     "tasks.failed": "Further tasks have failed. `failed` (number since the last event), `counts`, `top_errors`. At "
     "most once in `CONVEYOR_FAILURE_NOTICE_SECONDS`, and once more when the run finishes.",
@@ -135,7 +136,9 @@ OPTIONS = {
     "download": "Limits of a download: `max_bytes`, and the minimum rate.",
     "export": "The export API, for kind `export_download`.",
     "priority": "Among one tenant's runs, the highest goes first.",
-    "retention_days": "How long rows and bodies are kept, in days.",
+    "retention_days": "Days to keep rows and bodies after the end of the latest run; an unfinished job does not "
+    "expire.",
+    "max_lifetime": "Seconds after its creation at which an unfinished run fails, paused or not.",
     "failure_threshold": "Fail the run at `failed` failed tasks, or when more than `ratio` of at least `after` "
     "finished tasks failed.",
     "chunk_size": "References in one queue message; always 1 for downloads.",

@@ -420,6 +420,14 @@ async def remove_referring_row(engine: PostgresEngine, clock: ManualClock) -> tu
 
 
 @case
+async def create_key_answered(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
+    made, row = key(clock, "k1"), claim_of(clock)
+    await engine.records.access.claim(row)
+    reply = msgspec.structs.replace(row, status=201, body=b"{}")
+    return lambda: engine.records.access.create_key(made, reply), lambda: engine.records.access.keys(ACME)
+
+
+@case
 async def create_key(engine: PostgresEngine, clock: ManualClock) -> tuple[Operation, Operation]:
     made = key(clock, "k1")
     return lambda: engine.records.access.create_key(made), lambda: engine.records.access.keys(ACME)

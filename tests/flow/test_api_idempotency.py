@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conveyor import faults
 from conveyor.engines.records import IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import JobId, TenantId
@@ -292,3 +293,83 @@ async def test_a_job_that_is_deleted_is_not_made_again(server: Api) -> None:
     assert (again.status, again.body) == (201, first.body)
     assert await all_items(server, "/v1/jobs") == []
     assert await server.system.records.jobs.job(ACME, JobId(first.json["id"])) is None
+
+
+class TestSecrets:
+    """What a request makes is shown once, and its replay shows which it was."""
+
+    BODY = b'{"tenant": "newcomer"}'
+
+    async def test_a_key_is_made_once_and_its_secret_shown_once(self, server: Api) -> None:
+        admin = await server.as_tenant("local", admin=True)
+        first = await admin.post("/v1/keys", self.BODY, headers={"idempotency-key": "k1"})
+        assert first.status == 201
+        assert (await Api(server.url, server.system, first.json["key"], server._client).get("/v1/jobs")).status == 200
+        for _ in range(3):
+            again = await admin.post("/v1/keys", self.BODY, headers={"idempotency-key": "k1"})
+            assert (again.status, again.headers["idempotency-replayed"]) == (201, "true")
+            assert again.json == {**first.json, "key": None}
+        assert len((await admin.get("/v1/keys?tenant=newcomer")).json["items"]) == 1
+        other = await admin.post("/v1/keys", b'{"tenant": "another"}', headers={"idempotency-key": "k1"})
+        assert refusal(other) == (409, "idempotency_key_reused")
+        database: Any = server.system.records.jobs._database  # type: ignore[attr-defined]
+        secret = first.json["key"].rpartition("_")[2]
+        stored = await database.rows("SELECT CAST(body AS TEXT), subject FROM idempotency", {})
+        assert secret not in str(stored)
+
+    async def test_a_link_is_the_same_for_the_key_that_asked_for_it(self, server: Api, clock: JumpingClock) -> None:
+        path = "/v1/sign-in/links"
+        first = await server.post(path, headers={"idempotency-key": "k1"})
+        assert first.status == 201
+        again = await server.post(path, headers={"idempotency-key": "k1"})
+        assert (again.status, again.body, again.headers["idempotency-replayed"]) == (201, first.body, "true")
+        colleague = await server.as_tenant("acme")
+        theirs = await colleague.post(path, headers={"idempotency-key": "k1"})
+        assert (theirs.status, "idempotency-replayed" in theirs.headers) == (201, False)
+        assert theirs.json["path"] != first.json["path"]
+        headers = {"sec-fetch-site": "same-origin", "x-conveyor-dashboard": "1"}
+        token = first.json["path"].rpartition("/")[2]
+        assert await count(server, "documents WHERE kind = 'sign_in_link'") == 2
+        used = [await server.post("/v1/sign-in", {"link": token}, headers=headers) for _ in range(2)]
+        assert [answer.status for answer in used] == [204, 401], "a link works once"
+
+    @pytest.mark.parametrize(
+        "point", ["key.create.before", "key.create.after", "session.link.before", "session.link.after"]
+    )
+    async def test_a_request_that_dies_leaves_one(self, server: Api, clock: JumpingClock, point: str) -> None:
+        admin = await server.as_tenant("local", admin=True)
+        path, body = ("/v1/keys", self.BODY) if point.startswith("key.") else ("/v1/sign-in/links", b"")
+
+        def die(name: str) -> None:
+            if name == point:
+                raise EngineFailed("it died here")
+
+        faults.arm(die)
+        try:
+            failed = await admin.post(path, body, headers={"idempotency-key": "k1"})
+        finally:
+            faults.arm(None)
+        assert failed.status == 503
+        clock.advance(server.system.settings.idempotency_lease_seconds + 1)
+        later = await admin.post(path, body, headers={"idempotency-key": "k1"})
+        assert later.status == 201, later.body
+        if path == "/v1/keys":
+            (made,) = (await admin.get("/v1/keys?tenant=newcomer")).json["items"]
+            assert later.json["key_id"] == made["key_id"]
+            assert (later.json["key"] is None) == (point == "key.create.after")
+        else:
+            assert await count(server, "documents WHERE kind = 'sign_in_link'") == 1
+
+
+async def test_every_post_that_creates_takes_a_key(server: Api) -> None:
+    """Those that answer 201 or 202, but for a delivery that is sent again: it makes nothing."""
+    described = (await server.get("/v1/openapi.json")).json["paths"]
+    posts = {path: routes["post"] for path, routes in described.items() if "post" in routes}
+    creating = {path for path, route in posts.items() if {"201", "202"} & set(route["responses"])}
+    takes = {
+        path
+        for path, route in posts.items()
+        if any(parameter["name"] == "Idempotency-Key" for parameter in route.get("parameters", []))
+    }
+    assert creating - takes == {"/v1/webhooks/deliveries/{delivery_id}/redeliver"}
+    assert {"/v1/keys", "/v1/jobs", "/v1/sign-in/links"} <= {path.rstrip("/") for path in takes}

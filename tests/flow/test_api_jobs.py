@@ -314,6 +314,9 @@ async def test_secrets_of_a_job_are_not_shown(server: Api) -> None:
 async def test_a_job_goes_when_its_time_is_over(server: Api, clock: JumpingClock) -> None:
     answer = await server.submit({"tasks": urls(1), "retention_days": 1})
     clock.advance(86_401)
+    assert (await server.get(answer.headers["location"])).status == 200, "it has not finished"
+    assert (await server.post(f"{answer.headers['location']}/cancel")).json["expires_at"] is not None
+    clock.advance(86_401)
     gone = await server.get(answer.headers["location"])
     assert (gone.status, gone.json["code"]) == (404, "not_found")
 

@@ -292,11 +292,13 @@ class TestExpiry:
 
     async def test_a_job_keeps_its_list(self, server: Api, clock: JumpingClock) -> None:
         upload_id = await server.upload(LIST)
-        await server.submit({"source": {"upload_id": upload_id}, "retention_days": 3})
-        clock.advance(2 * DAY)
-        await retention(server.system).run_once()
-        assert kept(server.system) == [f"uploads/acme/{upload_id}"]
-        assert (await server.get(f"/v1/uploads/{upload_id}")).status == 200
+        job = await server.submit({"source": {"upload_id": upload_id}, "retention_days": 3})
+        for days in (20, 2):
+            clock.advance(days * DAY)
+            await retention(server.system).run_once()
+            assert kept(server.system) == [f"uploads/acme/{upload_id}"]
+            assert (await server.get(f"/v1/uploads/{upload_id}")).status == 200
+            await server.post(f"/v1/jobs/{job.json['id']}/cancel")
         # The job, and then the list that nothing refers to any more.
         for _ in range(2):
             clock.advance(2 * DAY)

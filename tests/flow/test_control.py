@@ -243,7 +243,8 @@ class TestChanges:
             ({"concurrency": None}, "invalid_field", "concurrency"),
             ({"failure_threshold": {}}, "invalid_field", "failure_threshold"),
             ({"chunk_size": 5}, "invalid_field", "chunk_size"),
-            ({"retention_days": 5}, "invalid_field", "retention_days"),
+            ({"retention_days": 0}, "invalid_field", "retention_days"),
+            ({"max_lifetime": 0}, "invalid_field", "max_lifetime"),
             ({"handler": "x"}, "invalid_field", "handler"),
             ({"name": "x"}, "unknown_field", "name"),
             ({"state": "paused"}, "unknown_field", "state"),
@@ -273,8 +274,9 @@ class TestChanges:
     async def test_what_has_ended_is_not_changed(self, server: Api) -> None:
         job_id = await submit(server, 1)
         await moved(server, job_id, "cancel")
-        answer = await patch(server, job_id, concurrency=3)
-        assert (answer.status, answer.json["code"]) == (409, "job_ended")
+        for changes in ({"concurrency": 3}, {"concurrency": 3, "retention_days": 2}):
+            answer = await patch(server, job_id, **changes)
+            assert (answer.status, answer.json["code"]) == (409, "job_ended")
 
 
 class TestLive:

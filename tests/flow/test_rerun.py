@@ -320,7 +320,7 @@ class TestOptions:
         ({"backoff": {"speed": 1}}, "unknown_field", "backoff.speed"),
         ({"gateway": {"url": "nonsense"}}, "invalid_field", "gateway"),
         ({"handler": "mine"}, "invalid_field", "handler"),
-        ({"retention_days": 3}, "invalid_field", "retention_days"),
+        ({"retention_days": 366}, "invalid_field", "retention_days"),
         ({"on_invalid": "skip"}, "invalid_field", "on_invalid"),
         ({"tasks": []}, "unknown_field", "tasks"),
         ({"kind": "python"}, "unknown_field", "kind"),

@@ -16,7 +16,7 @@ import pytest
 
 import conveyor
 from conveyor import system as systems
-from conveyor.cli import loop
+from conveyor.cli import local_run, loop
 from conveyor.cli import run_directory as place
 from conveyor.cli.guard import run_guarded
 from conveyor.clock import SystemClock
@@ -283,6 +283,17 @@ def _failing(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+def test_a_run_that_was_interrupted_does_not_expire() -> None:
+    with desk() as at:
+        at.list.write_bytes(WHOLE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_run, "_follow", _failing(OSError(28, "No space left on device")))
+            assert at.run().code == 1
+        at.later(days=4000)
+        assert at.run("--resume").code == 0
+        assert at.succeeded() == set(LINES)
 
 
 def test_a_run_that_has_expired_is_delivered_as_it_is() -> None:

@@ -21,6 +21,8 @@ FLAGS = {
     "--timeout": "timeout",
     "--max-failed": "failure_threshold.failed",
     "--on-invalid": "on_invalid",
+    "--retention-days": "retention_days",
+    "--max-lifetime": "max_lifetime",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
 OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export"}

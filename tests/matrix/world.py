@@ -32,8 +32,8 @@ _PATIENCE = 0.5
 _YEARS = 4 * 365 * 86_400.0
 
 _BAD = ("error", "critical")
-# A run that is past its deadline for good is an error to its operator.
-_ASKED_FOR = ("overdue run failed",)
+# A run that is past its deadline for good, or at its maximum lifetime, is an error to its operator.
+_ASKED_FOR = ("overdue run failed", "run reached its maximum lifetime")
 
 
 class MatrixSite(FileSite):

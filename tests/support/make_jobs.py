@@ -1,5 +1,6 @@
 """Jobs and runs as tests need them: right in every field, and different where the test says so."""
 
+import math
 from typing import Any
 
 from conveyor.clock import Clock
@@ -21,8 +22,9 @@ from conveyor.model import (
     TaskEnd,
     TaskSeed,
     TenantId,
+    expiry_of,
 )
-from conveyor.states import RunState, TaskStatus
+from conveyor.states import ENDED, RunState, TaskStatus
 
 ACME = TenantId("acme")
 OTHER = TenantId("other")
@@ -45,6 +47,19 @@ REASONS_WITHOUT_CODE = {
     "by hand": None,
 }
 
+# Jobs as the versions wrote them whose retention counted from the creation: state, options, whether it was deleted,
+# expiry, end of the run; and the expiry that they have now.
+JOBS_WITH_EXPIRY: list[tuple[str, str, bool, float, float | None, float]] = [
+    ("running", "{}", False, 9e9, None, math.inf),
+    ("paused", '{"retention_days":2.5}', False, 9e9, None, math.inf),
+    ("completed", "{}", False, 9e9, 9e9 - DAY, 9e9 + 13 * DAY),
+    ("failed", '{"retention_days":2.5}', False, 9e9, 9e9 - DAY, 9e9 + 1.5 * DAY),
+    # Expired, or deleted: a part of it may be gone.
+    ("running", "{}", False, 5.0, None, 5.0),
+    ("completed", "{}", False, 5.0, 4.0, 5.0),
+    ("cancelled", "{}", True, 9e9, 5.0, 9e9),
+]
+
 
 def make_job(
     clock: Clock,
@@ -53,7 +68,6 @@ def make_job(
     total: int = 0,
     latched: bool = True,
     state: RunState = RunState.RUNNING,
-    expires_in: float = 14 * DAY,
     shards: int = 1,
     layout: ResultLayout = ResultLayout.OBJECT,
     kind: JobKind = JobKind.PYTHON,
@@ -61,22 +75,24 @@ def make_job(
     mode: Mode = Mode.CLOSED,
     **options: Any,
 ) -> Job:
-    """A job that nobody has written yet."""
+    """A job that nobody has written yet. A finished one ended now."""
     now = clock.now()
-    run = Run(RunId(clock.new_id("run")), 1, state, total, latched, now, sealed=latched, touched_at=now)
+    ended_at = now if state in ENDED else None
+    run = Run(RunId(clock.new_id("run")), 1, state, total, latched, now, ended_at, sealed=latched, touched_at=now)
+    chosen = Options(**options)
     return Job(
         tenant=tenant,
         job_id=JobId(clock.new_id("job")),
         name="a job",
         kind=kind,
         mode=mode,
-        options=Options(**options),
+        options=chosen,
         task_shard_count=shards,
         result_layout=layout,
         state=state,
         reason=None,
         created_at=now,
-        expires_at=now + expires_in,
+        expires_at=expiry_of(chosen, ended_at),
         run=run,
         source=source,
     )

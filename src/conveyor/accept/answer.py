@@ -43,7 +43,7 @@ class AcceptedView(msgspec.Struct, frozen=True):
     task_shard_count: int
     result_layout: ResultLayout
     created_at: str
-    expires_at: str
+    expires_at: str | None
     run: RunView
 
 
@@ -67,7 +67,7 @@ def answer(job: Job, counts: Counts = NONE_FINISHED) -> bytes:
         task_shard_count=job.task_shard_count,
         result_layout=job.result_layout,
         created_at=iso_text(job.created_at),
-        expires_at=iso_text(job.expires_at),
+        expires_at=None if job.expires_at is None else iso_text(job.expires_at),
         run=RunView(run.run_id, run.number, run.state, run.total, shown),
     )
     return msgspec.json.encode(view)

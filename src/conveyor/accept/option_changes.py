@@ -12,15 +12,18 @@ from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.deadlines import write_deadline
-from conveyor.model import Job, Options, OutboxEvent
+from conveyor.model import Job, Options, OutboxEvent, expiry_of
 from conveyor.states import ENDED
 from conveyor.system import System
 
 _ALL = frozenset(Options.__struct_fields__)
 # All but those that have their effect when the job is accepted or during its first run.
-RERUN = _ALL - {"retention_days", "on_invalid", "idle_timeout"}
+RERUN = _ALL - {"on_invalid", "idle_timeout"}
 # Those that workers can apply while they run the job.
 LIVE = RERUN - {"handler", "export", "chunk_size"} | {"idle_timeout"}
+
+# Those of a finished job that still have an effect.
+FINISHED = frozenset({"retention_days"})
 
 # The fields of a request, for the OpenAPI page.
 _TYPES = get_type_hints(Options)
@@ -49,12 +52,16 @@ def override_options(job: Job, changes: Mapping[str, Any], allowed: Collection[s
 
 
 async def change_options(system: System, job: Job, changes: Mapping[str, Any], allowed: Collection[str] = LIVE) -> Job:
-    """Replace some options of a job in progress; workers apply them within a second. Other options that are changed at
-    the same time stay. Returns the changed job."""
+    """Replace some options of a job in progress; workers apply them within a second. Of a finished job only its
+    retention can change. Other options that are changed at the same time stay. Returns the changed job."""
     for _ in range(_TRIES):
-        if allowed is LIVE and job.state in ENDED:
-            raise JobEnded("The job has finished. Start a rerun with other options.", state=job.state)
+        if allowed is LIVE and job.state in ENDED and not FINISHED.issuperset(changes):
+            raise JobEnded(
+                "The job has finished: only its `retention_days` can change. Start a rerun with other options.",
+                state=job.state,
+            )
         options = override_options(job, changes, allowed)
+        _check_expiry(system.clock, job, options)
         if options == job.options:
             return job
         crashpoint("options.change.before")
@@ -70,6 +77,17 @@ async def change_options(system: System, job: Job, changes: Mapping[str, Any], a
             await write_deadline(system.records, job)
             return job
     raise Conflict("Other requests changed the options of the job at the same time. Try again.")
+
+
+def _check_expiry(clock: Clock, job: Job, options: Options) -> None:
+    """A shorter retention must not remove the job at once: that is what DELETE is for."""
+    expires_at = expiry_of(options, job.run.ended_at)
+    if expires_at is not None and expires_at <= clock.now():
+        raise InvalidField(
+            f"`retention_days`: the job finished more than {options.retention_days:g} days ago and would expire at "
+            "once. Delete the job instead, or keep it longer.",
+            field="retention_days",
+        )
 
 
 def _event(clock: Clock, job: Job, changes: Mapping[str, Any]) -> OutboxEvent:

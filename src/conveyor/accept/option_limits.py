@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "breaker.patience": (0, 30 * 86_400),
     "task_deadline": (1, 365 * 86_400),
     "deadline": (1, 365 * 86_400),
+    "max_lifetime": (1, 3650 * 86_400),
     "stuck_after": (1, 86_400),
     "timeout": (0.1, 86_400),
     "connect_timeout": (0.1, 86_400),

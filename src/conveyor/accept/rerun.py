@@ -146,7 +146,7 @@ class Rerun:
             lineage=lineage,
         )
         options = override_options(job, spec.options, RERUN)
-        return msgspec.structs.replace(job, run=run, state=run.state, reason=None, options=options)
+        return msgspec.structs.replace(job, run=run, state=run.state, reason=None, options=options, expires_at=None)
 
     def _event(self, job: Job) -> OutboxEvent:
         assert job.run.lineage is not None

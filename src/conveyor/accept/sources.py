@@ -11,6 +11,7 @@ from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.responses import decode_pieces, raw_pieces
 from conveyor.errors import BadInput, ListUnreadable, NotFound, UploadConflict
 from conveyor.faults import crashpoint
+from conveyor.jobs.orphans import note_submit
 from conveyor.lists.reader import detect_compression
 from conveyor.model import Compression, JobId, Source, TenantId
 from conveyor.system import System
@@ -40,6 +41,7 @@ class Sources:
         """Copy the list for this job; the copy is removed with the job. Raises BadInput for a list that cannot be read,
         SourceUnavailable for one that cannot be read now."""
         pieces = self._uploaded(tenant, source.upload_id) if source.upload_id is not None else self._fetched(source)
+        await note_submit(self._system, tenant, job_id, is_repeated=True)
         # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
         key = f"{staged_prefix(tenant, job_id)}/{self._system.clock.new_id('list')}"
         digest = sha256()

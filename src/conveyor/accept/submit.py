@@ -8,7 +8,8 @@ Where records, tasks and queue are one database, a small job is accepted in one 
 three steps, ordered so that a crash between any two leaves nothing half accepted:
 
 1. Write the tasks, under a run that no job points to yet. After a crash here the client has no answer and asks again;
-   with the same idempotency key it gets the same ids, and writes the same rows.
+   with the same idempotency key it gets the same ids, and writes the same rows. If it does not ask again, retention
+   removes them: a document names them before they are written, and a staged list too.
 2. Write the job, its run, its outbox event and the answer, in one step. From here on the job is accepted.
 3. Send the references. If some are lost, the sweeper requeues the run's pending tasks from their rows.
 """
@@ -33,6 +34,7 @@ from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
+from conveyor.jobs.orphans import forget_note, note_submit
 from conveyor.model import (
     Compression,
     Job,
@@ -42,12 +44,12 @@ from conveyor.model import (
     OutboxEvent,
     ResultLayout,
     Run,
-    RunId,
     RunKey,
     Source,
     TaskSeed,
     TenantId,
     UploadRecord,
+    first_run_id,
 )
 from conveyor.states import RunState
 from conveyor.system import System
@@ -57,7 +59,6 @@ log = structlog.get_logger()
 
 CREATED = 201
 ACCEPTED = 202
-_DAY = 86_400.0
 # Past this, checking a job would hold up everyone else on the loop.
 _TASKS_ON_LOOP = 1000
 _TASKS_PER_WRITE = 1000
@@ -86,7 +87,9 @@ class Submit:
             carry_out = partial(self._carry_out, tenant, spec, False)
         else:
             carry_out = partial(self._accept_source, tenant, spec, source)
-        return await self._idempotency.once(tenant, request, job_id, carry_out)
+        return await self._idempotency.once(
+            tenant, request, job_id, lambda claim: carry_out(claim._replace(is_repeated=True))
+        )
 
     async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source, job_id: JobId | None = None) -> Job:
         """Make a job of a list that this process has staged."""
@@ -108,8 +111,11 @@ class Submit:
         seeds = await self._seeds(spec)
         await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
         if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
+            note = await note_submit(self._system, tenant, claim.subject, claim.is_repeated)
             source = await self._stage(tenant, claim.subject, seeds)
-            return await self._accept_for_ingest(tenant, spec, claim, source)
+            accepted = await self._accept_for_ingest(tenant, spec, claim, source)
+            await self._forget(note)
+            return accepted
         return await self._accept_with_tasks(tenant, spec, claim, seeds)
 
     async def _accept_source(self, tenant: TenantId, spec: JobSpec, source: Source, claim: Claim) -> Accepted:
@@ -134,8 +140,8 @@ class Submit:
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
-        # The list is kept as long as the job that is made of it.
-        until = self._system.clock.now() + spec.retention_days * _DAY
+        # Until the job is written: from then on the list is kept as long as the job.
+        until = self._system.clock.now() + self._system.settings.upload_seconds
         await self._system.records.access.keep_upload(upload.upload_id, until)
         return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
 
@@ -188,8 +194,12 @@ class Submit:
         job = self._job(tenant, spec, claim.subject, len(seeds), None)
         reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
-        write = self._write_at_once if self._system.atomic_accept else self._write_in_steps
-        existing = await write(job, reply.row, seeds, outgoing, _documents(self._system, job, spec))
+        rows = _documents(self._system, job, spec)
+        if self._system.atomic_accept is not None:
+            existing = await self._write_at_once(job, reply.row, seeds, outgoing, rows)
+        else:
+            note = await note_submit(self._system, tenant, job.job_id, claim.is_repeated)
+            existing = await self._write_in_steps(job, reply.row, seeds, outgoing, rows, note)
         return self._reply(job, reply, existing)
 
     async def _write_at_once(
@@ -216,6 +226,7 @@ class Submit:
         seeds: list[TaskSeed],
         outgoing: list[Outgoing],
         rows: list[Document],
+        note: Document,
     ) -> IdempotencyClaim | None:
         await self._put(job.key, seeds)
         crashpoint("accept.job.before")
@@ -223,6 +234,10 @@ class Submit:
         crashpoint("accept.job.after")
         if existing is not None:
             return existing
+        await asyncio.gather(self._send(job, outgoing), self._forget(note))
+        return None
+
+    async def _send(self, job: Job, outgoing: list[Outgoing]) -> None:
         try:
             crashpoint("accept.send.before")
             await send_all(self._system.queue, run_queue(job.run.run_id), outgoing, self._system.clock)
@@ -230,7 +245,13 @@ class Submit:
         except Exception:
             # The job is accepted already: after an error the client would send it a second time.
             log.exception("references not sent; the sweeper will requeue them", job=job.job_id)
-        return None
+
+    async def _forget(self, note: Document) -> None:
+        """The job is accepted, and keeps what was noted."""
+        try:
+            await forget_note(self._system.records, note)
+        except Exception:
+            log.exception("note of a submit not removed; retention will remove it", job=note.id)
 
     async def _put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         for start in range(0, len(seeds), _TASKS_PER_WRITE):
@@ -251,8 +272,7 @@ class Submit:
         settings = self._system.settings
         small = total is not None
         run = Run(
-            # Derived from the job's id: a second attempt under the same claim writes the same rows.
-            run_id=RunId(job_id.replace("job_", "run_", 1)),
+            run_id=first_run_id(job_id),
             number=1,
             state=RunState.RUNNING if small else RunState.INGESTING,
             total=total or 0,
@@ -273,7 +293,7 @@ class Submit:
             state=run.state,
             reason=None,
             created_at=now,
-            expires_at=now + spec.retention_days * _DAY,
+            expires_at=None,
             run=run,
             source=source,
         )

@@ -1,6 +1,7 @@
 """API keys: an administrator creates, lists and revokes them. A secret is shown once, at creation."""
 
 import re
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -9,14 +10,19 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
-from conveyor.api.creation import read_spec
+from conveyor.api.creation import accepted, read_keyed
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, answer
-from conveyor.auth.keys import check_tenant, make_key
+from conveyor.auth.keys import check_tenant, make_key, new_key_id
 from conveyor.errors import BadCursor, NotFound
+from conveyor.faults import crashpoint
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
 from conveyor.model import ApiKey
 from conveyor.read.results import iso_time
+from conveyor.system import System
 
 _KEY_ID = re.compile(r"[0-9a-z]{26}")
+
+ROUTE = "POST /v1/keys"
 
 OfTenant = Annotated[str | None, QueryParameter(description="List only the keys of this tenant.")]
 
@@ -31,15 +37,29 @@ class KeySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @post(
     "/",
     summary="Create a key",
-    operation_class=operations.takes(KeySpec),
-    responses={**shapes.shaped(shapes.NewKeyShape, 201), **shapes.problems(400, 403, 413, 415)},
+    operation_class=operations.takes(KeySpec, operations.IDEMPOTENCY_KEY),
+    responses={**shapes.shaped(shapes.NewKeyShape, 201), **shapes.problems(400, 403, 409, 413, 415)},
 )
 async def create_key(request: ApiRequest, system: SystemPart) -> Response[bytes]:
-    """Administrators only. Only this response contains the key itself."""
-    spec = await read_spec(request, system.settings.max_request_bytes, KeySpec)
-    text, key = make_key(system.clock, spec.tenant, spec.name)
-    await system.records.access.create_key(key)
-    return answer({"key": text, "key_id": key.key_id, "tenant": key.tenant}, 201)
+    """Administrators only. Only this response contains the key itself: for a repeated `Idempotency-Key`, `key` is null.
+    If the response was lost, revoke the key by its id and create another."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, KeySpec, ROUTE)
+    idempotency = Idempotency(system.settings, system.clock, system.records)
+    carry_out = partial(_create, system, spec)
+    return accepted(await idempotency.once(request.auth.tenant, idempotent, new_key_id(system.clock), carry_out))
+
+
+async def _create(system: System, spec: KeySpec, claim: Claim) -> Accepted:
+    text, key = make_key(system.clock, spec.tenant, spec.name, key_id=claim.subject)
+    shown = {"key": text, "key_id": key.key_id, "tenant": key.tenant}
+    # The secret is stored nowhere, not even for a replay.
+    reply = claim.answer(201, msgspec.json.encode({**shown, "key": None}))
+    crashpoint("key.create.before")
+    existing = await system.records.access.create_key(key, reply.row)
+    crashpoint("key.create.after")
+    if existing is not None:
+        return reply.unless_lost(existing)
+    return reply.accepted._replace(body=msgspec.json.encode(shown))
 
 
 @get("/", summary="List keys", responses=shapes.answers(shapes.KeysPage, 400, 403))

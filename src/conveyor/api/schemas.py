@@ -110,7 +110,8 @@ class ListedJob(Shape, frozen=True):
     result_layout: ResultLayout
     options: dict[str, Any]
     created_at: str
-    expires_at: str
+    # Null while the latest run has not finished: an unfinished job does not expire.
+    expires_at: str | None
     run: RunShape
     # Null for a job that was accepted together with its tasks.
     ingest: IngestShape | None
@@ -433,7 +434,8 @@ class KeyShape(Shape, frozen=True):
 class NewKeyShape(Shape, frozen=True):
     """A new API key, with its secret."""
 
-    key: str
+    # Null in the answer to a repeated Idempotency-Key: the secret is shown once.
+    key: str | None
     key_id: str
     tenant: str
 

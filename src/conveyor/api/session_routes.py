@@ -9,11 +9,13 @@ from litestar.datastructures import Cookie
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.auth import check_site, cookie_name, session_of
-from conveyor.api.creation import read_optional, read_spec
+from conveyor.api.creation import accepted, read_keyed_optional, read_spec
 from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer
 from conveyor.auth.keys import authenticate
+from conveyor.auth.sessions import Token, derived_token
 from conveyor.clock import iso_text
 from conveyor.errors import Forbidden, InvalidField
+from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
 
 _MAX_BYTES = 4096
 
@@ -66,17 +68,32 @@ async def sign_out(request: ApiRequest, sessions: SessionsPart) -> Response[None
 @post(
     "/sign-in/links",
     summary="Create a sign-in link",
-    operation_class=operations.takes(operations.Nothing, required=False),
-    responses={**shapes.shaped(shapes.LinkShape, 201), **shapes.problems(400, 403)},
+    operation_class=operations.takes(operations.Nothing, operations.IDEMPOTENCY_KEY, required=False),
+    responses={**shapes.shaped(shapes.LinkShape, 201), **shapes.problems(400, 403, 409)},
 )
-async def create_link(request: ApiRequest, sessions: SessionsPart) -> Response[bytes]:
+async def create_link(
+    request: ApiRequest, system: SystemPart, tenant: TenantPart, sessions: SessionsPart
+) -> Response[bytes]:
     """A path that opens the dashboard once, signed in with the key of this request. A session cannot create one,
     because it could then outlive itself."""
     if "session" in request.scope["state"]:
         raise Forbidden("A session cannot create sign-in links. Use an API key.")
-    await read_optional(request, _MAX_BYTES, operations.Nothing)
-    token = await sessions.link(request.auth.key_id)
-    return answer({"path": token.path, "expires_at": iso_text(token.expires_at)}, 201)
+    key_id = request.auth.key_id
+    # A link signs in as the key that asked for it, so another key of the tenant must not get it by a replay.
+    route = f"POST /v1/sign-in/links {key_id}"
+    _, idempotent = await read_keyed_optional(request, _MAX_BYTES, operations.Nothing, route)
+
+    async def carry_out(claim: Claim) -> Accepted:
+        expires_at = system.clock.now() + system.settings.sign_in_link_seconds
+        token = Token(derived_token(system.signing_key, claim.subject), expires_at)
+        reply = claim.answer(201, msgspec.json.encode({"expires_at": iso_text(expires_at)}))
+        return reply.unless_lost(await sessions.link_as(token, key_id, reply.row))
+
+    idempotency = Idempotency(system.settings, system.clock, system.records)
+    outcome = await idempotency.once(tenant, idempotent, system.clock.new_id("link"), carry_out)
+    shown = msgspec.json.decode(outcome.body)
+    path = Token(derived_token(system.signing_key, outcome.subject), 0.0).path
+    return accepted(outcome._replace(body=msgspec.json.encode({"path": path, **shown})))
 
 
 def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:

@@ -45,14 +45,24 @@ def check_tenant(name: str) -> TenantId:
     return TenantId(name)
 
 
+def new_key_id(clock: Clock) -> str:
+    """The public part of a new key."""
+    return clock.new_id("key").removeprefix("key_")
+
+
 def make_key(
-    clock: Clock, tenant: str, name: str | None = None, expires_at: float | None = None, admin: bool = False
+    clock: Clock,
+    tenant: str,
+    name: str | None = None,
+    expires_at: float | None = None,
+    admin: bool = False,
+    key_id: str | None = None,
 ) -> tuple[str, ApiKey]:
     """Create a key: returns its text, to show once, and the record to store. An admin key manages keys of all
-    tenants."""
+    tenants. `key_id` is an id that was reserved for it."""
     if name is not None and not (0 < len(name) <= _MAX_NAME and name.isprintable()):
         raise InvalidField(f"Invalid key name. Use 1 to {_MAX_NAME} printable characters.", field="name")
-    key_id = clock.new_id("key").removeprefix("key_")
+    key_id = key_id or new_key_id(clock)
     secret = secrets.token_hex(32)
     key = ApiKey(
         key_id=key_id,

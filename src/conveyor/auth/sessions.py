@@ -5,7 +5,9 @@ Links and sessions are documents under the hash of their token: sessions survive
 and a reader of the documents cannot use them.
 """
 
+import hmac
 import secrets
+from base64 import urlsafe_b64encode
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import msgspec
 
 from conveyor.auth.keys import KeyCache, is_usable
 from conveyor.clock import Clock
-from conveyor.engines.records import Document, Records
+from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.errors import LinkRefused, SessionEnded
 from conveyor.faults import crashpoint
 from conveyor.model import ApiKey, TenantId
@@ -65,6 +67,14 @@ class Sessions:
         """Create a link that starts one session of this key."""
         return await self._create(LINK, key_id, self._settings.sign_in_link_seconds)
 
+    async def link_as(self, token: Token, key_id: str, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
+        """Create the link of this token, and store the answer to the claimed request with it. If the caller lost the
+        claim, create nothing and return the stored claim."""
+        crashpoint("session.link.before")
+        existing = await self._records.documents.create_documents([self._document(LINK, token, key_id)], None, answer)
+        crashpoint("session.link.after")
+        return existing
+
     async def begin(self, key_id: str) -> Token:
         """Create a session of this key."""
         return await self._create(SESSION, key_id, self._settings.session_seconds)
@@ -99,13 +109,19 @@ class Sessions:
         return await self._records.documents.document(kind, OWNER, digest)
 
     async def _create(self, kind: str, key_id: str, seconds: float) -> Token:
-        now = self._clock.now()
-        token = Token(secrets.token_urlsafe(_BYTES), now + seconds)
-        body = msgspec.json.encode(DashboardSession(key_id, now))
-        await self._records.documents.create_documents(
-            [Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)]
-        )
+        token = Token(secrets.token_urlsafe(_BYTES), self._clock.now() + seconds)
+        await self._records.documents.create_documents([self._document(kind, token, key_id)])
         return token
+
+    def _document(self, kind: str, token: Token, key_id: str) -> Document:
+        body = msgspec.json.encode(DashboardSession(key_id, self._clock.now()))
+        return Document(kind, OWNER, _digest(token.text), body, expires_at=token.expires_at)
+
+
+def derived_token(signing_key: bytes, link_id: str) -> str:
+    """The token of a link that a repeated request must get again. It is stored nowhere."""
+    digest = hmac.digest(signing_key, f"sign-in link {link_id}".encode(), "sha256")
+    return urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _digest(text: str) -> str:

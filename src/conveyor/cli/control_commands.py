@@ -13,7 +13,9 @@ from conveyor.cli.shared_options import (
     Gateway,
     Headers,
     JobArgument,
+    MaxLifetime,
     Rate,
+    RetentionDays,
     Server,
     Timeout,
     job_spec,
@@ -46,6 +48,8 @@ def change(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    retention_days: RetentionDays = None,
+    max_lifetime: MaxLifetime = None,
     max_failed: Annotated[
         int | None, typer.Option("--max-failed", help="Fail the job when this many tasks have failed.")
     ] = None,
@@ -53,11 +57,21 @@ def change(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Change the options of a running job. Workers apply them within a second."""
+    """Change the options of a running job. Workers apply them within a second.
+
+    Of a finished job, --retention-days alone can change.
+    """
     from conveyor.cli.connection import connect
 
     options: dict[str, Any] = job_spec(
-        concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
+        concurrency=concurrency,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        retention_days=retention_days,
+        max_lifetime=max_lifetime,
     )
     if no_rate:
         if rate is not None:

@@ -13,7 +13,9 @@ from conveyor.cli.shared_options import (
     Gateway,
     Headers,
     JobArgument,
+    MaxLifetime,
     Rate,
+    RetentionDays,
     Server,
     Timeout,
     job_spec,
@@ -49,6 +51,8 @@ def rerun(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    retention_days: RetentionDays = None,
+    max_lifetime: MaxLifetime = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -66,7 +70,14 @@ def rerun(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
     options = job_spec(
-        concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
+        concurrency=concurrency,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        retention_days=retention_days,
+        max_lifetime=max_lifetime,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

@@ -88,7 +88,7 @@ def run(
         # Rejecting reports invalid lines before any task runs, so that the user can fix them first.
         on_invalid=on_invalid or OnInvalid.REJECT,
     )
-    # An unfinished run may be resumed for as long as any job may be kept.
+    # An unfinished run does not expire. One whose list failed has ended, and may be resumed as long as a job is kept.
     spec["retention_days"] = MAX_RETENTION_DAYS
     # As a server checks them, and before anything is opened, staged or started.
     check_limits(decode_spec(json.dumps(spec).encode()))

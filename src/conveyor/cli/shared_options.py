@@ -107,6 +107,20 @@ WhenInvalid = Annotated[
         help="skip: leave out invalid lines. reject: refuse a list with invalid lines. [run: reject, submit: skip]",
     ),
 ]
+RetentionDays = Annotated[
+    float | None,
+    typer.Option(
+        "--retention-days", rich_help_panel=_JOB, help="Days to keep the job after its latest run finished. [14]"
+    ),
+]
+MaxLifetime = Annotated[
+    float | None,
+    typer.Option(
+        "--max-lifetime",
+        rich_help_panel=_JOB,
+        help="Fail the run if it is unfinished this many seconds after its creation. [no limit]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 
@@ -123,6 +137,8 @@ def job_spec(
     gateway: str | None = None,
     name: str | None = None,
     on_invalid: OnInvalid | None = None,
+    retention_days: float | None = None,
+    max_lifetime: float | None = None,
 ) -> dict[str, Any]:
     """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
@@ -141,6 +157,8 @@ def job_spec(
         "rate_per_host": rate,
         "attempts": attempts,
         "timeout": timeout,
+        "retention_days": retention_days,
+        "max_lifetime": max_lifetime,
         "headers": dict(_header(line) for line in headers) if headers else None,
         "on_invalid": on_invalid.value if on_invalid else None,
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,

@@ -17,8 +17,10 @@ from conveyor.cli.shared_options import (
     Handler,
     Headers,
     Lists,
+    MaxLifetime,
     Name,
     Rate,
+    RetentionDays,
     Server,
     Timeout,
     WhenInvalid,
@@ -46,6 +48,8 @@ def submit(
     download: Download = False,
     export: ExportSpec = None,
     on_invalid: WhenInvalid = None,
+    retention_days: RetentionDays = None,
+    max_lifetime: MaxLifetime = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -70,6 +74,8 @@ def submit(
         gateway=gateway,
         name=name,
         on_invalid=on_invalid,
+        retention_days=retention_days,
+        max_lifetime=max_lifetime,
     )
     with connect(settings) as client:
         job = _send(client, lists, spec, settings.max_list_bytes)

@@ -134,6 +134,7 @@ class JobOptions(TypedDict, total=False):
     export: ExportApiOptions | None
     priority: int
     retention_days: float
+    max_lifetime: float | None
     failure_threshold: FailureThresholdOptions | None
     chunk_size: int
     on_invalid: Literal["skip", "reject"]

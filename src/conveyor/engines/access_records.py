@@ -73,8 +73,9 @@ class AccessRecords(Protocol):
         """Purge up to `limit` expired claims and up to `limit` expired documents that are not due. Returns how many;
         call again until it is 0."""
 
-    async def create_key(self, key: ApiKey) -> None:
-        """Store a new API key."""
+    async def create_key(self, key: ApiKey, answer: IdempotencyClaim | None = None) -> IdempotencyClaim | None:
+        """Store a new API key and the answer to the claimed request in one transaction. If the caller lost the claim,
+        write nothing and return the stored claim."""
 
     async def key(self, key_id: str) -> ApiKey | None:
         """An API key by its public part."""

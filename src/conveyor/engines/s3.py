@@ -37,8 +37,6 @@ _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 # The store refreshes credentials after this many seconds; those of a role last longer.
 _CREDENTIAL_SECONDS = 300
 _MOST_SKEW = 60.0
-# The maximum retention of a job's list, and a day for the sweep.
-_UPLOAD_DAYS = 366
 _ABANDONED_DAYS = 2
 
 
@@ -178,7 +176,11 @@ class Bucket:
         except (BotoCoreError, ClientError) as error:
             return f"cannot be read: {error}"
         missing = {rule["ID"] for rule in self._our_rules()} - there
-        return f"run `conveyor migrate`: {', '.join(sorted(missing))} is missing" if missing else None
+        if missing:
+            return f"run `conveyor migrate`: {', '.join(sorted(missing))} is missing"
+        if self._old_rule in there:
+            return f"run `conveyor migrate`: {self._old_rule} removes lists that unfinished jobs may still need"
+        return None
 
     async def _make(self, client: Any) -> None:
         try:
@@ -192,28 +194,31 @@ class Bucket:
 
     async def _put_rules(self, client: Any) -> None:
         ours = self._our_rules()
-        names = {rule["ID"] for rule in ours}
+        names = {*(rule["ID"] for rule in ours), self._old_rule}
         theirs = [rule for rule in await _rules(client, self.name) if rule.get("ID") not in names]
         rules = {"Rules": [*theirs, *ours]}
         await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
 
     def _our_rules(self) -> list[dict[str, Any]]:
+        """No rule by age: only retention knows which objects unfinished jobs still need."""
         folder = "" if self.prefix is None else f"{self.prefix}/"
-        label = f"conveyor-{self.prefix or 'all'}"[:200]
         return [
             {
-                "ID": f"{label}-abandoned",
+                "ID": f"{self._label}-abandoned",
                 "Status": "Enabled",
                 "Filter": {"Prefix": folder},
                 "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": _ABANDONED_DAYS},
             },
-            {
-                "ID": f"{label}-uploads",
-                "Status": "Enabled",
-                "Filter": {"Prefix": f"{folder}uploads/"},
-                "Expiration": {"Days": _UPLOAD_DAYS},
-            },
         ]
+
+    @property
+    def _label(self) -> str:
+        return f"conveyor-{self.prefix or 'all'}"[:200]
+
+    @property
+    def _old_rule(self) -> str:
+        """The rule of earlier versions that removed uploads by age."""
+        return f"{self._label}-uploads"
 
     def _client(self) -> AbstractAsyncContextManager[Any]:
         # Path style for a name with dots, or a custom endpoint.

@@ -5,6 +5,7 @@ The row is the whole state of an export: the request, the progress, and the chec
 resume. Every write names the version that it replaces, so that only one process makes progress at a time.
 """
 
+import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
@@ -198,13 +199,14 @@ class Exports:
         existing = await self._system.records.documents.documents(EXPORT, job.tenant, None, _MAX_PER_JOB, job.job_id)
         if len(existing.items) >= _MAX_PER_JOB:
             raise LimitReached(f"The job has {_MAX_PER_JOB} exports already. Delete one first.", limit=_MAX_PER_JOB)
+        left = math.inf if job.expires_at is None else job.expires_at - export.created_at
         row = Document(
             EXPORT,
             job.tenant,
             claim.subject,
             msgspec.json.encode(export),
             due_at=export.created_at,
-            expires_at=min(export.created_at + self._system.settings.export_seconds, job.expires_at),
+            expires_at=export.created_at + min(self._system.settings.export_seconds, left),
             job_id=job.job_id,
         )
         body = msgspec.json.encode(await export_json(self._system.blobs, row, export, export.created_at))

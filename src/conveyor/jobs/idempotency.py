@@ -56,6 +56,8 @@ class Claim(NamedTuple):
 
     subject: str
     row: IdempotencyClaim | None = None
+    # Whether an earlier attempt may have begun to make the same thing.
+    is_repeated: bool = False
 
     def answer(self, status: int, body: bytes, subject: str | None = None) -> ClaimedAnswer:
         """Answer the request; `subject` is given where it made nothing new."""
@@ -111,7 +113,7 @@ class Idempotency:
         claimed = await self._records.access.claim(row)
         crashpoint("request.claim.after")
         if claimed.granted:
-            return Claim(claimed.row.subject, claimed.row)
+            return Claim(claimed.row.subject, claimed.row, claimed.row.subject != subject)
         return replay(claimed.row, request.fingerprint)
 
 

@@ -167,9 +167,7 @@ class ProgressBook:
         name = progress_id(fresh.run_id, fresh.index)
         document = await self._records.documents.document(PROGRESS, job.tenant, name)
         if document is None:
-            row = Document(
-                PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, expires_at=job.expires_at, job_id=job.job_id
-            )
+            row = Document(PROGRESS, job.tenant, name, _encode(fresh), due_at=due_at, job_id=job.job_id)
             crashpoint("progress.begin.before")
             await self._records.documents.create_documents([row])
             crashpoint("progress.begin.after")
@@ -193,7 +191,8 @@ class ProgressBook:
         )
         crashpoint("progress.begin.before")
         replaced = await self._records.documents.replace_document(
-            msgspec.structs.replace(document, body=_encode(at), due_at=due_at)
+            # An earlier version gave it a time to expire.
+            msgspec.structs.replace(document, body=_encode(at), due_at=due_at, expires_at=None)
         )
         crashpoint("progress.begin.after")
         if replaced is None:

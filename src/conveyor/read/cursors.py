@@ -1,7 +1,8 @@
 """Cursors of result listings: opaque text for the last task that each shard returned.
 
 For a job with one shard it is the task_id; for N shards it is `sh:` and the base64url of a JSON list with the last id,
-or null, of each shard. Cursors come from outside: `decode` accepts only text that `encode` could have made.
+or null, of each shard. A plain task_id of a listing from before the job was sharded resumes in every shard after that
+task: all have the same order. Cursors come from outside: `decode` accepts only text that `encode` could have made.
 """
 
 import base64
@@ -38,6 +39,8 @@ def decode(cursor: str | None, shard_count: int) -> list[Position]:
         return [None] * shards
     if shards == 1:
         return [_task_id(cursor)]
+    if not cursor.startswith(PREFIX):
+        return [_task_id(cursor)] * shards
     positions = _sharded(cursor, shards)
     if encode(positions) != cursor:
         raise BadCursor
@@ -45,7 +48,7 @@ def decode(cursor: str | None, shard_count: int) -> list[Position]:
 
 
 def _sharded(cursor: str, shards: int) -> list[Position]:
-    if not cursor.startswith(PREFIX) or len(cursor) > len(PREFIX) + _CHARS_PER_SHARD * shards + 4:
+    if len(cursor) > len(PREFIX) + _CHARS_PER_SHARD * shards + 4:
         raise BadCursor
     text = cursor.removeprefix(PREFIX)
     try:
@@ -55,14 +58,12 @@ def _sharded(cursor: str, shards: int) -> list[Position]:
         raise BadCursor from None
     if len(ids) != shards:
         raise BadCursor
-    return [None if text is None else _in_shard(text, shard, shards) for shard, text in enumerate(ids)]
-
-
-def _in_shard(text: str, shard: int, shards: int) -> TaskId:
-    task_id = _task_id(text)
-    if shard_of(task_id, shards) != shard:
+    positions = [None if text is None else _task_id(text) for text in ids]
+    foreign = {task for shard, task in enumerate(positions) if task is not None and shard_of(task, shards) != shard}
+    # A shard that has returned nothing since the listing resumed from a plain cursor: all of them have that one task.
+    if len(foreign) > 1 or (foreign and None in positions):
         raise BadCursor
-    return task_id
+    return positions
 
 
 def _task_id(text: str) -> TaskId:

@@ -19,6 +19,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.dead_letters import decode_dead_letter
+from conveyor.jobs.orphans import ORPHANS, note_upload, orphans_of
 from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, UploadRecord, export_prefix
 from conveyor.telemetry import metrics
 
@@ -34,6 +35,7 @@ _BLOBS = 1000
 _LETTERS = 1000
 _EXPORTS = 1000
 _UPLOADS = 1000
+_ORPHANS = 100
 _EXPIRED = 1000
 
 
@@ -45,6 +47,8 @@ class Removed(msgspec.Struct):
     blobs: int = 0
     letters: int = 0
     uploads: int = 0
+    # Submits that died before their jobs were written.
+    orphans: int = 0
     exports: int = 0
     # Idempotency claims, and documents of all kinds.
     expired: int = 0
@@ -81,7 +85,13 @@ class Retention:
 
     async def run_once(self) -> Removed:
         removed = Removed()
-        parts = (self._remove_jobs, self._remove_exports, self._remove_uploads, self._purge_expired)
+        parts = (
+            self._remove_jobs,
+            self._remove_exports,
+            self._remove_uploads,
+            self._remove_orphans,
+            self._purge_expired,
+        )
         await run_all(*(partial(part, removed) for part in parts))
         return removed
 
@@ -156,8 +166,45 @@ class Retention:
         crashpoint("retention.upload.before")
         await self._blobs.delete([upload.key])
         crashpoint("retention.upload.between")
+        if upload.stored_at is None and await self._blobs.presigned_put(upload.key, upload.size, upload.sha256, 1.0):
+            await note_upload(self._records, self._clock, upload)
         removed.uploads += await self._records.access.purge_upload(upload.upload_id)
         crashpoint("retention.upload.after")
+
+    async def _remove_orphans(self, removed: Removed) -> None:
+        """Remove what submits left that died before their jobs were written: tasks, staged lists, and then the
+        document that names them."""
+        rows = await self._records.documents.due_documents(
+            ORPHANS, self._clock.now(), _ORPHANS + self._isolation.failing
+        )
+        for row in rows:
+            if not self._isolation.is_resting(row.id):
+                with self._isolation.item(row.id):
+                    await self._remove_orphan(row, removed)
+
+    async def _remove_orphan(self, row: Document, removed: Removed) -> None:
+        orphans, documents = orphans_of(row), self._records.documents
+        crashpoint("retention.orphan.before")
+        if orphans.run is not None and await self._records.jobs.runs(orphans.run.job_id):
+            # The submit died after it wrote the job, which keeps them.
+            await documents.remove_document(row)
+            return
+        if not orphans.is_doomed:
+            body = msgspec.json.encode(msgspec.structs.replace(orphans, is_doomed=True))
+            doomed = await documents.replace_document(msgspec.structs.replace(row, body=body))
+            crashpoint("retention.orphan.doomed")
+            if doomed is None:
+                return
+            row = doomed
+        tasks = 0 if orphans.run is None else await self._tasks.delete(orphans.run, _ROWS)
+        blobs = 0 if orphans.prefix is None else await self._blobs.delete_prefix(orphans.prefix, _BLOBS)
+        await self._blobs.delete(orphans.keys)
+        crashpoint("retention.orphan.between")
+        removed.tasks += tasks
+        removed.blobs += blobs
+        if not tasks and not blobs:
+            removed.orphans += await documents.remove_document(row)
+            crashpoint("retention.orphan.after")
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
         gone = {job.job_id for job in jobs}

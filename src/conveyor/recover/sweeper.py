@@ -1,5 +1,5 @@
 """Sweeper: completes runs whose completion was missed, requeues lost references, requests stalled ingests, closes idle
-open jobs, clears finished runs. A run that makes it fail stops no other.
+open jobs, fails runs at their maximum lifetime, clears finished runs. A run that makes it fail stops no other.
 
 It reads runs that are active or just finished, never all tasks; `run_once` returns counts.
 """
@@ -40,6 +40,7 @@ class Swept(msgspec.Struct):
     requeued: int = 0
     resumed: int = 0
     closed: int = 0
+    failed: int = 0
     cancelled: int = 0
     cleared: int = 0
 
@@ -47,7 +48,16 @@ class Swept(msgspec.Struct):
 class Sweeper:
     """A role."""
 
-    def __init__(self, records: Records, tasks: Tasks, queue: Queue, lifecycle: Lifecycle, clock: Clock) -> None:
+    def __init__(
+        self,
+        records: Records,
+        tasks: Tasks,
+        queue: Queue,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        max_lifetime: float | None = None,
+    ) -> None:
+        """`max_lifetime` is the operator's limit, in seconds, beside those of jobs."""
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -56,6 +66,7 @@ class Sweeper:
         self._queue = queue
         self._lifecycle = lifecycle
         self._clock = clock
+        self._max_lifetime = max_lifetime
         self._asked_at: dict[RunId, float] = {}
         self._runs = Isolation(self.name, clock)
         self._remains = Isolation(self.name, clock)
@@ -86,10 +97,28 @@ class Sweeper:
                     await self._check_run(job, swept)
 
     async def _check_run(self, job: Job, swept: Swept) -> None:
+        if await self._check_lifetime(job, swept):
+            return
         if job.state is RunState.RUNNING:
             await self._check(job, swept)
         elif job.state is RunState.INGESTING:
             await self._check_ingest(job, swept)
+
+    async def _check_lifetime(self, job: Job, swept: Swept) -> bool:
+        """Fail a run that reached its maximum lifetime, whatever it waits for."""
+        limits = [limit for limit in (job.options.max_lifetime, self._max_lifetime) if limit is not None]
+        if not limits or job.run.created_at + min(limits) > self._clock.now():
+            return False
+        counts = await self._tasks.counts(job.key)
+        if job.run.last_batch and counts.ended >= job.run.total:
+            # All its tasks have finished: it is completed instead.
+            return False
+        unfinished = f"{job.run.total - counts.ended} tasks are" if job.run.last_batch else "its list is"
+        reason = f"max_lifetime: not finished within {min(limits):g} s; {unfinished} unfinished"
+        if await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.MAX_LIFETIME):
+            swept.failed += 1
+            log.error("run reached its maximum lifetime", job=job.job_id, run=job.run.run_id, reason=reason)
+        return True
 
     async def _clear_ended(self, swept: Swept) -> None:
         ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.failing)

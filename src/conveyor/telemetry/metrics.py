@@ -97,7 +97,7 @@ BREAKERS = Gauge("conveyor_breakers", "Breakers that are not closed, by state.",
 SWEPT = Counter(
     "conveyor_swept_total",
     "Runs that the sweeper checked, and its repairs.",
-    result=("checked", "completed", "requeued", "resumed", "closed", "cancelled", "cleared"),
+    result=("checked", "completed", "requeued", "resumed", "closed", "failed", "cancelled", "cleared"),
 )
 COUNTER_DRIFT = Counter(
     "conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted."
@@ -115,7 +115,7 @@ CALLBACKS = Counter(
 PURGED = Counter(
     "conveyor_purged_total",
     "Items that retention purged.",
-    what=("jobs", "tasks", "blobs", "letters", "uploads", "exports", "expired"),
+    what=("jobs", "tasks", "blobs", "letters", "uploads", "orphans", "exports", "expired"),
 )
 BREAKER_CHANGES = Counter("conveyor_breaker_changes_total", "Breakers opened or closed.", to=("open", "closed"))
 CHILD_RESTARTS = Counter(

@@ -153,9 +153,11 @@ class TestBucket:
                 "Filter": {"Prefix": "logs/"},
                 "Expiration": {"Days": 3},
             }
+            # A rule of earlier versions, which took the lists of jobs that are not finished.
+            by_age = {**theirs, "ID": "conveyor-one-uploads", "Filter": {"Prefix": "one/uploads/"}}
             async with one._bucket._client() as client:
                 await client.put_bucket_lifecycle_configuration(
-                    Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [theirs]}
+                    Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [theirs, by_age]}
                 )
             assert any("conveyor migrate" in (wrong or "") for _, wrong in await one.checks())
             await one.migrate()
@@ -163,8 +165,12 @@ class TestBucket:
             async with one._bucket._client() as client:
                 found = await client.get_bucket_lifecycle_configuration(Bucket="conveyor-rules")
             rules = {rule["ID"]: rule for rule in found["Rules"]}
-            assert set(rules) == {"theirs", "conveyor-one-abandoned", "conveyor-one-uploads"}
-            assert rules["conveyor-one-uploads"]["Filter"]["Prefix"] == "one/uploads/"
+            assert set(rules) == {"theirs", "conveyor-one-abandoned"}
+            async with one._bucket._client() as client:
+                await client.put_bucket_lifecycle_configuration(
+                    Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [*rules.values(), by_age]}
+                )
+            assert any("conveyor-one-uploads" in (wrong or "") for _, wrong in await one.checks())
 
     async def test_checks_find_nothing_wrong_and_leave_nothing(self, engine: ObjectEngine) -> None:
         await engine.migrate()

@@ -24,7 +24,7 @@ from conveyor.model import Compression, Counts, Ingested, JobId, OutboxEvent, Ru
 from conveyor.states import TaskStatus
 from tests.servers.postgres import open_engine, server, url_of
 from tests.support.clocks import JumpingClock, ManualClock
-from tests.support.make_jobs import ACME, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
+from tests.support.make_jobs import ACME, JOBS_WITH_EXPIRY, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
 from tests.support.places import quick_place
 
 OWN_FROM = 100
@@ -186,6 +186,38 @@ class TestMigrations:
         async with PostgresEngine.open(url_of(place), clock) as engine:
             found = (await engine.records.jobs.jobs(ACME, None, 100)).items
         assert {job.reason: job.run.reason_code for job in found} == REASONS_WITHOUT_CODE
+
+    async def test_jobs_from_before_expire_after_their_end(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:5])
+            await migrate(url_of(place))
+        connection = await connect(parse_url(url_of(place)))
+        for number, (state, options, deleted, expires_at, ended_at, _) in enumerate(JOBS_WITH_EXPIRY):
+            await connection.execute(
+                "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
+                "created_at, expires_at, run_id, version, deleted) "
+                "VALUES ($1, 'acme', 'fetch', 'closed', $2, 1, 'object', $3, 0, $4, $5, 1, $6)",
+                f"job_{number}",
+                options,
+                state,
+                expires_at,
+                f"run_{number}",
+                deleted,
+            )
+            await connection.execute(
+                "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+                "touched_at, ended_at) VALUES ($1, $2, 1, $3, 0, true, 0, true, 0, 0, $4)",
+                f"run_{number}",
+                f"job_{number}",
+                state,
+                ended_at,
+            )
+        await connection.close()
+        await migrate(url_of(place))
+        connection = await connect(parse_url(url_of(place)))
+        found = await connection.fetch("SELECT expires_at FROM jobs ORDER BY job_id")
+        await connection.close()
+        assert [row["expires_at"] for row in found] == [after for *_, after in JOBS_WITH_EXPIRY]
 
     async def test_one_that_fails_changes_nothing(
         self, place: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch

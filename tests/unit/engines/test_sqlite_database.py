@@ -29,7 +29,7 @@ from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.conformance.test_tasks import a_scan_is_bounded, late_writer_of_a_deleted_run
 from tests.support.clocks import ManualClock
-from tests.support.make_jobs import ACME, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
+from tests.support.make_jobs import ACME, JOBS_WITH_EXPIRY, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
 from tests.support.places import quick_place
 
 MIB = 1024 * 1024
@@ -495,6 +495,27 @@ class TestSchema:
         async with SqliteEngine.open(place, ManualClock()) as engine:
             found = (await engine.records.jobs.jobs(ACME, None, 100)).items
         assert {job.reason: job.run.reason_code for job in found} == REASONS_WITHOUT_CODE
+
+    async def test_jobs_from_before_expire_after_their_end(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MIGRATIONS", MIGRATIONS[:6])
+            async with open_database(place) as database:
+                for number, (state, options, deleted, expires_at, ended_at, _) in enumerate(JOBS_WITH_EXPIRY):
+                    values = {"job": f"job_{number}", "run": f"run_{number}", "state": state, "ended_at": ended_at}
+                    await database.change(
+                        "INSERT INTO jobs (job_id, tenant, kind, mode, options, result_layout, state, created_at, "
+                        "expires_at, run_id, deleted) VALUES (:job, 'acme', 'fetch', 'closed', :options, 'object', "
+                        ":state, 0, :expires_at, :run, :deleted)",
+                        {**values, "options": options, "deleted": deleted, "expires_at": expires_at},
+                    )
+                    await database.change(
+                        "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, "
+                        "touched_at, ended_at) VALUES (:run, :job, 1, :state, 0, 1, 0, 1, 0, :ended_at)",
+                        values,
+                    )
+        async with open_database(place) as database:
+            found = await database.rows("SELECT expires_at FROM jobs ORDER BY job_id", {})
+        assert [expires_at for (expires_at,) in found] == [after for *_, after in JOBS_WITH_EXPIRY]
 
     @pytest.mark.parametrize(
         "file", ["jobs.sql", "ingests.sql", "access.sql", "tasks.sql", "queue.sql", "coordinator.sql"]

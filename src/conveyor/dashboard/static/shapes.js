@@ -32,7 +32,7 @@
  * @property {string | null} reason
  * @property {{code: string, detail: string} | null} waiting
  * @property {string} created_at
- * @property {string} expires_at
+ * @property {string | null} expires_at null while the latest run has not finished
  * @property {Run} run
  * @property {Run[]} runs only of a single job
  * @property {{tasks: number, bytes_read: number, bytes_total: number | null} | null} ingest

@@ -148,8 +148,15 @@ class DynamoAccess:
         """Nothing to do: TTL removes expired items."""
         return 0
 
-    async def create_key(self, key: ApiKey) -> None:
-        await self._table.write([self._table.save(ReadItem(api_key_key(key.key_id), None), api_key_item(key))])
+    async def create_key(self, key: ApiKey, answer: IdempotencyClaim | None = None) -> IdempotencyClaim | None:
+        async def plan() -> WritePlan[IdempotencyClaim | None]:
+            there, *rest = await self._table.read(api_key_key(key.key_id), *request_keys(answer))
+            request = read_request(rest, answer)
+            if request.standing is not None or there.item is not None:
+                return WritePlan(request.standing)
+            return WritePlan(None, [self._table.save(there, api_key_item(key)), *request.writes(self._table)])
+
+        return await self._table.change(plan)
 
     async def key(self, key_id: str) -> ApiKey | None:
         item = await self._table.get(api_key_key(key_id))

@@ -160,7 +160,7 @@ def job_item(row: JobRow) -> Item:
         "ls": None if row.deleted else job.job_id,
         "dp": due[0],
         "ds": due[1],
-        "ep": f"Jobs#{where}",
+        "ep": None if job.expires_at is None else f"Jobs#{where}",
         "es": job.expires_at,
     }
 
@@ -168,6 +168,7 @@ def job_item(row: JobRow) -> Item:
 def job_row(item: Item) -> JobRow:
     checked(item)
     latest = run_row(item)
+    state = RunState(item["state"])
     job = Job(
         tenant=item["tenant"],
         job_id=item["job_id"],
@@ -177,10 +178,11 @@ def job_row(item: Item) -> JobRow:
         options=_options.decode(item["options"]),
         task_shard_count=item.get("task_shard_count", 1),
         result_layout=ResultLayout(item["result_layout"]),
-        state=RunState(item["state"]),
+        state=state,
         reason=item.get("reason"),
         created_at=float(item["created_at"]),
-        expires_at=float(item["expires_at"]),
+        # An earlier version wrote it when it accepted the job. An unfinished job does not expire.
+        expires_at=_float(item.get("expires_at")) if state in ENDED else None,
         run=latest.run,
         source=_source.decode(item["source"]) if "source" in item else None,
         version=item.get("version", 1),

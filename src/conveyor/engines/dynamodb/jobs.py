@@ -31,7 +31,7 @@ from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan
 from conveyor.engines.records import Document, IdempotencyClaim, upload_of
-from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId
+from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId, expiry_of
 from conveyor.states import ENDED, RunState
 
 replace = msgspec.structs.replace
@@ -98,7 +98,12 @@ class DynamoJobs:
             run = replace(job.run, touched_at=job.run.created_at)
             version = row.job.version + 1
             changed = row.with_run(
-                RunRow(run), state=job.state, reason=job.reason, options=job.options, version=version
+                RunRow(run),
+                state=job.state,
+                reason=job.reason,
+                options=job.options,
+                version=version,
+                expires_at=None,
             )
             before = run_key(job.tenant, job.job_id, row.latest.run.number)
             writes = [
@@ -124,7 +129,9 @@ class DynamoJobs:
             row = head.row
             if row is None or not self._visible(row) or row.job.version != version:
                 return WritePlan(False)
-            changed = replace(row, job=replace(row.job, options=options, version=version + 1))
+            expires_at = expiry_of(options, row.latest.run.ended_at)
+            job = replace(row.job, options=options, version=version + 1, expires_at=expires_at)
+            changed = replace(row, job=job)
             writes = [
                 self._table.save(head.job, job_item(changed)),
                 *notice_writes(self._table, head.notices, notice),
@@ -147,7 +154,7 @@ class DynamoJobs:
         return Page(items, items[-1].job_id if len(found) > limit else None)
 
     async def active_jobs(self) -> list[Job]:
-        found = await spread(self._table, "dp", "Active", index=DUE, keep=self._unexpired())
+        found = await spread(self._table, "dp", "Active", index=DUE)
         return sorted((job_row(item).job for item in found), key=lambda job: job.job_id)
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
@@ -189,11 +196,15 @@ class DynamoJobs:
             # Only the latest run of a job moves: earlier runs have finished.
             if row is None or row.latest.run.run_id != run_id or not _may_move(row.latest.run, sources, target):
                 return WritePlan(False)
+            # A job that has expired or was deleted may be half purged.
+            if not self._visible(row):
+                return WritePlan(False)
             ended_at = self._clock.now() if target in ENDED else None
             shown = row.job.reason if reason is None and target is RunState.COMPLETED else reason
             kept = row.latest.run.reason_code if code is None and target is RunState.COMPLETED else code
             run = replace(row.latest.run, state=target, ended_at=ended_at, reason_code=kept)
-            changed = row.with_run(replace(row.latest, run=run, swept=keep), reason=shown)
+            expires_at = expiry_of(row.job.options, ended_at)
+            changed = row.with_run(replace(row.latest, run=run, swept=keep), reason=shown, expires_at=expires_at)
             writes = [
                 self._table.save(head.job, job_item(changed)),
                 *notice_writes(self._table, head.notices, notice),
@@ -236,12 +247,13 @@ class DynamoJobs:
         return await self._table.change(plan)
 
     async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
-        found = await spread(self._table, "ep", "Jobs", RangeKey("es").lte(before), index=EXPIRING, limit=limit)
+        within = RangeKey("es").lte(before)
+        found = await spread(self._table, "ep", "Jobs", within, index=EXPIRING, keep=~_is_active(), limit=limit)
         return [job_row(item).job for item in found]
 
     async def purge_job(self, job_id: JobId) -> None:
         row = (await self._head(job_id)).row
-        if row is None or row.job.expires_at > self._clock.now():
+        if row is None or not _has_expired(row.job, self._clock.now()):
             return
         own = await self._table.under(job_partition(job_id), only=F("pk") & F("sk"))
         of_ranges = [
@@ -306,10 +318,10 @@ class DynamoJobs:
         return next((item for item in runs if item["run"]["run_id"] == run_id), None)
 
     def _visible(self, row: JobRow) -> bool:
-        return not row.deleted and row.job.expires_at > self._clock.now()
+        return not row.deleted and not _has_expired(row.job, self._clock.now())
 
     def _unexpired(self) -> Condition:
-        return F("expires_at").gt(self._clock.now())
+        return F("expires_at").does_not_exist() | F("expires_at").gt(self._clock.now()) | _is_active()
 
 
 async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> JobHead:
@@ -325,6 +337,15 @@ async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None)
         ReadItem(counter, items.get(counter.sk)),
         None if job is None else job_row(job),
     )
+
+
+def _has_expired(job: Job, now: float) -> bool:
+    return job.expires_at is not None and job.expires_at <= now
+
+
+def _is_active() -> Condition:
+    """An unfinished job does not expire; one that an earlier version wrote has a time all the same."""
+    return F("dp").begins_with("Active#")
 
 
 def _follows(latest: Run, run: Run) -> bool:

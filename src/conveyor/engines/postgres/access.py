@@ -82,14 +82,18 @@ class PostgresAccess:
         # The two are independent: rows that an unanswered attempt removed are not counted, which does no harm.
         return sum([await self._database.change(SQL[query], values) for query in ("purge_claims", "purge_documents")])
 
-    async def create_key(self, key: ApiKey) -> None:
+    async def create_key(self, key: ApiKey, answer: IdempotencyClaim | None = None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(key)
 
-        async def work(db: PostgresSession) -> None:
-            if not (db.again and await db.row(SQL["key"], values)):
+        async def work(db: PostgresSession) -> IdempotencyClaim | None:
+            if db.again and (row := await db.row(SQL["key"], values)) and ApiKey(*row) == key:
+                return None
+            standing = await answer_claim(db, answer)
+            if standing is None:
                 await db.change(SQL["insert_key"], values)
+            return standing
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def key(self, key_id: str) -> ApiKey | None:
         row = await self._database.row(SQL["key"], {"key_id": key_id})

@@ -1,5 +1,6 @@
 """Jobs and runs on Postgres."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -36,6 +37,10 @@ _source = msgspec.json.Decoder(Source)
 _lineage = msgspec.json.Decoder(Lineage)
 # Sorts after every id.
 _NEWEST = "~"
+# An unfinished job does not expire.
+_NEVER = math.inf
+# Stored options leave out their defaults.
+_DEFAULT_DAYS = Options().retention_days
 
 
 class _PostgresBusy(Exception):
@@ -89,7 +94,14 @@ class PostgresJobs:
         return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
 
     async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
-        values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
+        values = {
+            "job_id": job_id,
+            "version": version,
+            "options": _text(options),
+            "retention_days": options.retention_days,
+            "default_days": _DEFAULT_DAYS,
+            "now": self._clock.now(),
+        }
 
         async def work(db: PostgresSession) -> bool:
             if await db.change(SQL["change_options"], values) == 0:
@@ -111,7 +123,7 @@ class PostgresJobs:
         return Page(items, items[-1].job_id if len(rows) > limit else None)
 
     async def active_jobs(self) -> list[Job]:
-        rows = await self._database.rows(SQL["active_jobs"], {"now": self._clock.now()})
+        rows = await self._database.rows(SQL["active_jobs"], {})
         return [_job(row) for row in rows]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
@@ -144,6 +156,7 @@ class PostgresJobs:
         keep: bool = False,
         code: str | None = None,
     ) -> bool:
+        now = self._clock.now()
         values = {
             "keep": keep,
             "job_id": job_id,
@@ -152,7 +165,9 @@ class PostgresJobs:
             "target": target,
             "reason": reason,
             "reason_code": code,
-            "ended_at": self._clock.now() if target in ENDED else None,
+            "now": now,
+            "ended_at": now if target in ENDED else None,
+            "default_days": _DEFAULT_DAYS,
         }
 
         async def work(db: PostgresSession) -> bool:
@@ -229,6 +244,7 @@ def _job_values(job: Job) -> dict[str, Any]:
     return {
         **msgspec.structs.asdict(job),
         "options": _text(job.options),
+        "expires_at": _NEVER if job.expires_at is None else job.expires_at,
         "run_id": job.run.run_id,
         "source": job.source and _text(job.source),
         "source_key": job.source and job.source.key,
@@ -269,7 +285,7 @@ def _job(row: Any) -> Job:
         state=RunState(row["state"]),
         reason=row["reason"],
         created_at=row["created_at"],
-        expires_at=row["expires_at"],
+        expires_at=None if row["expires_at"] == _NEVER else row["expires_at"],
         run=_run(row),
         source=row["source"] and _source.decode(row["source"]),
         version=row["version"],

@@ -19,7 +19,8 @@ INSERT INTO runs (
 );
 
 -- name: show_new_run
-UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1
+UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1,
+    expires_at = 'infinity'
 WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND NOT deleted
     AND EXISTS (
         SELECT FROM runs AS r
@@ -27,7 +28,11 @@ WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND NOT delete
     );
 
 -- name: change_options
-UPDATE jobs SET options = :options, version = version + 1
+-- From the job's own row alone: the run may finish meanwhile. The time of an unfinished job is infinite, and stays so.
+UPDATE jobs SET options = :options, version = version + 1,
+    expires_at = expires_at + 86400 * (
+        :retention_days - coalesce((options::json ->> 'retention_days')::double precision, :default_days)
+    )
 WHERE job_id = :job_id AND version = :version AND expires_at > :now AND NOT deleted;
 
 -- name: job
@@ -41,7 +46,7 @@ ORDER BY job_id DESC LIMIT :limit;
 
 -- name: active_jobs
 SELECT * FROM jobs_shown
-WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
+WHERE state IN ('ingesting', 'running', 'paused')
 ORDER BY job_id;
 
 -- name: unswept_jobs
@@ -84,14 +89,19 @@ UPDATE runs SET state = :target::text, ended_at = :ended_at, swept = :keep,
 WHERE job_id = :job_id AND run_id = :run_id
     AND state = ANY(:sources::text[])
     AND (:target <> 'completed' OR last_batch)
-    AND (:target <> 'ingesting' OR NOT last_batch);
+    AND (:target <> 'ingesting' OR NOT last_batch)
+    -- A job that has expired or was deleted may be half purged.
+    AND EXISTS (SELECT FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now);
 
 -- name: moved_to
 SELECT 1 FROM runs WHERE job_id = :job_id AND run_id = :run_id AND state = :target AND ended_at = :ended_at;
 
 -- name: move_job
 UPDATE jobs
-SET state = :target::text, reason = CASE WHEN :target = 'completed' THEN coalesce(:reason, reason) ELSE :reason END
+SET state = :target::text, reason = CASE WHEN :target = 'completed' THEN coalesce(:reason, reason) ELSE :reason END,
+    expires_at = coalesce(
+        :ended_at + 86400 * coalesce((options::json ->> 'retention_days')::double precision, :default_days), 'infinity'
+    )
 WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: lock_runs

@@ -77,8 +77,16 @@ class SqliteAccess:
         found = await self._database.row(SQL["any_expired"], values)
         return await self._database.write(work) if found else 0
 
-    async def create_key(self, key: ApiKey) -> None:
-        await self._database.change(SQL["insert_key"], msgspec.structs.asdict(key))
+    async def create_key(self, key: ApiKey, answer: IdempotencyClaim | None = None) -> IdempotencyClaim | None:
+        values = msgspec.structs.asdict(key)
+
+        def work(db: apsw.Connection) -> IdempotencyClaim | None:
+            standing = answer_claim(db, answer)
+            if standing is None:
+                db.execute(SQL["insert_key"], values)
+            return standing
+
+        return await self._database.write(work)
 
     async def key(self, key_id: str) -> ApiKey | None:
         row = self._database.read_one(SQL["key"], {"key_id": key_id})

@@ -1,5 +1,6 @@
 """Jobs and runs on SQLite."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -36,6 +37,10 @@ _source = msgspec.json.Decoder(Source)
 _lineage = msgspec.json.Decoder(Lineage)
 # Sorts after every id.
 _NEWEST = "~"
+# An unfinished job does not expire.
+_NEVER = math.inf
+# Stored options leave out their defaults.
+_DEFAULT_DAYS = Options().retention_days
 
 
 class _SqliteBusy(Exception):
@@ -79,7 +84,14 @@ class SqliteJobs:
         return [_run(row) for row in await self._database.rows(SQL["runs"], {"job_id": job_id})]
 
     async def change_options(self, job_id: JobId, version: int, options: Options, notice: OutboxEvent) -> bool:
-        values = {"job_id": job_id, "version": version, "options": _text(options), "now": self._clock.now()}
+        values = {
+            "job_id": job_id,
+            "version": version,
+            "options": _text(options),
+            "retention_days": options.retention_days,
+            "default_days": _DEFAULT_DAYS,
+            "now": self._clock.now(),
+        }
 
         def work(db: apsw.Connection) -> bool:
             db.execute(SQL["change_options"], values)
@@ -102,7 +114,7 @@ class SqliteJobs:
         return Page(items, items[-1].job_id if len(rows) > limit else None)
 
     async def active_jobs(self) -> list[Job]:
-        rows = await self._database.rows(SQL["active_jobs"], {"now": self._clock.now()})
+        rows = await self._database.rows(SQL["active_jobs"], {})
         return [_job(row) for row in rows]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
@@ -133,6 +145,7 @@ class SqliteJobs:
         keep: bool = False,
         code: str | None = None,
     ) -> bool:
+        now = self._clock.now()
         values = {
             "keep": keep,
             "job_id": job_id,
@@ -141,7 +154,9 @@ class SqliteJobs:
             "target": target,
             "reason": reason,
             "reason_code": code,
-            "ended_at": self._clock.now() if target in ENDED else None,
+            "now": now,
+            "ended_at": now if target in ENDED else None,
+            "default_days": _DEFAULT_DAYS,
         }
 
         def work(db: apsw.Connection) -> bool:
@@ -222,6 +237,7 @@ def _job_values(job: Job) -> dict[str, Any]:
     return {
         **msgspec.structs.asdict(job),
         "options": _text(job.options),
+        "expires_at": _NEVER if job.expires_at is None else job.expires_at,
         "run_id": job.run.run_id,
         "source": job.source and _text(job.source),
         "source_key": job.source and job.source.key,
@@ -285,7 +301,7 @@ def _job(row: Any) -> Job:
         state=RunState(state),
         reason=reason,
         created_at=created_at,
-        expires_at=expires_at,
+        expires_at=None if expires_at == _NEVER else expires_at,
         run=_run(row[14:]),
         source=source and _source.decode(source),
         version=version,

@@ -17,7 +17,8 @@ INSERT INTO runs (
 );
 
 -- name: show_new_run
-UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1
+UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1,
+    expires_at = 9e999
 WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND deleted = 0
     AND EXISTS (
         SELECT 1 FROM runs AS r
@@ -25,7 +26,9 @@ WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND deleted = 
     );
 
 -- name: change_options
-UPDATE jobs SET options = :options, version = version + 1
+-- The time of an unfinished job is infinite, and stays so.
+UPDATE jobs SET options = :options, version = version + 1,
+    expires_at = expires_at + 86400.0 * (:retention_days - coalesce(options ->> '$.retention_days', :default_days))
 WHERE job_id = :job_id AND version = :version AND expires_at > :now AND deleted = 0;
 
 -- name: job
@@ -39,7 +42,7 @@ ORDER BY job_id DESC LIMIT :limit;
 
 -- name: active_jobs
 SELECT * FROM jobs_shown
-WHERE state IN ('ingesting', 'running', 'paused') AND expires_at > :now
+WHERE state IN ('ingesting', 'running', 'paused')
 ORDER BY job_id;
 
 -- name: unswept_jobs
@@ -84,10 +87,13 @@ UPDATE runs SET state = :target, ended_at = :ended_at, swept = :keep,
 WHERE job_id = :job_id AND run_id = :run_id
     AND state IN (SELECT value FROM json_each(:sources))
     AND (:target <> 'completed' OR last_batch = 1)
-    AND (:target <> 'ingesting' OR last_batch = 0);
+    AND (:target <> 'ingesting' OR last_batch = 0)
+    -- A job that has expired or was deleted may be half purged.
+    AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now);
 
 -- name: move_job
-UPDATE jobs SET state = :target, reason = iif(:target = 'completed', coalesce(:reason, reason), :reason)
+UPDATE jobs SET state = :target, reason = iif(:target = 'completed', coalesce(:reason, reason), :reason),
+    expires_at = coalesce(:ended_at + 86400.0 * coalesce(options ->> '$.retention_days', :default_days), 9e999)
 WHERE job_id = :job_id AND run_id = :run_id;
 
 -- name: mark_deleted

@@ -24,10 +24,11 @@ export function jobSummary(actions) {
     ],
     /** @param {Job} job */
     show(job) {
-      const [created, expires] = [moment(job.created_at), moment(job.expires_at)];
+      const created = moment(job.created_at);
+      const expires = job.expires_at === null ? [] : [" · expires ", moment(job.expires_at)];
       renew(title, job.name ?? job.id);
       renew(state, pill(job.state));
-      renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, " · expires ", expires);
+      renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, ...expires);
       renew(notice, noticeOf(job));
       renew(line, bar(job.run, "All tasks"));
       renew(tiles, tilesOf(job));
