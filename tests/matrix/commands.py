@@ -21,9 +21,10 @@ FLAGS = {
     "--timeout": "timeout",
     "--max-failed": "failure_threshold.failed",
     "--on-invalid": "on_invalid",
+    "--patience": "breaker.patience",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
-OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export"}
+OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export", "--no-breaker"}
 COMMANDS = ("run", "submit", "rerun", "change", "schedules create")
 
 

@@ -13,6 +13,8 @@ from conveyor.cli.shared_options import (
     Gateway,
     Headers,
     JobArgument,
+    NoBreaker,
+    Patience,
     Rate,
     Server,
     Timeout,
@@ -46,6 +48,8 @@ def change(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     max_failed: Annotated[
         int | None, typer.Option("--max-failed", help="Fail the job when this many tasks have failed.")
     ] = None,
@@ -57,7 +61,14 @@ def change(
     from conveyor.cli.connection import connect
 
     options: dict[str, Any] = job_spec(
-        concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
+        concurrency=concurrency,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     if no_rate:
         if rate is not None:

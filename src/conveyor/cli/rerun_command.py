@@ -13,6 +13,8 @@ from conveyor.cli.shared_options import (
     Gateway,
     Headers,
     JobArgument,
+    NoBreaker,
+    Patience,
     Rate,
     Server,
     Timeout,
@@ -49,6 +51,8 @@ def rerun(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -66,7 +70,14 @@ def rerun(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
     options = job_spec(
-        concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
+        concurrency=concurrency,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

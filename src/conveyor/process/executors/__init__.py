@@ -18,7 +18,11 @@ class Executor(ABC):
 
     @abstractmethod
     def target(self, ref: TaskRef) -> str | None:
-        """Return the target whose limits and breaker apply to the task (for a fetch, its host), or None."""
+        """Return the target whose limits apply to the task (for a fetch, its host), or None."""
+
+    def origin(self, ref: TaskRef) -> str | None:
+        """Return the target whose breaker applies to the task: for a fetch, the scheme, host and port of its URL."""
+        return self.target(ref)
 
     @abstractmethod
     def lane(self, job: Job, tools: "LaneTools") -> "Lane":
