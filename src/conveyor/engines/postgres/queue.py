@@ -164,8 +164,10 @@ class PostgresQueue:
 
     async def hasten(self, queue: QueueName) -> None:
         values = {"queue": queue, "now": self._clock.now(), "limit": _HASTEN_AT_ONCE}
+        crashpoint("queue.hasten.before")
         while await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
             pass
+        crashpoint("queue.hasten.after")
 
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)

@@ -103,7 +103,9 @@ class SqliteQueue:
         return since
 
     async def hasten(self, queue: QueueName) -> None:
+        crashpoint("queue.hasten.before")
         await self._database.change(SQL["hasten"], {"queue": queue, "now": self._clock.now()})
+        crashpoint("queue.hasten.after")
 
     async def drop(self, queue: QueueName) -> None:
         await self._database.change(SQL["drop"], {"queue": queue})
