@@ -305,6 +305,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     code: str = ""
     # Its generation: how often the monitor had requeued its task. A message of an older generation is dropped.
     turn: int = 0
+    # When its retry is due, by the wall clock; 0 if it waits for a breaker, and may start as soon as that closes.
+    due: float = 0.0
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -475,6 +477,8 @@ class Outcome(msgspec.Struct, gc=False):
     spends_attempt: bool = True
     # When the task's first attempt started, if the executor knows it and the reference may not; else 0.
     since: int = 0
+    # Whether the task waits for a breaker.
+    is_blocked: bool = False
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):

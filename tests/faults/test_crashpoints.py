@@ -103,6 +103,8 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "queue.receive.after": ("inline", "staged"),
     "queue.ack.before": ("inline", "staged", "doubled"),
     "queue.ack.after": ("inline", "staged"),
+    "queue.hasten.before": ("inline", "staged"),
+    "queue.hasten.after": ("inline", "staged"),
     "queue.bury.before": ("poison", "resumed"),
     "queue.bury.after": ("poison", "resumed"),
     "recorder.ack.before": ("inline", "steps"),

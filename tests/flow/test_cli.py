@@ -97,11 +97,11 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @contextmanager
-def serving(place: Path, *arguments: str) -> Iterator[Cli]:
+def serving(place: Path, *arguments: str, **more: str) -> Iterator[Cli]:
     """`conveyor up` on a free port, and a command line that knows its address; it ends by SIGTERM, cleanly."""
     settings = {"CONVEYOR_DATA": str(place / "data"), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
     # The tests share a server and a site: that pages of one fail must not open a breaker for the next.
-    settings["CONVEYOR_BREAKER_LEAST"] = "1000000"
+    settings |= {"CONVEYOR_BREAKER_LEAST": "1000000", **more}
     # Into a file: a pipe that nobody reads fills up, and then the server waits for it.
     log = place / "up.log"
     with (

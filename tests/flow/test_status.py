@@ -86,6 +86,8 @@ class TestWaiting:
             "code": "breaker_open",
             "detail": "example.com does not answer.",
             "until": "2026-09-21T14:13:20.000Z",
+            "target": None,
+            "error": None,
         }
         assert (shown["reason"], shown["reason_code"]) == ("example.com does not answer.", "breaker_open")
         listed = (await server.get("/v1/jobs")).json["items"][0]

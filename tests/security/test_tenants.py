@@ -87,6 +87,7 @@ WITHOUT_ID = {
     "/v1/schedules",
     "/v1/stream",
     "/v1/breakers",
+    "/v1/breakers/reset",
     "/v1/lanes",
     "/v1/workers",
     "/v1/session",

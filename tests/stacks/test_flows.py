@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import socket
+import time
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -218,3 +220,44 @@ async def test_a_job_that_is_deleted_leaves_nothing(api: Api, system: System, si
     retention = Retention(*engines, later)
     while await left():
         await retention.run_once()
+
+
+async def test_a_job_goes_on_at_once_after_a_reset(api: Api) -> None:
+    """Its host is down, and it says so; the host is back, and its breaker is reset."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        target = f"http://127.0.0.1:{port}"
+        job_ids = []
+        for options in ({}, {"upstream": "erp"}):
+            tasks = [f"{target}/ok?n={n}" for n in range(150)]
+            spec = {"tasks": tasks, "backoff": {"base": 0.1}, "attempts": 20, "concurrency": 8, "chunk_size": 25}
+            job_ids.append((await api.submit({**spec, **options})).json["id"])
+        waits = [await waiting(api, job_id) for job_id in job_ids]
+        assert [(wait["code"], wait["target"], wait["error"]) for wait in waits] == [
+            ("breaker", target, "connect_failed"),
+            ("breaker", "upstream:erp", "connect_failed"),
+        ]
+        listed = (await api.get("/v1/breakers")).json["items"]
+        assert [item["target"] for item in listed] == [target, "upstream:erp"]
+        # Some tasks of each are parked by now.
+        await asyncio.sleep(3)
+    site = Site()
+    site.port = port
+    async with site:
+        began = time.monotonic()
+        reset = await api.post("/v1/breakers/reset", {"targets": [target, "upstream:erp"]})
+        assert len(reset.json["reset"]) == 2
+        for job_id in job_ids:
+            job = await ended(api, job_id)
+            assert job["run"]["counts"]["succeeded"] == 150
+            assert job["waiting"] is None
+        # The breakers would have been open for half a minute.
+        assert time.monotonic() - began < 20
+    assert (await api.get("/v1/breakers")).json["items"] == []
+
+
+async def waiting(api: Api, job_id: str) -> Any:
+    while (wait := (await api.get(f"/v1/jobs/{job_id}")).json["waiting"]) is None:  # noqa: ASYNC110  (a client polls)
+        await asyncio.sleep(0.05)
+    return wait

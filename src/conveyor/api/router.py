@@ -127,6 +127,7 @@ def _tenant_routes() -> Router:
             dead_letters.list_letters,
             dead_letters.redrive_letters,
             fleet.list_breakers,
+            fleet.reset_breakers,
             fleet.list_lanes,
             fleet.show_workers,
             sessions.show_session,

@@ -8,7 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.coordination.durations import TaskTime
-from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
+from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId, TenantId
 from conveyor.states import RunState
 
 
@@ -48,11 +48,14 @@ class RunShape(Shape, frozen=True):
 
 
 class WaitShape(Shape, frozen=True):
-    """What a job waits for: `paused`, `ingesting`, `open`, or another reason."""
+    """What a job waits for: `paused`, `ingesting`, `open`, `breaker`, or another reason."""
 
     code: str
     detail: str
     until: str | None
+    # Of a breaker: its target, and the error that opened it.
+    target: str | None
+    error: str | None
 
 
 class VerifiedRun(Shape, frozen=True):
@@ -468,14 +471,33 @@ class StatisticsShape(Shape, frozen=True):
 class BreakerShape(Shape, frozen=True):
     """A breaker: `open` keeps all tasks from the target, `half_open` lets a few probes through."""
 
+    tenant: TenantId
+    # Scheme, host and port of a URL, `gateway:` and those of a gateway, or `upstream:` and the name that jobs give.
     target: str
     state: str
+    # The error that opened it; null if it is unknown.
+    error: str | None
     since: str
     until: str
     # How often in a row it has opened.
     times: int
     # Maximum number of probes at once.
     at_once: int
+    # Unfinished runs that it blocks; at most 20.
+    runs: list[RunId]
+
+
+class ResetBreaker(Shape, frozen=True):
+    """A breaker that was reset."""
+
+    tenant: TenantId
+    target: str
+
+
+class ResetBreakers(Shape, frozen=True):
+    """The breakers that were reset; those that were closed already are left out."""
+
+    reset: list[ResetBreaker]
 
 
 class DepthShape(Shape, frozen=True):

@@ -2,6 +2,7 @@
 
 import typer
 
+from conveyor.cli import breaker_commands as breakers
 from conveyor.cli import control_commands as control
 from conveyor.cli import dashboard_command as dashboard
 from conveyor.cli import dead_letter_commands as dead_letters
@@ -64,6 +65,7 @@ app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
 app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
 app.command("intake", rich_help_panel=_ROLES)(roles.intake)
 app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
+app.add_typer(breakers.app, name="breakers", rich_help_panel=_ADMIN)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
 app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)

@@ -14,6 +14,8 @@ from conveyor.cli.shared_options import (
     Headers,
     JobArgument,
     MaxLifetime,
+    NoBreaker,
+    Patience,
     Rate,
     RetentionDays,
     Server,
@@ -53,6 +55,8 @@ def rerun(
     gateway: Gateway = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -78,6 +82,8 @@ def rerun(
         gateway=gateway,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

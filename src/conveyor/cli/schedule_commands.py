@@ -17,6 +17,8 @@ from conveyor.cli.shared_options import (
     Handler,
     Headers,
     Limit,
+    NoBreaker,
+    Patience,
     Rate,
     Server,
     Timeout,
@@ -81,6 +83,8 @@ def create(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -100,6 +104,8 @@ def create(
         timeout=timeout,
         headers=header,
         gateway=gateway,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     spec = {"cron": cron, "timezone": zone, "name": name, "paused": paused, "missed": missed or "coalesce"}
     with connect(Settings.load(url=url, data=data)) as client:

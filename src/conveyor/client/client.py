@@ -107,6 +107,14 @@ class Client:
         """Put dead letters back on their queues. Returns {redriven, skipped}."""
         return drive(self._session.redrive(ids))
 
+    def breakers(self, all_tenants: bool = False) -> Iterator[Json]:
+        """List breakers that are open or half-open. Those of all tenants need an administrator's key."""
+        return iterate(self._session.breakers(all_tenants))
+
+    def reset_breakers(self, targets: Sequence[str] | None = None, all_tenants: bool = False) -> Json:
+        """Close the breakers of targets that are back, or all breakers. Returns {reset}."""
+        return drive(self._session.reset_breakers(targets, all_tenants))
+
     def health(self) -> Json:
         """Get /healthz. Needs no key."""
         return drive(self._session.health())
@@ -219,6 +227,14 @@ class AsyncClient:
     async def redrive(self, ids: Sequence[str]) -> Json:
         """As Client.redrive."""
         return await self._session.redrive(ids)
+
+    def breakers(self, all_tenants: bool = False) -> AsyncGenerator[Json, None]:
+        """As Client.breakers."""
+        return self._session.breakers(all_tenants)
+
+    async def reset_breakers(self, targets: Sequence[str] | None = None, all_tenants: bool = False) -> Json:
+        """As Client.reset_breakers."""
+        return await self._session.reset_breakers(targets, all_tenants)
 
     async def health(self) -> Json:
         """As Client.health."""

@@ -112,6 +112,16 @@ class ClientSession:
             counts = {name: number + part[name] for name, number in counts.items()}
         return counts
 
+    def breakers(self, all_tenants: bool) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/breakers", {"all_tenants": "true"} if all_tenants else None, dict)
+
+    async def reset_breakers(self, targets: Sequence[str] | None, all_tenants: bool) -> Json:
+        """Reset breakers. Idempotent."""
+        body: Json = (
+            {"all_tenants": all_tenants} if targets is None else {"targets": list(targets), "all_tenants": all_tenants}
+        )
+        return await self.transport.json("POST", "/v1/breakers/reset", body=body, safe=True)
+
     async def health(self) -> Json:
         return await self.transport.json("GET", "/healthz")
 

@@ -49,6 +49,8 @@ _FIRST_REFERENCES = 1
 _TRIAL_PAUSE = 0.1
 # How soon to poll again for a run whose last references were all postponed.
 _BLOCKED_PAUSE = 1.0
+# A chunk that is due within this many seconds may start.
+_EARLY = 1.0
 
 _progress = msgspec.json.Decoder(TaskProgress)
 
@@ -161,6 +163,8 @@ class Feeder:
     async def _admit(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
         """Look up which tasks are unfinished, decide on each chunk, and act on the decision."""
         chunks = await self._decode_all(lane, queue, deliveries)
+        if recovered:
+            chunks = await self._release_early(lane, queue, chunks)
         unfinished = await self._tasks.unfinished(
             lane.job.key, [ref.index for _, chunk in chunks for ref in chunk.refs]
         )
@@ -191,6 +195,22 @@ class Feeder:
             await self._queue.release(queue, deferred, _TRIAL_PAUSE)
             if lane.demand == 0:
                 _delay_poll(lane, self._clock.monotonic() + _TRIAL_PAUSE, recovered=recovered)
+
+    async def _release_early(
+        self, lane: Lane, queue: QueueName, chunks: list[tuple[Delivery, Chunk]]
+    ) -> list[tuple[Delivery, Chunk]]:
+        """Release chunks that were hastened and are not due yet, and those that breakers still block as a whole.
+        Returns the others."""
+        now = self._clock.now()
+        ready = []
+        for delivery, chunk in chunks:
+            delay = chunk.due - now if chunk.due > now + _EARLY else lane.hold_time(chunk.refs)
+            if delay is None:
+                ready.append((delivery, chunk))
+            else:
+                await self._queue.release(queue, [delivery.receipt], delay)
+                lane.count_blocked(len(chunk.refs))
+        return ready
 
     async def _decide(self, job: Job, delivery: Delivery, chunk: Chunk, refs: list[TaskRef]) -> ChunkDecision:
         superseded = can_be_superseded(delivery, chunk, refs) and await self.generation_of(job, refs[0]) > chunk.turn

@@ -285,7 +285,8 @@ class Recorder:
         for record in retried:
             outcome, ref, delay = record.outcome, _next_ref(record, now), record.delay or 0.0
             if outcome.spends_attempt or outcome.error is not None or job.kind in LONG_KINDS:
-                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation), delay))
+                due = 0.0 if outcome.is_blocked else now + delay
+                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation, due=due), delay))
             else:
                 postponed.append((delay, ref))
         outgoing += delayed_messages(job.key, postponed, job.options.chunk_size)

@@ -5,22 +5,24 @@ fill lanes that run low → deal the slots. Lanes and the recorder work between 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from math import inf
 
 import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
+from conveyor.coordination.breaker_states import MAX_RUNS, split_key
 from conveyor.coordination.limits import TargetLimits, run_slots
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, run_queue
+from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import Unavailable
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, Job, JobKind, RunId, TaskRef
+from conveyor.model import WORKERS, Chunk, Job, JobKind, RunId, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.executors import Executor
@@ -40,6 +42,8 @@ _DRAIN_SECONDS = 5.0
 _NO_SLOT_PAUSE = 2.0
 # How soon the queue redelivers a message whose references were lost with a fetcher.
 _LOST_PAUSE = 0.5
+# The longest delay of a task that waits for a breaker, on a queue that cannot hasten it once the breaker closes.
+_MAX_BLOCKED_DELAY = 30.0
 
 # The semaphore that all workers share if the fleet has a limit.
 ROLE = "role:worker"
@@ -75,6 +79,7 @@ class Worker:
             tasks, queue, bodies, lifecycle, coordinator, clock, settings.flush_seconds, self._on_requeued
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
+        self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
         self._feeder = Feeder(settings, clock, records, tasks, queue, lifecycle, self.request_tick)
         self._heart = Heartbeat(records, coordinator, clock, self.name, settings.lease_seconds)
         self._recording: asyncio.Task[None] | None = None
@@ -85,20 +90,24 @@ class Worker:
         # Recovered and new tasks that dropped lanes had taken.
         self._past_counts = (0, 0)
         self._round = 0
+        # Whether no other worker was alive when this one started.
+        self._is_first = False
+        # Unfinished runs of all kinds and states.
+        self._unfinished: frozenset[RunId] = frozenset()
         self._look_at = 0.0
         self._beat_at = clock.monotonic() + settings.lease_seconds / 3
 
     async def tick(self) -> float:
         if self._recording is None:
             self._recording = asyncio.create_task(self._recorder.run())
-            await self._heart.beat([])
+            await self._start()
         now = self._clock.monotonic()
         if now >= self._look_at:
             await self._look_for_runs()
             await self._watch()
             self._look_at = now + _LOOK_FOR_RUNS
         if self._breakers.is_urgent:
-            await self._sync_breakers()
+            await self._sync_breakers(None)
         if now >= self._beat_at:
             await self._renew_leases()
             self._beat_at = now + self._settings.lease_seconds / 3
@@ -109,6 +118,14 @@ class Worker:
         await self._feeder.fill(list(self._lanes.values()))
         await self._deal_slots()
         return self._delay()
+
+    async def _start(self) -> None:
+        """Send the first heartbeat. The first worker after a restart tries blocked targets at once."""
+        self._is_first = await self._coordinator.permits_in_use(WORKERS) == 0
+        await self._heart.beat([])
+        if self._is_first:
+            await self._breakers.half_open_all()
+            await self._breakers.refresh()
 
     async def close(self) -> None:
         """Give running attempts a moment, record their outcomes, release everything else."""
@@ -177,6 +194,7 @@ class Worker:
     async def _look_for_runs(self) -> None:
         """Open lanes for runs with work and drop those of runs that are finished or paused."""
         active = await self._records.jobs.active_jobs()
+        self._unfinished = frozenset(job.run.run_id for job in active)
         jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
         for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
             await self._drop(self._lanes[run_id], 0.0)
@@ -184,8 +202,14 @@ class Worker:
             lane = self._lanes.get(run_id)
             if lane is None:
                 self._lanes[run_id] = self._open_lane(job)
+                if self._is_first or self._breakers.closed_lately(run_id):
+                    await self._hasten([self._lanes[run_id]])
             elif lane.job != job:
+                skips_breakers = lane.job.options.breaker.enabled and not job.options.breaker.enabled
                 lane.follow(job)
+                if skips_breakers:
+                    await self._hasten([lane])
+        self._is_first = False
 
     def _open_lane(self, job: Job) -> Lane:
         settings, executor = self._settings, self._executors[job.kind]
@@ -193,23 +217,42 @@ class Worker:
             owner=self,
             recorder=self._recorder,
             limits=TargetLimits(self._coordinator, job, self.name, settings.lease_seconds),
-            gate=Gate(self._breakers, job, executor.targets(job), settings.gateway),
+            gate=Gate(self._breakers, job, executor.origins(job), settings.gateway, self._max_blocked_delay),
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,
         )
         return executor.lane(job, tools)
 
-    async def _sync_breakers(self) -> None:
+    async def _sync_breakers(self, unfinished: Collection[RunId] | None) -> None:
         """Report outcomes to the breakers, and read which of them are open."""
         await self._breakers.report()
-        if await self._breakers.refresh():
+        if await self._breakers.refresh(unfinished):
             for lane in self._lanes.values():
                 lane.recheck_targets()
+        for key, state in self._breakers.take_closed().items():
+            tenant = split_key(key)[0]
+            knows_all = 0 < len(state.runs) < MAX_RUNS
+            await self._hasten(
+                [
+                    lane
+                    for run_id, lane in self._lanes.items()
+                    if lane.job.tenant == tenant and (run_id in state.runs or not knows_all)
+                ]
+            )
+
+    async def _hasten(self, lanes: Collection[Lane]) -> None:
+        """Make the tasks of these lanes that wait for a breaker start soon."""
+        for lane in lanes:
+            if isinstance(self._queue, Hastens):
+                await self._queue.hasten(recovery_queue(lane.job.run.run_id))
+            lane.next_recovery = lane.recovery_pause = 0.0
+        if lanes:
+            self.wake()
 
     async def _watch(self) -> None:
         """Watch what runs: targets that fail, processes and attempts that hang, bytes that are leased."""
-        await self._sync_breakers()
+        await self._sync_breakers(self._unfinished)
         for executor in self._executors.values():
             executor.watch()
         for lane in self._lanes.values():

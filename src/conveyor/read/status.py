@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.coordination.breaker_states import current_wait
 from conveyor.coordination.durations import TaskTime, task_time
 from conveyor.coordination.limits import run_slots
-from conveyor.coordination.waits import Wait, waiting
+from conveyor.coordination.waits import Wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
@@ -168,7 +169,7 @@ async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, c
         errors=errors if counts.failed else [],
         ingest=ingest,
         time=await task_time(coordinator, run.run_id),
-        wait=await _wait(coordinator, job, counts),
+        wait=await wait_of(coordinator, clock, job, counts),
     )
 
 
@@ -180,7 +181,7 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
         "state": job.state,
         "reason": job.reason or (None if wait is None else wait.detail),
         "reason_code": run.reason_code or (None if wait is None else wait.code),
-        "waiting": None if live.wait is None else _wait_json(live.wait),
+        "waiting": None if live.wait is None else wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
         "task_shard_count": job.task_shard_count,
@@ -254,14 +255,14 @@ def _without_secrets(run: Run) -> Run:
     return msgspec.structs.replace(run, lineage=msgspec.structs.replace(run.lineage, overrides=overrides))
 
 
-async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | None:
+async def wait_of(coordinator: Coordinator, clock: Clock, job: Job, counts: Counts) -> Wait | None:
     """Why no task of the run starts now, or None."""
     run = job.run
     if run.state in ENDED:
         return None
     if run.state is RunState.PAUSED:
         return Wait("paused", "The job is paused. Resume it to continue.")
-    wait = await waiting(coordinator, run.run_id)
+    wait = await current_wait(coordinator, clock, job)
     if wait is not None or run.state is not RunState.INGESTING or counts.ended < run.total:
         return wait
     if job.mode is Mode.OPEN and not run.sealed and run.lineage is None:
@@ -274,8 +275,15 @@ def _shown_wait(wait: Wait | None) -> Wait | None:
     return None if wait is None or wait.code in ("open", "ingesting") else wait
 
 
-def _wait_json(wait: Wait) -> dict[str, Any]:
-    return {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)}
+def wait_json(wait: Wait) -> dict[str, Any]:
+    """A wait as the API shows it."""
+    return {
+        "code": wait.code,
+        "detail": wait.detail,
+        "until": iso_time(wait.until),
+        "target": wait.target,
+        "error": wait.error,
+    }
 
 
 async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:

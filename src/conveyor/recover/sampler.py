@@ -5,7 +5,7 @@ these samples and costs the stores nothing. It runs with the role `sweep`; sever
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conveyor.coordination.breaker import count_breakers
+from conveyor.coordination.breaker_states import count_breakers
 from conveyor.engines.queue import CONTROL, Depth, QueueName, ReportsMessageAge, recovery_queue, run_queue
 from conveyor.errors import ConveyorError
 from conveyor.jobs.callbacks import CALLBACK

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, ReportsMessageAge, kind_of
+from conveyor.engines.queue import Hastens, Queue, QueueName, ReportsMessageAge, kind_of
 from conveyor.engines.records import (
     AccessRecords,
     AtomicAccept,
@@ -38,7 +38,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
     "tasks": (Tasks, ReadsByIndex),
-    "queue": (Queue, ReportsMessageAge),
+    "queue": (Queue, ReportsMessageAge, Hastens),
     "coordinator": (Coordinator,),
     "blobs": (Blobs,),
     "atomic_accept": (AtomicAccept,),
