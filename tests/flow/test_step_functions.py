@@ -22,10 +22,11 @@ from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
+from conveyor.errors import ConveyorError
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
-from conveyor.notify.intake import Intake
+from conveyor.notify.intake import Intake, IntakePass
 from conveyor.notify.step_functions import StepAnswers
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
@@ -52,6 +53,13 @@ def name_of(place: Path) -> str:
 def emulator(request: pytest.FixtureRequest) -> str:
     """Where state machines run; a test of heartbeats asks for the other."""
     return aws() if request.param == "ministack" else moto()
+
+
+class Failing:
+    """A submission that fails on our side each time."""
+
+    async def submit(self, *_: Any) -> None:
+        raise ConveyorError("the store is on fire")
 
 
 minds_heartbeats = pytest.mark.parametrize("emulator", ["moto"], indirect=True)
@@ -298,12 +306,92 @@ class TestIntake:
             # Nobody is there who would do the work.
             assert (await Intake(system).run_once()).put_off == 1
             assert len(between.taken("SendTaskHeartbeat")) == 1
-            server_time().advance(61)
             try:
+                # Received in between for a heartbeat only, whether or not there is capacity by then.
+                clock.advance(HEARTBEAT * 0.4 + 1)
+                server_time().advance(HEARTBEAT * 0.4 + 1)
+                able = dataclasses.replace(system, settings=Settings.load({}, **waiter.settings(between)))
+                assert (await Intake(able).run_once()).put_off == 1
+                assert len(between.taken("SendTaskHeartbeat")) == 2
+                clock.advance(HEARTBEAT)
+                server_time().advance(HEARTBEAT)
                 async with working(system):
                     await waiter.output(execution)
             finally:
                 server_time().reset()
+
+    async def test_a_message_is_put_off_for_as_long_as_is_set(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load({}, data=tmp_path / "late", intake="jobs", min_workers=1, intake_delay_seconds=700)
+        async with open_system(settings, clock) as system:
+            await system.queue.send(QueueName("jobs"), [Outgoing(json.dumps({"job": JOB}).encode())])
+            intake = Intake(system)
+            assert (await intake.run_once()).put_off == 1
+            able = Intake(dataclasses.replace(system, settings=msgspec.structs.replace(settings, min_workers=0)))
+            clock.advance(690)
+            assert await able.run_once() == IntakePass()
+            clock.advance(11)
+            assert (await able.run_once()).jobs == 1
+
+    async def test_waiting_for_capacity_is_not_failing(self, tmp_path: Path, clock: JumpingClock) -> None:
+        """A message that was put off many times is not dead-lettered for the first server error."""
+        settings = Settings.load({}, data=tmp_path / "often", intake="jobs", min_workers=1)
+        async with open_system(settings, clock) as system:
+            await system.queue.send(QueueName("jobs"), [Outgoing(json.dumps({"job": JOB}).encode())])
+            intake = Intake(system)
+            for _ in range(25):
+                assert (await intake.run_once()).put_off == 1
+                clock.advance(301)
+            able = dataclasses.replace(system, settings=msgspec.structs.replace(settings, min_workers=0))
+            broken = Intake(able)
+            broken._submit = Failing()  # type: ignore[assignment]
+            for failure in range(1, 21):
+                assert (await broken.run_once()).put_off == (failure < 20)
+                clock.advance(61)
+            (letter,) = (await system.queue.dead_letters(None, 10)).items
+            assert "the store is on fire" in letter.reason
+
+    async def test_the_first_queue_goes_first_within_a_bound(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load(
+            {},
+            data=tmp_path / "order",
+            intake="urgent normal",
+            intake_tenant="acme",
+            intake_batch_size=2,
+            intake_concurrency=1,
+            intake_priority_ratio=3,
+        )
+        async with open_system(settings, clock) as system:
+            for queue in ("normal", "urgent"):
+                bodies = [json.dumps({"job": {**JOB, "name": queue}}).encode() for _ in range(20)]
+                await system.queue.send(QueueName(queue), [Outgoing(body) for body in bodies])
+            intake, order = Intake(system), []
+            for _ in range(20):
+                before = {job.job_id for job in (await system.records.jobs.jobs(ACME, None, 100)).items}
+                assert (await intake.run_once()).jobs == 2
+                made = (await system.records.jobs.jobs(ACME, None, 100)).items
+                names = {job.name for job in made if job.job_id not in before}
+                assert len(names) == 1, "a batch is of one queue"
+                order += names
+            assert await intake.run_once() == IntakePass()
+        # Three urgent batches for each normal one while both wait, then what is left.
+        assert order == (["urgent"] * 3 + ["normal"]) * 3 + ["urgent"] + ["normal"] * 7
+
+    async def test_batches_and_how_many_at_once_are_as_set(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load(
+            {}, data=tmp_path / "flood", intake="jobs", intake_tenant="acme", intake_batch_size=3, intake_concurrency=4
+        )
+        async with open_system(settings, clock) as system:
+            body = json.dumps({"job": JOB}).encode()
+            await system.queue.send(QueueName("jobs"), [Outgoing(body)] * 40)
+            first, second = Intake(system), Intake(system)
+            assert (await first.run_once()).jobs == 12
+            # All intakes together: what another one accepts at the moment counts.
+            await system.coordinator.acquire("role:intake", "another", 4, 4, 60.0)
+            assert (await second.run_once()).jobs == 0
+            await system.coordinator.acquire("role:intake", "another", 3, 4, 60.0)
+            clock.advance(1.0)
+            assert (await second.run_once()).jobs == 3
+            assert await system.coordinator.permits_in_use("role:intake") == 3
 
     async def test_a_queue_of_our_own_needs_no_aws(self, tmp_path: Path, clock: JumpingClock) -> None:
         settings = Settings.load({}, data=tmp_path / "own", intake="again jobs", intake_tenant="acme")
@@ -341,7 +429,7 @@ class TestNotify:
         assert (callback["status"], callback["last_heartbeat_at"], callback["error"]) == ("pending", None, None)
         assert token not in json.dumps(shown)
         seen = await monitor_of(system).run_once()
-        assert seen.others == {"callback_looked": 1, "callback_heartbeats": 1}
+        assert seen.others == {"callback_checked": 1, "callback_heartbeats": 1}
         assert (await server.get(path)).json["items"][0]["last_heartbeat_at"] is not None
         await roles.finish(asked.json["id"])
         await roles.answer()
@@ -543,7 +631,7 @@ class TestHeartbeats:
             kept = await roles.callbacks.run_once()
             assert (kept.checked, kept.heartbeats) == (100, 100)
             # Two pages of due rows, workers once; for each row: claimed, looked at, written.
-            assert calls["documents.due_rows"] == 2
+            assert calls["documents.due_documents"] == 2
             assert sum(calls.values()) <= 100 * 6 + 3
         assert calls["tasks.page"] == calls["tasks.at"] == calls["tasks.recount"] == 0
         for callback in await roles.all():

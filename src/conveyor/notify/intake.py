@@ -2,14 +2,17 @@
 
 A message is JSON, `{"job": {…}, "task_token": "…"}`, with the body of POST /v1/jobs. It makes one job: its task
 token, or its message id, is the idempotency key. An invalid message is dead-lettered, and the state machine gets an
-error. While there is no capacity the message stays in the queue, and the state machine gets a heartbeat.
+error. While there is no capacity the message stays in the queue, and the state machine gets heartbeats.
+
+The first queue has priority: a batch comes from the first queue that has messages, but a queue that several batches
+have passed by goes first once.
 """
 
 import asyncio
 import dataclasses
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -34,12 +37,16 @@ SUBMIT_FAILED = "SUBMIT_FAILED"
 
 _ROUTE = "intake"
 _IDLE = 0.5
-_AT_ONCE = 10
+# The semaphore that all intakes share, and seconds after which the permits of one that died expire.
+ROLE = "role:intake"
+_PERMIT_SECONDS = 60.0
 # Longer than accepting a job can take.
 _VISIBILITY = 60.0
 _LONGEST_PAUSE = 60.0
-# Deliveries after which a message is dead-lettered that fails with a server error other than a lack of capacity.
+# Failures after which a message is dead-lettered that fails with a server error other than a lack of capacity.
 _TRIES = 20
+# The part of HeartbeatSeconds after which a message that waits for capacity is received again for a heartbeat.
+_BEAT = 0.4
 # SQS may redeliver a message for as long as it keeps it.
 _KEEP_SECONDS = 15 * 86_400.0
 _SEALED_FOR = "intake"
@@ -67,6 +74,13 @@ class IntakePass(msgspec.Struct):
     put_off: int = 0
 
 
+class IntakeBatch(NamedTuple):
+    """Messages of one queue."""
+
+    inbox: Inbox
+    messages: list[InboxMessage]
+
+
 class Intake:
     """A role."""
 
@@ -77,6 +91,14 @@ class Intake:
         settings = system.settings
         self._tenant = _tenant(settings)
         self._inboxes = system.inboxes
+        self._coordinator = system.coordinator
+        self._holder = system.clock.new_id("intake")
+        self._batch_size = settings.intake_batch_size
+        self._concurrency = settings.intake_concurrency
+        self._ratio = settings.intake_priority_ratio
+        self._delay_seconds = settings.intake_delay_seconds
+        # Batches that queues of higher priority took since the last batch of each queue.
+        self._passed_by = [0] * len(system.inboxes)
         self._waiters = system.step_functions
         self._clock = system.clock
         self._heartbeat_seconds = settings.callback_heartbeat_seconds
@@ -93,29 +115,60 @@ class Intake:
         """Messages in flight are redelivered."""
 
     async def run_once(self) -> IntakePass:
-        """Accept the jobs in the queues, a bounded number from each."""
+        """Accept the jobs in the queues, a bounded number of batches at once."""
         taken = IntakePass()
-        for inbox in self._inboxes:
-            if self.stopping:
-                break
-            arrived = await inbox.receive(_AT_ONCE, _VISIBILITY)
-            crashpoint("intake.receive.after")
-            takes = [self._take(inbox, message, taken) for message in arrived]
+        empty: set[int] = set()
+        batch = await self._next_batch(empty)
+        if batch is None:
+            return taken
+        batches = [batch]
+        try:
+            permits = await self._coordinator.acquire(
+                ROLE, self._holder, self._concurrency, self._concurrency, _PERMIT_SECONDS
+            )
+            if permits == 0:
+                # Other intakes have all of them.
+                await asyncio.gather(*(batch.inbox.delay(message, _IDLE) for message in batch.messages))
+                return taken
+            while len(batches) < permits and (batch := await self._next_batch(empty)) is not None:
+                batches.append(batch)
+            takes = [self._take(batch.inbox, message, taken) for batch in batches for message in batch.messages]
             # A message that fails does not stop the others; it is redelivered.
             for came in await asyncio.gather(*takes, return_exceptions=True):
                 if came is not None:
                     raise came
+        finally:
+            await self._coordinator.acquire(ROLE, self._holder, 0, self._concurrency, _PERMIT_SECONDS)
         return taken
+
+    async def _next_batch(self, empty: set[int]) -> IntakeBatch | None:
+        """A batch from the first queue that has messages. A queue that enough batches passed by goes before."""
+        numbers = [number for number in range(len(self._inboxes)) if number not in empty]
+        overdue = [number for number in numbers if self._passed_by[number] >= self._ratio]
+        for number in [*overdue, *(number for number in numbers if number not in overdue)]:
+            if self.stopping:
+                return None
+            inbox = self._inboxes[number]
+            arrived = await inbox.receive(self._batch_size, _VISIBILITY)
+            crashpoint("intake.receive.after")
+            self._passed_by[number] = 0
+            if arrived:
+                for lower in range(number + 1, len(self._inboxes)):
+                    self._passed_by[lower] += 1
+                return IntakeBatch(inbox, arrived)
+            empty.add(number)
+        return None
 
     async def _take(self, inbox: Inbox, message: InboxMessage, taken: IntakePass) -> None:
         waits = _token_in(message.body)
+        if message.receives > 1 and (until := await self._put_off_until(message)) > self._clock.now():
+            await self._put_off(inbox, message, waits, until - self._clock.now(), taken)
+            return
         try:
             given = decode_body(message.body, IntakeMessage)
             spec = _spec_of(given)
             if await self._is_stale(message, given):
-                log.info("nobody waits any more for a job that came in by queue", message=message.message_id)
-                taken.stale += 1
-                await inbox.ack(message)
+                await self._drop_stale(inbox, message, taken)
                 return
             accepted = await self._submit.submit(self._tenant, spec, _request(message, given))
         except IdempotencyMismatch as error:
@@ -125,7 +178,7 @@ class Intake:
             await self._put_off(inbox, message, waits, self._in_flight, taken)
         except ConveyorError as error:
             if error.status in _NO_CAPACITY:
-                await self._put_off(inbox, message, waits, _pause(message, error), taken)
+                await self._put_off(inbox, message, waits, self._delay_seconds, taken)
             elif error.status < 500:
                 await self._refuse(inbox, message, waits, INVALID_JOB, error, taken)
             else:
@@ -146,27 +199,53 @@ class Intake:
     async def _is_stale(self, message: InboxMessage, given: IntakeMessage) -> bool:
         """Whether the state machine stopped waiting while the message was in the queue: it may have sent another since.
         A recent message is not checked."""
-        if self._waiters is None or given.task_token is None or message.sent_at is None:
+        if self._waiters is None or given.task_token is None:
             return False
-        patience = (given.heartbeat_seconds or self._heartbeat_seconds) / 2
-        if self._clock.now() - message.sent_at < patience:
+        if not self._is_old(message, given.heartbeat_seconds or self._heartbeat_seconds):
             return False
         return await self._heartbeat(self._waiters, given.task_token) is CallOutcome.GONE
+
+    def _is_old(self, message: InboxMessage, heartbeat_seconds: float) -> bool:
+        """Whether the state machine may have stopped waiting for it."""
+        return message.sent_at is not None and self._clock.now() - message.sent_at >= heartbeat_seconds / 2
 
     async def _put_off(
         self, inbox: Inbox, message: InboxMessage, token: str | None, pause: float, taken: IntakePass
     ) -> None:
-        """Leave it in the queue, and send a heartbeat to the state machine."""
-        if self._waiters is not None and token is not None:
-            await self._heartbeat(self._waiters, token)
-        await inbox.delay(message, pause)
+        """Leave it in the queue, and send a heartbeat to the state machine. If the pause is longer than the state
+        machine waits for a heartbeat, the message is received in between for the next one."""
+        if self._waiters is None or token is None:
+            await inbox.delay(message, pause)
+            taken.put_off += 1
+            return
+        outcome = await self._heartbeat(self._waiters, token)
+        patience = _heartbeat_in(message.body, self._heartbeat_seconds)
+        if outcome is CallOutcome.GONE and self._is_old(message, patience):
+            await self._drop_stale(inbox, message, taken)
+            return
+        beat = max(1.0, _BEAT * patience)
+        if pause > beat:
+            until = self._clock.now() + pause
+            await self._coordinator.cache(_pause_key(message), str(until).encode(), pause + _VISIBILITY)
+        await inbox.delay(message, min(pause, beat))
         taken.put_off += 1
+
+    async def _put_off_until(self, message: InboxMessage) -> float:
+        return float(await self._coordinator.cached(_pause_key(message)) or 0.0)
+
+    async def _drop_stale(self, inbox: Inbox, message: InboxMessage, taken: IntakePass) -> None:
+        log.info("no state machine waits for this message any more", message=message.message_id)
+        taken.stale += 1
+        await inbox.ack(message)
 
     async def _failed(
         self, inbox: Inbox, message: InboxMessage, token: str | None, error: Exception, taken: IntakePass
     ) -> None:
-        if message.receives < _TRIES:
-            await self._put_off(inbox, message, token, _pause(message, error), taken)
+        # Not its deliveries: a message that waited for capacity has many.
+        counts = await self._coordinator.add_counters(f"intake:failed:{message.message_id}", {"": 1}, _KEEP_SECONDS)
+        failures = counts[""]
+        if failures < _TRIES:
+            await self._put_off(inbox, message, token, _pause(failures, error), taken)
         else:
             await self._refuse(inbox, message, token, SUBMIT_FAILED, error, taken)
 
@@ -181,7 +260,7 @@ class Intake:
             outcome = await self._waiters.fail(sealed, _SEALED_FOR, code, cause)
             crashpoint("intake.refuse.after")
             if outcome in (CallOutcome.LATER, CallOutcome.UNKNOWN):
-                await inbox.delay(message, _pause(message, error))
+                await inbox.delay(message, _pause(message.receives, error))
                 taken.put_off += 1
                 return
         await self._bury(inbox, message, error, taken)
@@ -218,12 +297,26 @@ def _request(message: InboxMessage, given: IntakeMessage) -> IdempotentRequest:
 
 def _token_in(body: bytes) -> str | None:
     """The token of a message, even if the rest is invalid."""
+    token = _value_in(body, "task_token")
+    return token if isinstance(token, str) and token else None
+
+
+def _heartbeat_in(body: bytes, default: float) -> float:
+    """The HeartbeatSeconds of a message."""
+    seconds = _value_in(body, "heartbeat_seconds")
+    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else default
+
+
+def _value_in(body: bytes, name: str) -> Any:
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
-    token = value.get("task_token") if isinstance(value, dict) else None
-    return token if isinstance(token, str) and token else None
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _pause_key(message: InboxMessage) -> str:
+    return f"intake:put-off:{message.message_id}"
 
 
 def _cause(error: Exception) -> dict[str, str]:
@@ -232,9 +325,9 @@ def _cause(error: Exception) -> dict[str, str]:
     return {"code": "internal_error", "reason": type(error).__name__}
 
 
-def _pause(message: InboxMessage, error: Exception) -> float:
+def _pause(failures: int, error: Exception) -> float:
     """The `retry_after` of the refusal, or a backoff that doubles."""
     after = error.details.get("retry_after") if isinstance(error, ConveyorError) else None
     if isinstance(after, int | float):
         return min(max(1.0, after), _LONGEST_PAUSE)
-    return float(min(2 ** min(message.receives, 10), _LONGEST_PAUSE))
+    return float(min(2 ** min(failures, 10), _LONGEST_PAUSE))
