@@ -20,6 +20,7 @@ import pytest
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
+from conveyor.coordination.limits import run_slots
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
 from conveyor.errors import ConveyorError
@@ -140,15 +141,94 @@ class TestFlow:
         async with working(system, echo):
             await until(roles.all)
             clock.advance(system.settings.callback_stuck_after + 1)
-            await until(roles.all, lambda all: len(all) == 2)
+            old, _ = sorted(await until(roles.all, lambda all: len(all) == 2), key=lambda one: one.created_at)
+            slots = run_slots(old.run_id)
+            await until(lambda: system.coordinator.permits_in_use(slots), lambda count: count == 0)
             echo.gate.set()
             output = await waiter.output(execution)
-        first, second = await roles.all()
+        first, second = sorted(await roles.all(), key=lambda callback: callback.created_at)
         assert first.answer is not None
         assert first.answer.error == "WORKER_STUCK"
         assert output["job_id"] == second.job_id
+        # It was cancelled, and none of its tasks ran beside those of the other.
+        replaced = await roles.job(first.job_id)
+        assert (replaced.state, replaced.reason) == (RunState.CANCELLED, f"replaced by {second.job_id}")
+        assert {run for run, _ in echo.ran} == {second.run_id}
         assert sorted(between.answers().values()) == [1, 1]
         assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 2
+
+    async def test_a_token_that_comes_late_is_answered_at_once(
+        self, system: System, roles: Roles, waiter: Machine, between: Between
+    ) -> None:
+        """The job completed while its state machine had stopped waiting, and sends its message once more."""
+
+        def hasty(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["TimeoutSeconds"] = 3
+            definition["States"]["Pause"]["Seconds"] = 1
+            definition["States"]["Cancel and reprocess"]["Result"] = "attach"
+
+        await waiter.make(hasty)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        job_id = (await roles.only()).job_id
+        await waiter.until_sent("reprocess")
+        await roles.finish(job_id)
+        await roles.answer()
+        await roles.take_in()
+        await roles.callbacks.run_once()
+        output = await waiter.output(execution)
+        assert (output["job_id"], output["event"]) == (job_id, "run.completed")
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_a_message_that_was_sent_twice_makes_one_job_with_both_tokens(
+        self, system: System, roles: Roles, waiter: Machine
+    ) -> None:
+        """A state that retries to send has another token each time, and waits with the last."""
+        await waiter.make()
+        for token in ("a" * 40, "b" * 40):
+            message = {"task_token": token, "job": JOB, "idempotency_key": "execution-1"}
+            await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=json.dumps(message))
+            await roles.intake.run_once()
+        first, second = await roles.all()
+        assert first.job_id == second.job_id
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_a_message_whose_place_is_taken_makes_no_job(
+        self, system: System, roles: Roles, waiter: Machine
+    ) -> None:
+        """The reprocess queue was faster."""
+        await waiter.make()
+        sent = [
+            ("reprocess", {"task_token": "b" * 40, "job": JOB, "replaces": "execution-1"}),
+            ("intake", {"task_token": "a" * 40, "job": JOB, "idempotency_key": "execution-1"}),
+        ]
+        taken = []
+        for queue, message in sent:
+            await waiter.sqs.send_message(QueueUrl=waiter.urls[queue], MessageBody=json.dumps(message))
+            taken.append(await roles.intake.run_once())
+        assert (taken[0].jobs, taken[1].jobs, taken[1].stale) == (1, 0, 1)
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_of_a_job_and_one_that_replaces_it_at_the_same_time_one_is_left(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
+    ) -> None:
+        await waiter.make()
+        sent = [
+            ("reprocess", {"task_token": "b" * 40, "job": JOB, "replaces": "execution-1"}),
+            ("intake", {"task_token": "a" * 40, "job": JOB, "idempotency_key": "execution-1"}),
+        ]
+        for queue, message in sent:
+            await waiter.sqs.send_message(QueueUrl=waiter.urls[queue], MessageBody=json.dumps(message))
+        await roles.intake.run_once()
+        assert len(await system.records.jobs.active_jobs()) <= 1
+        try:
+            clock.advance(61)
+            server_time().advance(61)
+            await roles.intake.run_once()
+        finally:
+            server_time().reset()
+        assert len(await system.records.jobs.active_jobs()) == 1
 
     async def test_when_retries_are_used_up_somebody_has_to_look(
         self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
@@ -588,6 +668,8 @@ class TestHeartbeats:
 
         def hasty(definition: dict[str, Any]) -> None:
             definition["States"]["Pause"]["Seconds"] = 0
+            # This emulator calls it States.Timeout.
+            definition["States"]["Cancel and reprocess"] = definition["States"]["Wait on"]
 
         await waiter.make(hasty)
         execution = await waiter.start(JOB)
@@ -596,10 +678,12 @@ class TestHeartbeats:
         await pass_time(clock, HEARTBEAT + 1)
         await waiter.until_sent("reprocess")
         await roles.take_in()
-        for callback in await roles.all():
-            await roles.finish(callback.job_id)
+        # The job was well: its state machine waits for the same job with another token.
+        first, second = await roles.all()
+        assert first.job_id == second.job_id
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+        await roles.finish(second.job_id)
         await roles.answer()
-        _, second = await roles.all()
         # The answer to the first comes too late, though this emulator takes it.
         assert (await waiter.output(execution))["job_id"] == second.job_id
 

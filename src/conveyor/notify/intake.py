@@ -11,23 +11,36 @@ have passed by goes first once.
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
+from conveyor.accept.replace import INTAKE_ROUTE, Replace, check_replaces, intake_key
 from conveyor.accept.spec import JobSpec, decode_body, decode_spec
 from conveyor.accept.submit import Submit
+from conveyor.accept.subscriptions import check_notify
 from conveyor.auth.keys import check_tenant
 from conveyor.engines.queue import Inbox, InboxMessage
 from conveyor.engines.step_functions import CallOutcome, StepFunctions
-from conveyor.errors import ConveyorError, IdempotencyInFlight, IdempotencyMismatch, InvalidField, InvalidSetting
+from conveyor.errors import (
+    AlreadyReplaced,
+    ConveyorError,
+    IdempotencyInFlight,
+    IdempotencyMismatch,
+    InvalidField,
+    InvalidSetting,
+    ReplacementInFlight,
+)
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import StepFunctionsNotify
 from conveyor.jobs.idempotency import IdempotentRequest
-from conveyor.model import TenantId
+from conveyor.model import JobId, TenantId
+from conveyor.notify.step_functions import StepAnswers
 from conveyor.settings import Settings
+from conveyor.states import RunState
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -35,7 +48,6 @@ log = structlog.get_logger()
 INVALID_JOB = "INVALID_JOB"
 SUBMIT_FAILED = "SUBMIT_FAILED"
 
-_ROUTE = "intake"
 _IDLE = 0.5
 # The semaphore that all intakes share, and seconds after which the permits of one that died expire.
 ROLE = "role:intake"
@@ -53,8 +65,16 @@ _SEALED_FOR = "intake"
 _NO_CAPACITY = (429, 503)
 
 
+class Takeover(StrEnum):
+    """How a message takes over the job that it replaces."""
+
+    CANCEL = "cancel"
+    ATTACH = "attach"
+
+
 class IntakeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message. All fields but `job` are for a waiting state machine; `retry_count` is only logged."""
+    """A message. `idempotency_key` and `replaces` are as for POST /v1/jobs; the other fields but `job` are for a
+    waiting state machine; `retry_count` is only logged."""
 
     job: msgspec.Raw
     task_token: str | None = None
@@ -62,6 +82,18 @@ class IntakeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stuck_after: float | None = None
     export: str | None = None
     retry_count: int = 0
+    idempotency_key: str | None = None
+    replaces: str | None = None
+    # What to do with the job that is replaced, if it is still running or has completed: cancel it, or attach the task
+    # token to it and make no job.
+    takeover: Takeover = Takeover.CANCEL
+
+    @property
+    def entry(self) -> StepFunctionsNotify | None:
+        """The state machine that waits."""
+        if self.task_token is None:
+            return None
+        return StepFunctionsNotify(self.task_token, self.heartbeat_seconds, self.stuck_after, self.export)
 
 
 class IntakePass(msgspec.Struct):
@@ -72,6 +104,8 @@ class IntakePass(msgspec.Struct):
     refused: int = 0
     stale: int = 0
     put_off: int = 0
+    # Task tokens that were attached to jobs that exist.
+    attached: int = 0
 
 
 class IntakeBatch(NamedTuple):
@@ -105,7 +139,10 @@ class Intake:
         keep = max(settings.idempotency_seconds, _KEEP_SECONDS)
         remembering = msgspec.structs.replace(settings, idempotency_seconds=keep)
         self._in_flight = settings.idempotency_lease_seconds
+        self._system = system
         self._submit = Submit(dataclasses.replace(system, settings=remembering))
+        self._replace = Replace(system)
+        self._answers = StepAnswers(system)
 
     async def tick(self) -> float:
         taken = await self.run_once()
@@ -165,16 +202,16 @@ class Intake:
             await self._put_off(inbox, message, waits, until - self._clock.now(), taken)
             return
         try:
-            given = decode_body(message.body, IntakeMessage)
-            spec = _spec_of(given)
-            if await self._is_stale(message, given):
-                await self._drop_stale(inbox, message, taken)
-                return
-            accepted = await self._submit.submit(self._tenant, spec, _request(message, given))
+            await self._accept(inbox, message, taken)
         except IdempotencyMismatch as error:
-            # The token belongs to another job, which will answer it.
-            await self._bury(inbox, message, error, taken)
-        except IdempotencyInFlight:
+            if _value_in(message.body, "idempotency_key") is None:
+                # The token belongs to another job, which will answer it.
+                await self._bury(inbox, message, error, taken)
+            else:
+                await self._refuse(inbox, message, waits, INVALID_JOB, error, taken)
+        except AlreadyReplaced:
+            await self._drop_stale(inbox, message, taken)
+        except (IdempotencyInFlight, ReplacementInFlight):
             await self._put_off(inbox, message, waits, self._in_flight, taken)
         except ConveyorError as error:
             if error.status in _NO_CAPACITY:
@@ -186,15 +223,39 @@ class Intake:
         except Exception as error:
             log.exception("job from the queue could not be accepted", message=message.message_id)
             await self._failed(inbox, message, waits, error, taken)
-        else:
-            crashpoint("intake.job.after")
+
+    async def _accept(self, inbox: Inbox, message: InboxMessage, taken: IntakePass) -> None:
+        given = decode_body(message.body, IntakeMessage)
+        spec = _spec_of(given)
+        await self._check(given)
+        if await self._is_stale(message, given):
+            await self._drop_stale(inbox, message, taken)
+            return
+        if await self._attach(given):
             await inbox.ack(message)
-            crashpoint("intake.done.after")
-            if accepted.replayed:
-                taken.again += 1
-            else:
-                taken.jobs += 1
-                log.info("job accepted from the queue", job=accepted.subject, retry_count=given.retry_count)
+            taken.attached += 1
+            return
+        request = _request(message, given)
+        if given.idempotency_key is None:
+            accepted = await self._submit.submit(self._tenant, spec, request)
+        else:
+            accepted = await self._submit.submit_untaken(self._tenant, spec, request, given.idempotency_key)
+        crashpoint("intake.job.after")
+        await self._attach_to(JobId(accepted.subject), given)
+        await inbox.ack(message)
+        crashpoint("intake.done.after")
+        if accepted.replayed:
+            taken.again += 1
+        else:
+            taken.jobs += 1
+            log.info("job accepted from the queue", job=accepted.subject, retry_count=given.retry_count)
+
+    async def _check(self, given: IntakeMessage) -> None:
+        """Check the fields beside `job`, of which not all become part of the job."""
+        check_replaces(given.replaces)
+        check_replaces(given.idempotency_key, "idempotency_key")
+        if given.entry is not None:
+            await check_notify(self._system, self._tenant, [given.entry])
 
     async def _is_stale(self, message: InboxMessage, given: IntakeMessage) -> bool:
         """Whether the state machine stopped waiting while the message was in the queue: it may have sent another since.
@@ -204,6 +265,26 @@ class Intake:
         if not self._is_old(message, given.heartbeat_seconds or self._heartbeat_seconds):
             return False
         return await self._heartbeat(self._waiters, given.task_token) is CallOutcome.GONE
+
+    async def _attach(self, given: IntakeMessage) -> bool:
+        """Attach the token to the job that the message would replace, if it wants that and the job is not lost."""
+        if given.replaces is None or given.takeover is not Takeover.ATTACH or given.entry is None:
+            return False
+        job = await self._replace.holder(self._tenant, given.replaces)
+        if job is None or job.state in (RunState.FAILED, RunState.CANCELLED):
+            return False
+        await self._answers.attach(job, given.entry)
+        log.info("task token attached to the job that it waits for", job=job.job_id, retry_count=given.retry_count)
+        return True
+
+    async def _attach_to(self, job_id: JobId, given: IntakeMessage) -> None:
+        """Attach the token of a message with an idempotency key to the job under that key: another message, with
+        another token, may have made it."""
+        if given.idempotency_key is None or given.entry is None:
+            return
+        job = await self._system.records.jobs.job(self._tenant, job_id)
+        if job is not None:
+            await self._answers.attach(job, given.entry)
 
     def _is_old(self, message: InboxMessage, heartbeat_seconds: float) -> bool:
         """Whether the state machine may have stopped waiting for it."""
@@ -284,15 +365,19 @@ def _tenant(settings: Settings) -> TenantId:
 
 def _spec_of(given: IntakeMessage) -> JobSpec:
     spec = decode_spec(bytes(given.job))
-    if given.task_token is None:
+    if given.replaces is not None:
+        spec = msgspec.structs.replace(spec, replaces=given.replaces)
+    if given.entry is None or given.idempotency_key is not None:
         return spec
-    entry = StepFunctionsNotify(given.task_token, given.heartbeat_seconds, given.stuck_after, given.export)
-    return msgspec.structs.replace(spec, notify=[*spec.notify, entry])
+    return msgspec.structs.replace(spec, notify=[*spec.notify, given.entry])
 
 
 def _request(message: InboxMessage, given: IntakeMessage) -> IdempotentRequest:
+    fingerprint = sha256(bytes(given.job)).hexdigest()
+    if given.idempotency_key is not None:
+        return IdempotentRequest(INTAKE_ROUTE, intake_key(given.idempotency_key), fingerprint)
     name = message.message_id if given.task_token is None else f"token:{given.task_token}"
-    return IdempotentRequest(_ROUTE, sha256(name.encode()).hexdigest(), sha256(bytes(given.job)).hexdigest())
+    return IdempotentRequest(INTAKE_ROUTE, sha256(name.encode()).hexdigest(), fingerprint)
 
 
 def _token_in(body: bytes) -> str | None:
