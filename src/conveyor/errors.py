@@ -12,6 +12,7 @@ ConveyorError
 ├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
+│   └── ReplacementInFlight · AlreadyReplaced
 └── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
     └── Overloaded ── NoWorkers
 """
@@ -219,6 +220,18 @@ class IdempotencyInFlight(Conflict):
     """A request with this Idempotency-Key is still in progress. Retry in a moment."""
 
     code = "idempotency_key_in_flight"
+
+
+class ReplacementInFlight(Conflict):
+    """Another request is about to replace the same job. Retry in a moment."""
+
+    code = "replacement_in_flight"
+
+
+class AlreadyReplaced(Conflict):
+    """Another job took the place of this request before it was accepted."""
+
+    code = "already_replaced"
 
 
 class JobClosed(Conflict):

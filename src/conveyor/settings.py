@@ -195,6 +195,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     intake: str | None = None
     # Tenant of the jobs that arrive by queue.
     intake_tenant: str = "local"
+    # Maximum number of messages that the intake receives in one batch (BatchSize); SQS returns at most 10.
+    intake_batch_size: int = 5
+    # Maximum number of batches that all intakes together accept at once (MaximumConcurrency).
+    intake_concurrency: int = 10
+    # How many batches the intake takes from a queue for each batch of the next queue, while both have messages.
+    intake_priority_ratio: int = 4
+    # How long a message stays in its queue when there is no capacity for its job, in seconds.
+    intake_delay_seconds: float = 300.0
     # Export loops in this process.
     exporters: int = 1
     # How long to keep an export, in seconds.
@@ -321,6 +329,10 @@ _MINIMUM = {
     "callback_heartbeat_seconds": 1,
     "callback_stuck_after": 1,
     "callback_log_seconds": 1,
+    "intake_batch_size": 1,
+    "intake_concurrency": 1,
+    "intake_priority_ratio": 1,
+    "intake_delay_seconds": 1,
     "max_webhooks": 0,
     "failure_notice_seconds": 0,
     "max_streams": 0,

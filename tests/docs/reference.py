@@ -58,7 +58,9 @@ REASON_CODES = {
     ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
     ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
     ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
+    ReasonCode.MAX_LIFETIME: "The run was unfinished when its `max_lifetime` was over.",
     ReasonCode.CANCELLED: "A user cancelled the run.",
+    ReasonCode.REPLACED: "Another job took the place of this one (`replaces`).",
     ReasonCode.PAUSED: "A user paused the run.",
     ReasonCode.IDLE_TIMEOUT: "The open job was closed because nobody added to it for `idle_timeout`.",
 }

@@ -421,6 +421,19 @@ def test_exports_of_every_form(up: Cli, site: str) -> None:
     assert sorted(path.name for path in up.place.glob("*.part")) == []
 
 
+def test_a_job_takes_the_place_of_another(up: Cli, site: str) -> None:
+    old = up("submit", "-", "--rate", "0.1", given="".join(f"{site}/quick/{index}\n" for index in range(9)))
+    job_id = old.stdout.strip()
+    done = up("submit", "-", "--replaces", job_id, "--wait", given=f"{site}/quick/1\n")
+    assert done.returncode == 0, done.stderr
+    shown = up.json("show", job_id)
+    assert (shown["state"], shown["reason_code"]) == ("cancelled", "replaced")
+    assert "replaced by job_" in shown["reason"]
+    unknown = up("submit", "-", "--replaces", "job_" + "0" * 26, given=f"{site}/quick/1\n")
+    assert unknown.returncode != 0
+    assert "not found" in unknown.stderr
+
+
 def test_submit_and_wait(up: Cli, site: str) -> None:
     done = up("submit", "-", "--wait", "--json", given=f"{site}/quick/1\n")
     assert done.returncode == 0, done.stderr

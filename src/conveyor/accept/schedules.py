@@ -285,6 +285,8 @@ class Schedules:
         spec, source = template.spec, template.source
         check_limits(spec)
         refuse_tokens(spec.notify)
+        if spec.replaces is not None:
+            raise InvalidField("A schedule cannot replace a job.", field="replaces")
         await check_notify(self._system, tenant, spec.notify)
         if spec.mode is Mode.OPEN:
             raise InvalidField("A schedule cannot make an open job.", field="mode")

@@ -46,6 +46,9 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     result_layout: ResultLayout | None = None
     # Receivers of the job's events, beside the tenant's endpoints.
     notify: list[Notify] = msgspec.field(default_factory=list)
+    # The id of a job, or an idempotency key: that job is cancelled, and no task starts before nothing of it is in
+    # flight.
+    replaces: str | None = None
 
     def options(self) -> Options:
         """The part that is stored with the job. A message of long tasks always carries one reference."""

@@ -23,6 +23,7 @@ import structlog
 
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
+from conveyor.accept.replace import NOTHING, Replace, Replaced, check_replaces
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
@@ -35,6 +36,7 @@ from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
 from conveyor.jobs.orphans import forget_note, note_submit
+from conveyor.jobs.replacements import replacement_documents
 from conveyor.model import (
     Compression,
     Job,
@@ -71,12 +73,22 @@ class Submit:
         self._system = system
         self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
+        self._replace = Replace(system)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
     ) -> Accepted:
         """Check the request, write the job, answer. A request that was answered before gets that answer again."""
         carry_out = partial(self._carry_out, tenant, spec, prefer_async)
+        return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
+
+    async def submit_untaken(self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest, key: str) -> Accepted:
+        """As submit, unless another job took the place of the key meanwhile: then raises AlreadyReplaced."""
+
+        async def carry_out(claim: Claim) -> Accepted:
+            await self._replace.check_untaken(tenant, key)
+            return await self._carry_out(tenant, spec, False, claim)
+
         return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
 
     async def submit_as(
@@ -101,22 +113,27 @@ class Submit:
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
+        replaced = await self._replace.find(tenant, spec.replaces, JobId(claim.subject))
+        # The new job has the capacity of those that it replaces.
+        jobs = max(0, 1 - len(replaced.active))
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
-            await self._admission.admit(tenant, jobs=1, staged=source.size)
-            return await self._accept_for_ingest(tenant, spec, claim, source)
+            await self._admission.admit(tenant, jobs=jobs, staged=source.size)
+            return await self._accept_for_ingest(tenant, spec, claim, source, replaced)
         if spec.mode is Mode.OPEN:
-            await self._admission.admit(tenant, jobs=1)
-            return await self._accept_for_ingest(tenant, spec, claim, None)
+            await self._admission.admit(tenant, jobs=jobs)
+            return await self._accept_for_ingest(tenant, spec, claim, None, replaced)
         seeds = await self._seeds(spec)
-        await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
-        if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
+        tasks = max(0, len(seeds) - sum(job.run.total for job in replaced.active))
+        await self._admission.admit(tenant, jobs=jobs, tasks=tasks)
+        # A job that has to wait for another is ingested: its tasks are written when the other has stopped.
+        if prefer_async or replaced.runs or len(seeds) > self._system.settings.sync_task_limit:
             note = await note_submit(self._system, tenant, claim.subject, claim.is_repeated)
             source = await self._stage(tenant, claim.subject, seeds)
-            accepted = await self._accept_for_ingest(tenant, spec, claim, source)
+            accepted = await self._accept_for_ingest(tenant, spec, claim, source, replaced)
             await self._forget(note)
             return accepted
-        return await self._accept_with_tasks(tenant, spec, claim, seeds)
+        return await self._accept_with_tasks(tenant, spec, claim, seeds, replaced)
 
     async def _accept_source(self, tenant: TenantId, spec: JobSpec, source: Source, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
@@ -125,6 +142,7 @@ class Submit:
 
     async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
         check_limits(spec)
+        check_replaces(spec.replaces)
         _check_shape(spec)
         await check_notify(self._system, tenant, spec.notify)
 
@@ -164,13 +182,17 @@ class Submit:
         return staged_source(key, data)
 
     async def _accept_for_ingest(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None
+        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None, replaced: Replaced = NOTHING
     ) -> Accepted:
         job = self._job(tenant, spec, claim.subject, None, source)
         reply = claim.answer(ACCEPTED, answer(job))
-        # An open job has nothing to ingest yet.
-        outgoing = [] if source is None else [ingest_message(job)]
-        existing = await self._write_ingested(job, reply.row, outgoing, _documents(self._system, job, spec))
+        # An open job has nothing to ingest yet; its message has the jobs that it replaces cancelled.
+        outgoing = [] if source is None and not replaced.runs else [ingest_message(job)]
+        rows = [*_documents(self._system, job, spec), *replacement_documents(job, replaced.runs)]
+        await self._replace.take(tenant, replaced, job.job_id)
+        existing = await self._write_ingested(job, reply.row, outgoing, rows)
+        if existing is None:
+            await self._replace.cancel(replaced, job.job_id)
         return self._reply(job, reply, existing)
 
     async def _write_ingested(
@@ -189,12 +211,13 @@ class Submit:
         return existing
 
     async def _accept_with_tasks(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, seeds: list[TaskSeed]
+        self, tenant: TenantId, spec: JobSpec, claim: Claim, seeds: list[TaskSeed], replaced: Replaced
     ) -> Accepted:
         job = self._job(tenant, spec, claim.subject, len(seeds), None)
         reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
         rows = _documents(self._system, job, spec)
+        await self._replace.take(tenant, replaced, job.job_id)
         if self._system.atomic_accept is not None:
             existing = await self._write_at_once(job, reply.row, seeds, outgoing, rows)
         else:

@@ -54,6 +54,15 @@ def submit(
     on_invalid: WhenInvalid = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
+    replaces: Annotated[
+        str | None,
+        typer.Option(
+            "--replaces",
+            metavar="JOB",
+            help="Take the place of this job, named by its id or its idempotency key: cancel it, and start no task "
+            "before it has stopped.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -84,7 +93,7 @@ def submit(
         max_lifetime=max_lifetime,
     )
     with connect(settings) as client:
-        job = _send(client, lists, spec, settings.max_list_bytes)
+        job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes)
         if wait:
             raise typer.Exit(watch_job(job, as_json, Path(lists[0]).name))
     if as_json:

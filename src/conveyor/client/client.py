@@ -49,6 +49,7 @@ class Client:
         compression: Compression | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
@@ -58,8 +59,11 @@ class Client:
 
         Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
         `compression` describe a file whose name and first bytes do not. `progress`: True shows the upload; a function
-        is called with the bytes sent and the total."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        is called with the bytes sent and the total.
+
+        `replaces` is the id of a job, or the `idempotency_key` of its submission: that job is cancelled, and no
+        task of this one starts before nothing of it is running."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
         form = _drop_none(format=format, compression=compression)
         with display_bytes(progress, name or "list", "uploading") as report:
             return JobHandle(
@@ -73,11 +77,14 @@ class Client:
         name: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
         """Create a job without tasks. `Job.add` adds tasks while others run; `Job.close` completes the list."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        spec = _spec(
+            kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces, mode="open"
+        )
         return JobHandle(self._session, drive(submission.create(self._session, spec, idempotency_key)))
 
     def upload(
@@ -174,12 +181,13 @@ class AsyncClient:
         compression: Compression | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
         """As Client.submit, also for async iterables. Other iterables are read on the event loop."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
         form = _drop_none(format=format, compression=compression)
         with display_bytes(progress, name or "list", "uploading") as report:
             return AsyncJob(
@@ -193,11 +201,14 @@ class AsyncClient:
         name: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
         """As Client.open_job."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        spec = _spec(
+            kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces, mode="open"
+        )
         return AsyncJob(self._session, await submission.create(self._session, spec, idempotency_key))
 
     async def upload(

@@ -9,6 +9,7 @@ from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
+from conveyor.ingest.handover import LOOK_SECONDS, Handover
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.ingest.plan import LeaseLostError
 from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, is_resumable
@@ -40,6 +41,7 @@ class Ingester:
         self.stopping = False
         self._ingest = ingest
         self._coordinator = coordinator
+        self._handover = Handover(ingest, coordinator)
 
     async def tick(self) -> float:
         deliveries = await self._ingest.queue.receive(CONTROL, 1, LEASE_SECONDS)
@@ -62,6 +64,9 @@ class Ingester:
             if job is not None and job.run.state in ENDED and not job.run.last_batch and not is_resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
+            return
+        if not await self._handover.is_over(job):
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], LOOK_SECONDS)
             return
         number = message.number if isinstance(message, IngestRange) else None
         lease = await self._coordinator.lease(ingest_lease(job.run.run_id, number), self.name, LEASE_SECONDS)

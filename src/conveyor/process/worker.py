@@ -40,6 +40,7 @@ _LOOK_FOR_RUNS = 0.25
 _DRAIN_SECONDS = 5.0
 # How soon a worker without a free slot polls for a long task again.
 _NO_SLOT_PAUSE = 2.0
+_NO_LIMIT = 1 << 40
 # How soon the queue redelivers a message whose references were lost with a fetcher.
 _LOST_PAUSE = 0.5
 # The longest delay of a task that waits for a breaker, on a queue that cannot hasten it once the breaker closes.
@@ -86,6 +87,8 @@ class Worker:
         self._lanes: dict[RunId, Lane] = {}
         # Lanes that were stopped, with the unfinished messages that they still lease.
         self._leaving: list[tuple[Lane, list[LeasedChunk]]] = []
+        # Runs whose lanes were stopped while calls of them go on (Executor.lingering).
+        self._lingering: dict[RunId, Job] = {}
         self._lost: list[LeasedChunk] = []
         # Recovered and new tasks that dropped lanes had taken.
         self._past_counts = (0, 0)
@@ -115,6 +118,8 @@ class Worker:
             await self._redeliver_lost()
         if self._leaving:
             await self._release_leaving()
+        if self._lingering:
+            await self._keep_lingering()
         await self._feeder.fill(list(self._lanes.values()))
         await self._deal_slots()
         return self._delay()
@@ -137,6 +142,9 @@ class Worker:
             await self._recording
         self._leaving += zip(lanes, unfinished, strict=True)
         await self._release_leaving()
+        for run_id in self._lingering:
+            # The executors close next, and end what lingers.
+            await self._set_slots(run_id, 0)
         await self._breakers.report()
         await self._heart.close()
 
@@ -285,7 +293,24 @@ class Worker:
             await self._release(chunks)
             for chunk in chunks:
                 chunk.lost = True
-            await self._coordinator.acquire(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
+            self._lingering[lane.job.run.run_id] = lane.job
+            await self._keep_lingering()
+
+    async def _keep_lingering(self) -> None:
+        """Keep the slots of stopped runs until no call of them goes on: a job that replaces another waits for that."""
+        for run_id, job in list(self._lingering.items()):
+            if run_id in self._lanes:
+                # It was resumed: its lane counts its slots.
+                del self._lingering[run_id]
+                continue
+            count = self._executors[job.kind].lingering(run_id)
+            await self._set_slots(run_id, count)
+            if count == 0:
+                del self._lingering[run_id]
+
+    async def _set_slots(self, run_id: RunId, count: int) -> None:
+        ttl = self._settings.lease_seconds
+        await self._coordinator.acquire(run_slots(run_id), self.name, count, _NO_LIMIT, ttl)
 
     async def _release(self, chunks: list[LeasedChunk]) -> None:
         for queue, group in _by_queue(chunks).items():

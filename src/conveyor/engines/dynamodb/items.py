@@ -109,7 +109,11 @@ def ranges_partition(run_id: RunId) -> str:
 
 
 def request_key(row: IdempotencyClaim) -> Key:
-    return Key(f"Request#{row.tenant}#{row.route}#{row.key}", "request")
+    return request_address(row.tenant, row.route, row.key)
+
+
+def request_address(tenant: TenantId, route: str, key: str) -> Key:
+    return Key(f"Request#{tenant}#{route}#{key}", "request")
 
 
 def upload_key(upload_id: str) -> Key:

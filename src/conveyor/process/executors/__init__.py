@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from conveyor.model import Job, Outcome, TaskRef
+from conveyor.model import Job, Outcome, RunId, TaskRef
 
 if TYPE_CHECKING:
     from conveyor.process.lane import Lane, LaneTools
@@ -48,6 +48,11 @@ class Executor(ABC):
     def watch(self) -> None:
         """Replace processes that hang. Each worker calls this several times a second."""
         return
+
+    def lingering(self, run_id: RunId) -> int:
+        """Return how many calls of a run go on although their attempts were cancelled: a function cannot be
+        interrupted."""
+        return 0
 
     async def close(self) -> None:
         """Close connections, threads and processes. Called once, after the workers have stopped."""
