@@ -116,6 +116,13 @@ class OnInvalid(StrEnum):
     REJECT = "reject"
 
 
+class OnExhausted(StrEnum):
+    """What becomes of a task that fails because no retry is left: it only fails, or it is a dead letter as well."""
+
+    FAIL = "fail"
+    DEAD_LETTER = "dead_letter"
+
+
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delay before attempt n+1: random in [0, min(cap, base * rate**(n-1))] when `jitter`, else that bound."""
 
@@ -224,6 +231,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     retry_errors: Sequence[str] | None = None
     # None: every retry waits for the backoff.
     outage: Outage | None = None
+    on_exhausted: OnExhausted = OnExhausted.FAIL
     # The name of the target that the tasks depend on; None: the host of each task, and the gateway.
     upstream: str | None = None
     breaker: Breaking = Breaking()
@@ -471,6 +479,8 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: list[tuple[str, str]] | None = None
     body: BodyRef | None = None
     elapsed: float = 0.0
+    # It failed and waits for a redrive.
+    dead_lettered: bool = False
 
 
 # The kind of the documents of exports.
@@ -591,6 +601,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str | None = None
     # Only these tasks; empty: all.
     indexes: Sequence[int] = ()
+    # Only dead-lettered tasks.
+    dead_lettered: bool = False
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 

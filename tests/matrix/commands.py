@@ -21,6 +21,7 @@ FLAGS = {
     "--timeout": "timeout",
     "--max-failed": "failure_threshold.failed",
     "--on-invalid": "on_invalid",
+    "--on-exhausted": "on_exhausted",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
 OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export"}

@@ -167,6 +167,38 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 2)
 
 
+async def test_exhausted_retries_are_parked_and_redriven(api: Api, site: Site) -> None:
+    """By id, by error code, then all that is left."""
+    tasks = [site.url(f"/flaky/2/{n}") for n in range(3)] + [site.url("/status/504"), site.url("/status/404")]
+    options = {"attempts": 2, "backoff": {"base": 0.01}, "on_exhausted": "dead_letter", "breaker": {"enabled": False}}
+    job_id = (await api.submit({"tasks": tasks, **options})).json["id"]
+    job = await ended(api, job_id)
+    assert (job["state"], job["run"]["counts"]["failed"]) == ("completed", 5)
+
+    async def parked(query: str = "") -> dict[int, Any]:
+        items = (await api.get(f"/v1/dead-letters?limit=1000{query}")).json["items"]
+        return {item["index"]: item for item in items}
+
+    async def redrive(body: Any) -> Any:
+        done = await api.post("/v1/dead-letters/redrive", body)
+        assert done.status == 200, done.body
+        await ended(api, job_id)
+        return done.json["redriven"]
+
+    letters = await parked()
+    assert set(letters) == {0, 1, 2, 3}
+    assert set(await parked("&error_code=http_504")) == {3}
+    assert await redrive({"ids": [letters[1]["id"]]}) == 1
+    assert set(await parked()) == {0, 2, 3}
+    assert await redrive({"error_code": letters[0]["error_code"]}) == 2
+    assert set(await parked(f"&job_id={job_id}")) == {3}
+    assert await redrive({"all": True}) == 1
+    (left,) = (await parked()).values()
+    assert left["id"] == f"{job_id}:4:3"
+    items = await results(api, job_id, "&run=latest-per-task")
+    assert Counter(item["status"] for item in items) == {"succeeded": 3, "failed": 2}
+
+
 async def test_an_export(api: Api, site: Site) -> None:
     made = await api.submit({"tasks": [site.url(f"/ok?size={n}") for n in range(1, 101)]})
     job = await ended(api, made.json["id"])

@@ -16,6 +16,7 @@ from conveyor.cli.shared_options import (
     Rate,
     Server,
     Timeout,
+    WhenExhausted,
     job_spec,
 )
 from conveyor.errors import BadInput
@@ -49,6 +50,7 @@ def rerun(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -66,7 +68,13 @@ def rerun(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
     options = job_spec(
-        concurrency=concurrency, rate=rate, attempts=attempts, timeout=timeout, headers=header, gateway=gateway
+        concurrency=concurrency,
+        rate=rate,
+        attempts=attempts,
+        timeout=timeout,
+        headers=header,
+        gateway=gateway,
+        on_exhausted=on_exhausted,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.errors import BadInput
-from conveyor.model import OnInvalid
+from conveyor.model import OnExhausted, OnInvalid
 
 _JOB = "Job"
 
@@ -107,6 +107,15 @@ WhenInvalid = Annotated[
         help="skip: leave out invalid lines. reject: refuse a list with invalid lines. [run: reject, submit: skip]",
     ),
 ]
+WhenExhausted = Annotated[
+    OnExhausted | None,
+    typer.Option(
+        "--on-exhausted",
+        rich_help_panel=_JOB,
+        help="fail: a task without retries left fails. dead_letter: it is a dead letter as well, and can be redriven. "
+        "[fail]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 
@@ -123,6 +132,7 @@ def job_spec(
     gateway: str | None = None,
     name: str | None = None,
     on_invalid: OnInvalid | None = None,
+    on_exhausted: OnExhausted | None = None,
 ) -> dict[str, Any]:
     """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
@@ -143,6 +153,7 @@ def job_spec(
         "timeout": timeout,
         "headers": dict(_header(line) for line in headers) if headers else None,
         "on_invalid": on_invalid.value if on_invalid else None,
+        "on_exhausted": on_exhausted.value if on_exhausted else None,
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
     }
     return {field: value for field, value in spec.items() if value is not None}

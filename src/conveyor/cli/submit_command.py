@@ -21,6 +21,7 @@ from conveyor.cli.shared_options import (
     Rate,
     Server,
     Timeout,
+    WhenExhausted,
     WhenInvalid,
     job_spec,
 )
@@ -46,6 +47,7 @@ def submit(
     download: Download = False,
     export: ExportSpec = None,
     on_invalid: WhenInvalid = None,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -70,6 +72,7 @@ def submit(
         gateway=gateway,
         name=name,
         on_invalid=on_invalid,
+        on_exhausted=on_exhausted,
     )
     with connect(settings) as client:
         job = _send(client, lists, spec, settings.max_list_bytes)

@@ -227,6 +227,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "http_status": lineage.http_status,
         "tag": lineage.tag,
         "indexes": list(lineage.indexes),
+        "dead_lettered": lineage.dead_lettered,
         "options": without_secrets(lineage.overrides),
     }
 
