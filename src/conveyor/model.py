@@ -666,6 +666,11 @@ def invalid_prefix(job: Job) -> str:
     return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
 
 
+def invalid_key(job: Job, range_number: int, index: int) -> str:
+    """The key of the object with the invalid lines of a range before this index: a repeated ingest overwrites it."""
+    return f"{invalid_prefix(job)}{range_number:06d}-{index:012d}.jsonl"
+
+
 def is_resumable(job: Job) -> bool:
     """Whether the job failed because its ingest failed. Its tasks are kept, and the ingest can be resumed."""
     return job.state is RunState.FAILED and not job.run.last_batch and job.run.reason_code in INGEST_CODES

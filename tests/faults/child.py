@@ -89,6 +89,7 @@ SCENARIOS = (
     "staged_steps",
     "list",  # a file of this machine
     "upload",  # promised, filled, then a job is made of it
+    "small_list",  # the same, small enough to be read in the request; a line of it is invalid
     "open",  # two batches, the last one closes
     "closed",  # two batches, then /close
     "resumed",  # the list is missing; it comes back and the ingest is resumed
@@ -210,7 +211,7 @@ class Client:
         spec = self.spec()
         if self.scenario in ("open", "closed"):
             return await self._open_job(msgspec.structs.replace(spec, mode=Mode.OPEN))
-        if self.scenario in ("upload", "removed", "resumed", "redriven"):
+        if self.scenario in ("upload", "small_list", "removed", "resumed", "redriven"):
             source = SourceSpec(await self._uploaded(), ListFormat.JSONL)
             spec = msgspec.structs.replace(spec, source=source)
         else:
@@ -246,12 +247,13 @@ class Client:
 
     async def _uploaded(self) -> str:
         uploads = Uploads(self.system)
-        spec = UploadSpec(len(LIST), sha256(LIST).hexdigest())
+        data = LIST + b"{nonsense\n" if self.scenario == "small_list" else LIST
+        spec = UploadSpec(len(data), sha256(data).hexdigest())
         answer = await self.ask("upload", lambda request: uploads.promise(TENANT, spec, "{}/{}".format, request))
         upload_id, _, signature = json.loads(answer.body)["url"].partition("/")
         # It is stored already if the answer was lost with the last process.
         with suppress(UploadConflict):
-            await uploads.fill(upload_id, signature, None, None, _pieces())
+            await uploads.fill(upload_id, signature, None, None, _pieces(data))
         if self.scenario in ("resumed", "redriven") and not (self.directory / "mended").exists():
             await self.system.blobs.delete([f"uploads/{TENANT}/{upload_id}"])
         return upload_id
@@ -261,9 +263,9 @@ def _tasks(start: int, stop: int) -> list[msgspec.Raw]:
     return [msgspec.Raw(b"%d" % index) for index in range(start, stop)]
 
 
-async def _pieces() -> AsyncIterator[bytes]:
-    for start in range(0, len(LIST), 100):
-        yield LIST[start : start + 100]
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 100):
+        yield data[start : start + 100]
 
 
 async def until(client: Client, job_id: JobId, patience: float) -> Job:
@@ -519,6 +521,8 @@ def run(
         ingest_range_bytes=300,
         export_piece_bytes=64 * 1024,
         sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale", "paused") else 1000,
+        # A small list is read in the request only in one scenario.
+        sync_list_bytes=64 * 1024 if scenario == "small_list" else 0,
         force_task_shards=scenario in ("open", "staged_steps"),
         task_shard_count=4,
     )

@@ -57,6 +57,8 @@ PASSED_IN: dict[str, tuple[str, ...]] = {
     "accept.ingested.after": ("staged", "staged_steps", "list", "open"),
     "add.stage.before": ("open",),
     "add.stage.after": ("open",),
+    "accept.invalid.before": ("small_list",),
+    "accept.invalid.after": ("small_list",),
     "add.append.after": ("open", "closed"),
     "add.seal.before": ("closed",),
     "add.seal.after": ("closed",),

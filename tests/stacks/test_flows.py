@@ -113,6 +113,17 @@ async def test_a_staged_list_is_ingested_run_and_listed(api: Api, system: System
     await check_counted(system, job["id"], MANY)
 
 
+async def test_a_small_stored_list_is_written_whole(api: Api, site: Site, system: System) -> None:
+    data = "".join(f"{site.url(f'/ok?size={n}')}\n" for n in (1, 2, 3)).encode()
+    made = await api.submit({"source": {"upload_id": await staged(api, data)}})
+    assert made.status == 201, made.body
+    assert (made.json["task_shard_count"], made.json["run"]["total"]) == (1, 3)
+    assert len(await results(api, made.json["id"])) == 3
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 3)
+    await check_counted(system, job["id"], 3)
+
+
 async def test_an_open_job(api: Api, site: Site, system: System) -> None:
     made = await api.submit({"mode": "open"})
     assert made.status == 202, made.body
@@ -147,15 +158,14 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     upload_id = await staged(api, data)
     upload = await system.records.access.upload(upload_id)
     assert upload is not None
+    # A list that went straight to the store is looked for at the first submit.
+    await system.records.access.mark_stored(upload_id)
     await system.blobs.delete([upload.key])
     spec = {"kind": "python", "handler": "tests.echo", "source": {"upload_id": upload_id, "format": "jsonl"}}
-    refused = await api.submit(spec)
-    if refused.status >= 400:
-        # Where the store takes uploads itself, the list is looked for at once.
-        assert refused.status in {404, 409, 422}, refused.body
-        return
-    job = await ended(api, refused.json["id"])
-    assert job["state"] == "failed"
+    made = await api.submit(spec)
+    assert made.status == 202, made.body
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["reason_code"]) == ("failed", "list_missing")
     letters = (await api.get("/v1/dead-letters")).json["items"]
     assert len(letters) == 1
     await system.blobs.put(upload.key, data)

@@ -1,8 +1,8 @@
 """Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
-A small closed job is written with its tasks and references, and answered 201. A larger job, an open one, one with an
-upload, and one with `Prefer: respond-async` is written as one row and one message, and answered 202; ingest does the
-rest.
+A small closed job is written with its tasks and references, and answered 201, whether its list is in the request or
+stored. A larger job, an open one, and one with `Prefer: respond-async` is written as one row and one message, and
+answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
 
 Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
 three steps, ordered so that a crash between any two leaves nothing half accepted:
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 
+import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
@@ -33,12 +34,15 @@ from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
+from conveyor.lists.reader import encode_invalid
+from conveyor.lists.small_list import SmallList, read_small_list
 from conveyor.model import (
     Compression,
     Job,
     JobId,
     ListFormat,
     Mode,
+    OnInvalid,
     OutboxEvent,
     ResultLayout,
     Run,
@@ -48,10 +52,11 @@ from conveyor.model import (
     TaskSeed,
     TenantId,
     UploadRecord,
+    invalid_key,
 )
 from conveyor.states import RunState
 from conveyor.system import System
-from conveyor.telemetry import traces
+from conveyor.telemetry import metrics, traces
 
 log = structlog.get_logger()
 
@@ -100,22 +105,41 @@ class Submit:
         await self._check(tenant, spec)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
-            await self._admission.admit(tenant, jobs=1, staged=source.size)
-            return await self._accept_for_ingest(tenant, spec, claim, source)
+            return await self._accept_stored(tenant, spec, source, prefer_async, claim)
         if spec.mode is Mode.OPEN:
             await self._admission.admit(tenant, jobs=1)
             return await self._accept_for_ingest(tenant, spec, claim, None)
         seeds = await self._seeds(spec)
         await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
-        if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
-            source = await self._stage(tenant, claim.subject, seeds)
-            return await self._accept_for_ingest(tenant, spec, claim, source)
-        return await self._accept_with_tasks(tenant, spec, claim, seeds)
+        is_small = len(seeds) <= self._system.settings.sync_task_limit
+        if is_small and not prefer_async:
+            return await self._accept_with_tasks(tenant, spec, claim, seeds)
+        source = await self._stage(tenant, claim.subject, seeds)
+        return await self._accept_for_ingest(tenant, spec, claim, source, is_small=is_small)
 
     async def _accept_source(self, tenant: TenantId, spec: JobSpec, source: Source, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
-        await self._admission.admit(tenant, jobs=1, staged=source.size)
-        return await self._accept_for_ingest(tenant, spec, claim, source)
+        return await self._accept_stored(tenant, spec, source, False, claim)
+
+    async def _accept_stored(
+        self, tenant: TenantId, spec: JobSpec, source: Source, prefer_async: bool, claim: Claim
+    ) -> Accepted:
+        """Accept a job of a stored list: with its tasks if the list is small, else for ingest."""
+        small = await self._read_small(spec, source)
+        if small is None or prefer_async:
+            await self._admission.admit(tenant, jobs=1, staged=source.size)
+            return await self._accept_for_ingest(tenant, spec, claim, source, is_small=small is not None)
+        await self._admission.admit(tenant, jobs=1, tasks=len(small.seeds))
+        return await self._accept_with_tasks(tenant, spec, claim, small.seeds, source, small)
+
+    async def _read_small(self, spec: JobSpec, source: Source) -> SmallList | None:
+        """The list, if it is small and becomes tasks as it is; ingest reports what is wrong with any other."""
+        settings = self._system.settings
+        max_bytes = min(settings.sync_list_bytes, settings.max_list_bytes)
+        small = await read_small_list(self._system.blobs, source, spec.kind, max_bytes, settings.sync_task_limit)
+        if small is None or not small.seeds or (small.invalid and spec.on_invalid is OnInvalid.REJECT):
+            return None
+        return small
 
     async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
         check_limits(spec)
@@ -158,9 +182,9 @@ class Submit:
         return staged_source(key, data)
 
     async def _accept_for_ingest(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None
+        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None, *, is_small: bool = False
     ) -> Accepted:
-        job = self._job(tenant, spec, claim.subject, None, source)
+        job = self._job(tenant, spec, claim.subject, None, source, is_small=is_small)
         reply = claim.answer(ACCEPTED, answer(job))
         # An open job has nothing to ingest yet.
         outgoing = [] if source is None else [ingest_message(job)]
@@ -183,14 +207,33 @@ class Submit:
         return existing
 
     async def _accept_with_tasks(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, seeds: list[TaskSeed]
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        claim: Claim,
+        seeds: list[TaskSeed],
+        source: Source | None = None,
+        stored: SmallList | None = None,
     ) -> Accepted:
-        job = self._job(tenant, spec, claim.subject, len(seeds), None)
+        job = self._job(tenant, spec, claim.subject, len(seeds), source, is_small=True)
+        if stored is not None:
+            job = await self._with_invalid(job, stored)
         reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
         write = self._write_at_once if self._system.atomic_accept else self._write_in_steps
         existing = await write(job, reply.row, seeds, outgoing, _documents(self._system, job, spec))
         return self._reply(job, reply, existing)
+
+    async def _with_invalid(self, job: Job, stored: SmallList) -> Job:
+        """Store the invalid lines of a list, as ingest does, before the job that counts them."""
+        metrics.INGESTED.add(len(stored.seeds), "task")
+        metrics.INGESTED.add(len(stored.invalid), "invalid")
+        if not stored.invalid:
+            return job
+        crashpoint("accept.invalid.before")
+        await self._system.blobs.put(invalid_key(job, 0, stored.lines), encode_invalid(stored.invalid))
+        crashpoint("accept.invalid.after")
+        return msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, invalid=len(stored.invalid)))
 
     async def _write_at_once(
         self,
@@ -245,20 +288,29 @@ class Submit:
             log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
         return accepted
 
-    def _job(self, tenant: TenantId, spec: JobSpec, job_id: str, total: int | None, source: Source | None) -> Job:
+    def _job(
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        job_id: str,
+        total: int | None,
+        source: Source | None,
+        *,
+        is_small: bool = False,
+    ) -> Job:
         """`total` is None for a job that is ingested, or open."""
         now = self._system.clock.now()
         settings = self._system.settings
-        small = total is not None
+        is_complete = total is not None
         run = Run(
             # Derived from the job's id: a second attempt under the same claim writes the same rows.
             run_id=RunId(job_id.replace("job_", "run_", 1)),
             number=1,
-            state=RunState.RUNNING if small else RunState.INGESTING,
+            state=RunState.RUNNING if is_complete else RunState.INGESTING,
             total=total or 0,
-            last_batch=small,
+            last_batch=is_complete,
             created_at=now,
-            sealed=small,
+            sealed=is_complete,
             touched_at=now,
         )
         return Job(
@@ -268,8 +320,8 @@ class Submit:
             kind=spec.kind,
             mode=spec.mode,
             options=spec.options(),
-            task_shard_count=1 if small or not self._system.sharded else settings.task_shard_count,
-            result_layout=spec.result_layout or (ResultLayout.OBJECT if small else ResultLayout.PACKED),
+            task_shard_count=1 if is_small or not self._system.sharded else settings.task_shard_count,
+            result_layout=spec.result_layout or (ResultLayout.OBJECT if is_complete else ResultLayout.PACKED),
             state=run.state,
             reason=None,
             created_at=now,
