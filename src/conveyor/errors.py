@@ -3,9 +3,9 @@
 ConveyorError
 ├── BadInput (400)
 │   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
-│   ├── UploadRefused · FormatUnavailable
+│   ├── MalformedHttp · UploadRefused · FormatUnavailable
 │   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
-│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
+│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
 ├── Forbidden (403) ── CrossSite
@@ -37,6 +37,12 @@ class BadInput(ConveyorError):
 
     code = "bad_input"
     status = 400
+
+
+class MalformedHttp(BadInput):
+    """The request is not valid HTTP. Check that the client speaks HTTP/1.1 without TLS."""
+
+    code = "malformed_http"
 
 
 class MalformedJson(BadInput):
@@ -117,6 +123,13 @@ class BodyTooLarge(BadInput):
 
     code = "body_too_large"
     status = 413
+
+
+class HeadTooLarge(BadInput):
+    """The head of the request is too large. Send fewer or shorter headers, or a shorter URL."""
+
+    code = "head_too_large"
+    status = 431
 
 
 class UnsupportedMediaType(BadInput):

@@ -121,6 +121,13 @@ class OnInvalid(StrEnum):
     REJECT = "reject"
 
 
+class OnExhausted(StrEnum):
+    """What becomes of a task that fails because no retry is left: it only fails, or it is a dead letter as well."""
+
+    FAIL = "fail"
+    DEAD_LETTER = "dead_letter"
+
+
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delay before attempt n+1: random in [0, min(cap, base * rate**(n-1))] when `jitter`, else that bound."""
 
@@ -229,6 +236,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     retry_errors: Sequence[str] | None = None
     # None: every retry waits for the backoff.
     outage: Outage | None = None
+    on_exhausted: OnExhausted = OnExhausted.FAIL
     # The name of the target that the tasks depend on; None: the host of each task, and the gateway.
     upstream: str | None = None
     breaker: Breaking = Breaking()
@@ -490,6 +498,8 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: list[tuple[str, str]] | None = None
     body: BodyRef | None = None
     elapsed: float = 0.0
+    # It failed and waits for a redrive.
+    dead_lettered: bool = False
 
 
 # The kind of the documents of exports.
@@ -610,6 +620,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str | None = None
     # Only these tasks; empty: all.
     indexes: Sequence[int] = ()
+    # Only dead-lettered tasks.
+    dead_lettered: bool = False
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 
@@ -672,6 +684,11 @@ class Job(msgspec.Struct, frozen=True):
 def invalid_prefix(job: Job) -> str:
     """The prefix of the objects with the invalid lines of a run's list."""
     return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
+
+
+def invalid_key(job: Job, range_number: int, index: int) -> str:
+    """The key of the object with the invalid lines of a range before this index: a repeated ingest overwrites it."""
+    return f"{invalid_prefix(job)}{range_number:06d}-{index:012d}.jsonl"
 
 
 def is_resumable(job: Job) -> bool:

@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_inline_tasks: int = 100_000
     # Maximum number of tasks of a job that the request itself writes; a larger job is ingested.
     sync_task_limit: int = 1000
+    # Maximum size of a stored list that the request itself reads, in bytes; a larger list is ingested.
+    sync_list_bytes: int = 64 * 1024
     # Shards of a large or open job, on engines that shard.
     task_shard_count: int = 8
     # For tests: shard on engines that do not need it, too.

@@ -44,7 +44,7 @@ EVENT_DATA = {
 TASK_EVENTS = {
     "task.retried": "An attempt failed and will be retried. The error, the attempt, `retry_in`.",
     "task.failed": "The last attempt failed. The error and the number of attempts.",
-    "task.dead_lettered": "The task was dead-lettered: it kills its worker, or makes no progress.",
+    "task.dead_lettered": "The task was dead-lettered: poison, stuck, or without retries left (`on_exhausted`).",
     "task.succeeded": "The task succeeded. Derived from its row.",
     "task.cancelled": "The task was cancelled with its run. Derived from its row.",
 }
@@ -122,6 +122,7 @@ OPTIONS = {
     "retry_errors": "Error codes that are retried. Default: those marked in [Errors of tasks](errors.md).",
     "outage": "While the target is unavailable: after every `quick_tries` attempts in a row, wait `delay` seconds in "
     "the queue.",
+    "on_exhausted": "A task without retries left: `fail`, or `dead_letter`: it fails and can be redriven.",
     "upstream": "Your own name for the system that the tasks depend on: one breaker for all of them.",
     "breaker": "Whether tasks wait while the breaker of their target is open, and for how many seconds at most.",
     "task_deadline": "Seconds after the start of a task's first attempt in which another may start.",

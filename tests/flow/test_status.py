@@ -52,7 +52,8 @@ class TestWaiting:
 
     async def test_for_its_list(self, server: Api) -> None:
         upload_id = await server.upload(b"http://example.com/\n")
-        job_id = (await server.submit({"source": {"upload_id": upload_id}})).json["id"]
+        spec = {"source": {"upload_id": upload_id}}
+        job_id = (await server.submit(spec, headers={"prefer": "respond-async"})).json["id"]
         shown = await status(server, job_id)
         assert (shown["state"], shown["waiting"]["code"], shown["reason"]) == ("ingesting", "ingesting", None)
 

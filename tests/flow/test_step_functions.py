@@ -29,6 +29,7 @@ from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
 from conveyor.notify.intake import Intake, IntakePass
 from conveyor.notify.step_functions import StepAnswers
+from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
@@ -764,6 +765,38 @@ async def test_on_engines_that_processes_share(stack: str, tmp_path: Path, waite
         (found,) = await until(lambda: Roles(second).all(), lambda all: all[0].status is CallbackStatus.SENT)
     assert output["job_id"] == found.job_id
     assert set(between.answers().values()) == {1}
+
+
+@pytest.mark.parametrize("stack", ["aws", "postgres"])
+async def test_the_function_of_lambda_keeps_and_answers_callbacks(
+    stack: str, tmp_path: Path, waiter: Machine, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one minder of a state machine: its first pass sends the heartbeat, the one after the run's end the answer."""
+    given = {**urls(stack, tmp_path / "data"), **waiter.settings(between), "signing_key": "s" * 32}
+    settings = Settings.load({}, data=tmp_path / "data", **given)
+    for name, value in {**given, "data": tmp_path / "lambda"}.items():
+        monkeypatch.setenv(f"CONVEYOR_{name.upper()}", str(value))
+    await migrate(settings, SystemClock())
+    await waiter.make()
+    execution = await waiter.start({**JOB, "stuck_after": 3600})
+    await waiter.until_sent("intake")
+
+    async def called_by_a_rule() -> Any:
+        event = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
+        return json.loads(json.dumps(await asyncio.to_thread(handler, event, None)))
+
+    async with open_system(settings, SystemClock()) as system:
+        roles = Roles(system)
+        await roles.take_in()
+        assert (await called_by_a_rule())["others"]["callback_heartbeats"] == 1
+        callback = await roles.only()
+        assert callback.answered_at is None
+        await roles.finish(callback.job_id)
+        await roles.notifier.run_once()
+        assert (await called_by_a_rule())["others"]["callback_answers"] == 1
+        assert (await roles.only()).status is CallbackStatus.SENT
+    assert (await waiter.output(execution))["job_id"] == callback.job_id
+    assert list(between.answers().values()) == [1]
 
 
 class Counted:

@@ -24,6 +24,7 @@ FLAGS = {
     "--retention-days": "retention_days",
     "--max-lifetime": "max_lifetime",
     "--patience": "breaker.patience",
+    "--on-exhausted": "on_exhausted",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
 OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export", "--no-breaker"}

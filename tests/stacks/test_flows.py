@@ -115,6 +115,17 @@ async def test_a_staged_list_is_ingested_run_and_listed(api: Api, system: System
     await check_counted(system, job["id"], MANY)
 
 
+async def test_a_small_stored_list_is_written_whole(api: Api, site: Site, system: System) -> None:
+    data = "".join(f"{site.url(f'/ok?size={n}')}\n" for n in (1, 2, 3)).encode()
+    made = await api.submit({"source": {"upload_id": await staged(api, data)}})
+    assert made.status == 201, made.body
+    assert (made.json["task_shard_count"], made.json["run"]["total"]) == (1, 3)
+    assert len(await results(api, made.json["id"])) == 3
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 3)
+    await check_counted(system, job["id"], 3)
+
+
 async def test_an_open_job(api: Api, site: Site, system: System) -> None:
     made = await api.submit({"mode": "open"})
     assert made.status == 202, made.body
@@ -149,15 +160,14 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     upload_id = await staged(api, data)
     upload = await system.records.access.upload(upload_id)
     assert upload is not None
+    # A list that went straight to the store is looked for at the first submit.
+    await system.records.access.mark_stored(upload_id)
     await system.blobs.delete([upload.key])
     spec = {"kind": "python", "handler": "tests.echo", "source": {"upload_id": upload_id, "format": "jsonl"}}
-    refused = await api.submit(spec)
-    if refused.status >= 400:
-        # Where the store takes uploads itself, the list is looked for at once.
-        assert refused.status in {404, 409, 422}, refused.body
-        return
-    job = await ended(api, refused.json["id"])
-    assert job["state"] == "failed"
+    made = await api.submit(spec)
+    assert made.status == 202, made.body
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["reason_code"]) == ("failed", "list_missing")
     letters = (await api.get("/v1/dead-letters")).json["items"]
     assert len(letters) == 1
     await system.blobs.put(upload.key, data)
@@ -167,6 +177,38 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     while job["state"] == "failed":
         job = await ended(api, job["id"])
     assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 2)
+
+
+async def test_exhausted_retries_are_parked_and_redriven(api: Api, site: Site) -> None:
+    """By id, by error code, then all that is left."""
+    tasks = [site.url(f"/flaky/2/{n}") for n in range(3)] + [site.url("/status/504"), site.url("/status/404")]
+    options = {"attempts": 2, "backoff": {"base": 0.01}, "on_exhausted": "dead_letter", "breaker": {"enabled": False}}
+    job_id = (await api.submit({"tasks": tasks, **options})).json["id"]
+    job = await ended(api, job_id)
+    assert (job["state"], job["run"]["counts"]["failed"]) == ("completed", 5)
+
+    async def parked(query: str = "") -> dict[int, Any]:
+        items = (await api.get(f"/v1/dead-letters?limit=1000{query}")).json["items"]
+        return {item["index"]: item for item in items}
+
+    async def redrive(body: Any) -> Any:
+        done = await api.post("/v1/dead-letters/redrive", body)
+        assert done.status == 200, done.body
+        await ended(api, job_id)
+        return done.json["redriven"]
+
+    letters = await parked()
+    assert set(letters) == {0, 1, 2, 3}
+    assert set(await parked("&error_code=http_504")) == {3}
+    assert await redrive({"ids": [letters[1]["id"]]}) == 1
+    assert set(await parked()) == {0, 2, 3}
+    assert await redrive({"error_code": letters[0]["error_code"]}) == 2
+    assert set(await parked(f"&job_id={job_id}")) == {3}
+    assert await redrive({"all": True}) == 1
+    (left,) = (await parked()).values()
+    assert left["id"] == f"{job_id}:4:3"
+    items = await results(api, job_id, "&run=latest-per-task")
+    assert Counter(item["status"] for item in items) == {"succeeded": 3, "failed": 2}
 
 
 async def test_an_export(api: Api, site: Site) -> None:

@@ -30,6 +30,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "max_request_bytes": ("2048", 2048),
     "max_inline_tasks": ("10", 10),
     "sync_task_limit": ("5", 5),
+    "sync_list_bytes": ("0", 0),
     "task_shard_count": ("16", 16),
     "force_task_shards": ("true", True),
     "max_list_bytes": ("1000", 1000),

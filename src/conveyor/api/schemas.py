@@ -27,6 +27,8 @@ class LineageShape(Shape, frozen=True):
     tag: str | None
     # Only these tasks; all, if it is empty.
     indexes: list[int]
+    # Only dead-lettered tasks.
+    dead_lettered: bool
     # The options that this run overrides.
     options: dict[str, Any]
 
@@ -159,6 +161,8 @@ class TaskShape(Shape, frozen=True):
     attempts: int
     http_status: int | None
     error: TaskError | None
+    # It failed and waits for a redrive; after a redrive, the result of an earlier run keeps it.
+    dead_lettered: bool
     content_type: str | None
     size: int | None
     sha256: str | None
@@ -207,12 +211,17 @@ class InvalidLineShape(Shape, frozen=True):
 
 
 class DeadLetterShape(Shape, frozen=True):
-    """A dead letter. Its queue is `control` for an ingest, `run` for tasks."""
+    """A dead letter: a dead-lettered task, or a message. Its queue is `control` for an ingest, `run` for tasks."""
 
     id: str
     queue: str
     job_id: JobId
     run_id: RunId
+    # Of a dead-lettered task; null for a message.
+    task_id: TaskId | None
+    index: int | None
+    attempts: int | None
+    error_code: str | None
     reason: str
     at: str
     # What redriving it does now, and a sentence that says so.
@@ -620,7 +629,7 @@ class InvalidLinesPage(Shape, frozen=True):
 
 
 class DeadLettersPage(Shape, frozen=True):
-    """Dead letters, oldest first."""
+    """Dead letters: messages, oldest first, then dead-lettered tasks by run."""
 
     items: list[DeadLetterShape]
     next_cursor: str | None

@@ -20,6 +20,7 @@ from conveyor.cli.shared_options import (
     RetentionDays,
     Server,
     Timeout,
+    WhenExhausted,
     job_spec,
 )
 from conveyor.errors import BadInput
@@ -57,6 +58,7 @@ def rerun(
     max_lifetime: MaxLifetime = None,
     patience: Patience = None,
     no_breaker: NoBreaker = False,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -84,6 +86,7 @@ def rerun(
         max_lifetime=max_lifetime,
         patience=patience,
         no_breaker=no_breaker,
+        on_exhausted=on_exhausted,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.errors import BadInput
-from conveyor.model import OnInvalid
+from conveyor.model import OnExhausted, OnInvalid
 
 _JOB = "Job"
 
@@ -136,6 +136,15 @@ MaxLifetime = Annotated[
         help="Fail the run if it is unfinished this many seconds after its creation. [no limit]",
     ),
 ]
+WhenExhausted = Annotated[
+    OnExhausted | None,
+    typer.Option(
+        "--on-exhausted",
+        rich_help_panel=_JOB,
+        help="fail: a task without retries left fails. dead_letter: it is a dead letter as well, and can be redriven. "
+        "[fail]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 
@@ -156,6 +165,7 @@ def job_spec(
     max_lifetime: float | None = None,
     patience: float | None = None,
     no_breaker: bool = False,
+    on_exhausted: OnExhausted | None = None,
 ) -> dict[str, Any]:
     """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
@@ -181,6 +191,7 @@ def job_spec(
         "headers": dict(_header(line) for line in headers) if headers else None,
         "on_invalid": on_invalid.value if on_invalid else None,
         "breaker": {"enabled": False} if no_breaker else None if patience is None else {"patience": patience},
+        "on_exhausted": on_exhausted.value if on_exhausted else None,
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
     }
     return {field: value for field, value in spec.items() if value is not None}

@@ -25,6 +25,7 @@ from conveyor.cli.shared_options import (
     RetentionDays,
     Server,
     Timeout,
+    WhenExhausted,
     WhenInvalid,
     job_spec,
 )
@@ -63,6 +64,7 @@ def submit(
             "before it has stopped.",
         ),
     ] = None,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -91,6 +93,7 @@ def submit(
         on_invalid=on_invalid,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
+        on_exhausted=on_exhausted,
     )
     with connect(settings) as client:
         job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes)

@@ -106,13 +106,21 @@ class Client:
         """Get an export by its id. Raises NotFound."""
         return ExportHandle(self._session, drive(self._session.export(export_id)))
 
-    def dead_letters(self) -> Iterator[Json]:
-        """List dead letters, oldest first."""
-        return iterate(self._session.dead_letters())
+    def dead_letters(self, *, error_code: str | None = None, job_id: str | None = None) -> Iterator[Json]:
+        """List dead letters: messages, oldest first, then dead-lettered tasks by run."""
+        return iterate(self._session.dead_letters(error_code, job_id))
 
-    def redrive(self, ids: Sequence[str]) -> Json:
-        """Put dead letters back on their queues. Returns {redriven, skipped}."""
-        return drive(self._session.redrive(ids))
+    def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        all: bool = False,
+        error_code: str | None = None,
+        job_id: str | None = None,
+    ) -> Json:
+        """Redrive dead letters: those with these ids, all, or all with an error code or of a job. Messages go back to
+        their queues, tasks are rerun. Returns {redriven, skipped, runs}."""
+        return drive(self._session.redrive(ids, all, error_code, job_id))
 
     def breakers(self, all_tenants: bool = False) -> Iterator[Json]:
         """List breakers that are open or half-open. Those of all tenants need an administrator's key."""
@@ -231,13 +239,20 @@ class AsyncClient:
         """As Client.export."""
         return AsyncExport(self._session, await self._session.export(export_id))
 
-    def dead_letters(self) -> AsyncGenerator[Json, None]:
+    def dead_letters(self, *, error_code: str | None = None, job_id: str | None = None) -> AsyncGenerator[Json, None]:
         """As Client.dead_letters."""
-        return self._session.dead_letters()
+        return self._session.dead_letters(error_code, job_id)
 
-    async def redrive(self, ids: Sequence[str]) -> Json:
+    async def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        all: bool = False,
+        error_code: str | None = None,
+        job_id: str | None = None,
+    ) -> Json:
         """As Client.redrive."""
-        return await self._session.redrive(ids)
+        return await self._session.redrive(ids, all, error_code, job_id)
 
     def breakers(self, all_tenants: bool = False) -> AsyncGenerator[Json, None]:
         """As Client.breakers."""

@@ -27,6 +27,8 @@ class Result(ApiValue, frozen=True):
     attempts: int = 0
     http_status: int | None = None
     error: TaskError | None = None
+    # It failed and waits for a redrive.
+    dead_lettered: bool = False
     content_type: str | None = None
     # Size of the body in bytes; None without a body.
     size: int | None = None

@@ -23,8 +23,8 @@ from conveyor.ingest.plan import Renew, check_unchanged, make_plan, range_pieces
 from conveyor.ingest.rerun_walk import copy_tasks, plan_rerun
 from conveyor.jobs.chunks import has_holders, messages, range_message, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.lists.reader import BATCH, ListBatch, read
-from conveyor.model import Job, OnInvalid, Range, invalid_prefix
+from conveyor.lists.reader import BATCH, ListBatch, encode_invalid, read
+from conveyor.model import Job, OnInvalid, Range, invalid_key
 from conveyor.read.prefetch import prefetch
 from conveyor.settings import Settings
 from conveyor.states import ReasonCode, RunState
@@ -141,10 +141,8 @@ class IngestPipeline:
         await self.records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
     async def _store_invalid(self, job: Job, range_: Range, batch: ListBatch) -> None:
-        """The name follows from the place in the list, so a repeated ingest overwrites it."""
         if batch.invalid:
-            lines = b"".join(msgspec.json.encode(line) + b"\n" for line in batch.invalid)
-            await self.blobs.put(f"{invalid_prefix(job)}{range_.number:06d}-{batch.index:012d}.jsonl", lines)
+            await self.blobs.put(invalid_key(job, range_.number, batch.index), encode_invalid(batch.invalid))
 
 
 def _without_tasks(job: Job, invalid: int) -> str:

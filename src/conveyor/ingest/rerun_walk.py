@@ -76,7 +76,11 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
         pages = _shard_pages(tasks, run, walk.shard, range_, where)
     async with aclosing(pages):
         async for page in pages:
-            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page.tasks]
+            seeds = [
+                TaskSeed(task.index, InputJson(bytes(task.input).decode()))
+                for task in page.tasks
+                if task.detail.dead_lettered or not lineage.dead_lettered
+            ]
             yield ListBatch(await _without_later(tasks, later_runs, seeds), [], page.last, page.rows_read)
 
 

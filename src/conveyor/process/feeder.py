@@ -12,11 +12,12 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import Delivery, Queue, QueueName, recovery_queue, run_queue
+from conveyor.engines.queue import Delivery, Queue, QueueName, kind_of, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import decode, encode, send_all
+from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     LONG_KINDS,
@@ -36,6 +37,7 @@ from conveyor.process.recorder import LeasedChunk
 from conveyor.process.retry import WORKER_LOST
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -248,15 +250,18 @@ class Feeder:
         await self._queue.ack(chunk.queue, [chunk.receipt])
 
     async def _dead_letter(self, job: Job, chunk: LeasedChunk, ref: TaskRef, error: TaskError) -> None:
-        """Fail a task that no worker survives, and dead-letter its message."""
+        """Fail a task that no worker survives, and mark it as dead-lettered."""
         log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=error.message)
-        detail = msgspec.json.encode(ResultDetail(error=error)).decode()
+        detail = msgspec.json.encode(ResultDetail(error=error, dead_lettered=True)).decode()
         end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, error.code, detail, self._clock.now())
+        await write_run_document(self._records.documents, job, end.at)
         finished = await self._tasks.finish(job.key, [end])
-        data = msgspec.json.encode({"attempt": ref.attempt, "reason": error.message}).decode()
+        metrics.DEAD_LETTERED.add(len(finished.moved), kind_of(chunk.queue))
+        crashpoint("worker.dead_letter.after")
+        data = msgspec.json.encode({"attempt": ref.attempt, "error": error, "reason": error.message}).decode()
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
-        await self._queue.dead_letter(chunk.queue, [chunk.receipt], error.message)
+        await self._queue.ack(chunk.queue, [chunk.receipt])
 
 
 def _lease(

@@ -77,7 +77,15 @@ class Worker:
         self._lifecycle = lifecycle
         self._executors = executors
         self._recorder = Recorder(
-            tasks, queue, bodies, lifecycle, coordinator, clock, settings.flush_seconds, self._on_requeued
+            records.documents,
+            tasks,
+            queue,
+            bodies,
+            lifecycle,
+            coordinator,
+            clock,
+            settings.flush_seconds,
+            self._on_requeued,
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
         self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY

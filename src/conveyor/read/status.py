@@ -228,6 +228,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "http_status": lineage.http_status,
         "tag": lineage.tag,
         "indexes": list(lineage.indexes),
+        "dead_lettered": lineage.dead_lettered,
         "options": without_secrets(lineage.overrides),
     }
 
@@ -299,7 +300,8 @@ async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Inges
     if ingested is None:
         ingested = await records.ingests.ingested(run.run_id)
         await coordinator.cache(key, msgspec.json.encode(ingested), _INGESTED_TTL)
-    return ingested
+    is_written_on_accept = ingested.ranges == 0 and job.mode is Mode.CLOSED and run.lineage is None
+    return None if is_written_on_accept else ingested
 
 
 async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:

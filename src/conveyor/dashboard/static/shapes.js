@@ -116,7 +116,15 @@
  * @property {number} fired
  * @property {{at: string, job_id: string | null, error: string | null}[]} fires
  *
- * @typedef {{id: string, queue: string, job_id: string, reason: string, at: string}} Letter
+ * @typedef {Object} Letter
+ * @property {string} id
+ * @property {string} queue
+ * @property {string} job_id
+ * @property {string | null} task_id
+ * @property {number | null} index
+ * @property {string | null} error_code
+ * @property {string} reason
+ * @property {string} at
  *
  * @typedef {Object} Breaker
  * @property {string} target
