@@ -32,8 +32,9 @@ from conveyor.accept.schedules import (
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
+from conveyor.engines.s3_source_buckets import S3SourceBuckets
 from conveyor.errors import InvalidField
-from conveyor.model import Job, UploadRecord
+from conveyor.model import Job, ListFormat, RemoteSource, Source, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
@@ -480,6 +481,25 @@ class TestSources:
             await run(scheduler)
         assert [data.count(b"\n") for data in await self.lists(system)] == [1, 2, 3]
         assert {seen.headers["x-token"] for seen in site.seen} == {"secret"}
+
+    @pytest.mark.server
+    async def test_an_object_in_a_bucket_is_read_by_the_ingest(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        listed = "acme=s3://listed-bucket/mine?region=eu-central-1"
+        refused = {"cron": "0 * * * *", "job": {"source": {"url": "s3://listed-bucket/mine/list.txt"}}}
+        answer = await server.post("/v1/schedules", refused)
+        assert (answer.status, answer.json["code"]) == (403, "source_refused")
+        async with S3SourceBuckets.open(listed) as buckets:
+            object.__setattr__(system, "source_buckets", buckets)
+            await made(server, job={"source": {"url": "s3://listed-bucket/mine/list.txt", "format": "text"}})
+            for _ in range(2):
+                clock.advance(HOUR)
+                await run(scheduler)
+        jobs = await jobs_of(system)
+        assert len(jobs) == 2
+        expected = Source("", 0, "", ListFormat.TEXT, None, RemoteSource("s3://listed-bucket/mine/list.txt"))
+        assert [job.source for job in jobs] == [expected, expected]
 
     async def test_an_upload_serves_every_fire_and_outlives_their_jobs(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler

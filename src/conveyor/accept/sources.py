@@ -4,22 +4,13 @@ from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 
 from conveyor.accept.schedules import ListSource
-from conveyor.egress.outbound import Outbound, OutboundFailed
-from conveyor.errors import BadInput, ListUnreadable, NotFound, UploadConflict
+from conveyor.egress.outbound import Outbound
+from conveyor.engines.source_buckets import SCHEME
+from conveyor.errors import NotFound, UploadConflict
 from conveyor.faults import crashpoint
-from conveyor.model import JobId, Source, TenantId
+from conveyor.lists.url_lists import UrlLists
+from conveyor.model import JobId, RemoteSource, Source, TenantId
 from conveyor.system import System
-
-MAX_REDIRECTS = 5
-
-_PIECE = 256 * 1024
-# Transient failures: the same request may succeed later.
-_TRANSIENT_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
-_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-class SourceUnavailable(Exception):
-    """The list of the schedule cannot be read now."""
 
 
 class Sources:
@@ -27,23 +18,27 @@ class Sources:
 
     def __init__(self, system: System, outbound: Outbound) -> None:
         self._system = system
-        self._outbound = outbound
+        self._urls = UrlLists(outbound, system.settings.schedule_fetch_seconds)
 
     async def stage(self, tenant: TenantId, job_id: JobId, source: ListSource) -> Source:
         """Copy the list for this job; the copy is removed with the job. Raises BadInput for a list that cannot be read,
         SourceUnavailable for one that cannot be read now."""
+        if source.url is not None and source.url.startswith(SCHEME):
+            # The ingest reads it in its bucket.
+            return Source("", 0, "", source.format, source.compression, RemoteSource(source.url))
         pieces = self._uploaded(tenant, source.upload_id) if source.upload_id is not None else self._fetched(source)
         # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
         key = f"{staged_prefix(tenant, job_id)}/{self._system.clock.new_id('list')}"
         digest = sha256()
         crashpoint("schedule.stage.before")
-        size = await self._system.blobs.put_stream(key, self._counted(pieces, digest.update))
+        size = await self._system.blobs.put_stream(key, _hashed(pieces, digest.update))
         crashpoint("schedule.stage.after")
         return Source(key, size, digest.hexdigest(), source.format, source.compression)
 
     async def drop(self, source: Source) -> None:
         """Remove a copy that no job uses."""
-        await self._system.blobs.delete([source.key])
+        if source.key:
+            await self._system.blobs.delete([source.key])
 
     async def discard(self, tenant: TenantId, job_id: JobId) -> None:
         """Remove all copies for a job that was not made."""
@@ -61,26 +56,8 @@ class Sources:
 
     async def _fetched(self, source: ListSource) -> AsyncIterator[bytes]:
         assert source.url is not None
-        timeout = self._system.settings.schedule_fetch_seconds
-        try:
-            async with self._outbound.get(source.url, list(source.headers.items()), timeout, MAX_REDIRECTS) as response:
-                _check_status(response.status)
-                while (piece := await response.body_reader.read(_PIECE)) is not None:
-                    yield bytes(piece)
-        except OutboundFailed as failed:
-            message = f"The list of the schedule cannot be read: {failed.message} ({failed.code})."
-            if failed.code in _TRANSIENT_CODES:
-                raise SourceUnavailable(message) from None
-            raise ListUnreadable(message) from None
-
-    async def _counted(self, pieces: AsyncIterator[bytes], update: Callable[[bytes], None]) -> AsyncIterator[bytes]:
-        max_bytes = self._system.settings.max_list_bytes
-        size = 0
-        async for piece in pieces:
-            size += len(piece)
-            if size > max_bytes:
-                raise ListUnreadable(f"The list of the schedule is larger than {max_bytes} bytes.")
-            update(piece)
+        place = RemoteSource(source.url, source.headers)
+        async for piece in self._urls.whole(place, self._system.settings.max_list_bytes):
             yield piece
 
 
@@ -88,8 +65,7 @@ def staged_prefix(tenant: TenantId, job_id: JobId) -> str:
     return f"lists/{tenant}/{job_id}"
 
 
-def _check_status(status: int) -> None:
-    if status == 200:
-        return
-    message = f"The URL of the schedule's list answered {status}."
-    raise SourceUnavailable(message) if status in _TRANSIENT_STATUSES else BadInput(message)
+async def _hashed(pieces: AsyncIterator[bytes], update: Callable[[bytes], None]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        update(piece)
+        yield piece

@@ -1,8 +1,8 @@
 """Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
 A small closed job is written with its tasks and references, and answered 201. A larger job, an open one, one with an
-upload, and one with `Prefer: respond-async` is written as one row and one message, and answered 202; ingest does the
-rest.
+upload or a URL, and one with `Prefer: respond-async` is written as one row and one message, and answered 202; ingest
+does the rest.
 
 Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
 three steps, ordered so that a crash between any two leaves nothing half accepted:
@@ -22,6 +22,7 @@ import structlog
 
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
+from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
@@ -98,6 +99,11 @@ class Submit:
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
+        if spec.source is not None and spec.source.url is not None:
+            source = remote_source(self._system, tenant, spec.source)
+            # The list stays where it is: none of its bytes are staged.
+            await self._admission.admit(tenant, jobs=1)
+            return await self._accept_for_ingest(tenant, spec, claim, source)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
             await self._admission.admit(tenant, jobs=1, staged=source.size)
@@ -130,7 +136,7 @@ class Submit:
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
-        upload = await self._system.records.access.upload(spec.source.upload_id)
+        upload = await self._system.records.access.upload(spec.source.upload_id or "")
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
@@ -306,6 +312,8 @@ def encode_list(seeds: Sequence[TaskSeed]) -> bytes:
 
 
 def _check_shape(spec: JobSpec) -> None:
+    if spec.source is not None:
+        check_source(spec.source)
     if spec.source is not None and spec.tasks:
         raise InvalidField("Give `tasks` or `source`, not both.", field="source")
     if spec.mode is Mode.OPEN and (spec.tasks or spec.source):
