@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from conveyor.client.client_session import ClientSession, new_key
+from conveyor.client.list_parts import send_parts
 from conveyor.client.lists import InlineTasks, ListFile, Tasks, collect_tasks, is_file, json_lines
 from conveyor.client.resources import RemoteList, Upload
 from conveyor.client.s3_objects import is_object, open_object
@@ -122,6 +123,9 @@ async def _send(session: ClientSession, list_file: ListFile, key: str, progress:
     announcement = {"size": list_file.size, "sha256": list_file.sha256}
     target = await session.transport.json("POST", "/v1/uploads", body=announcement, idempotency_key=key)
     upload = Upload(target["upload_id"], list_file.format)
+    if target.get("part_bytes") is not None:
+        await send_parts(session.transport, upload.upload_id, list_file, progress)
+        return upload
     body = FileBody(list_file.path, list_file.size, progress)
     try:
         await session.transport.put(target["method"], target["url"], target["headers"], body)
