@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from conveyor import AsyncClient, Client, faults
+from conveyor import AsyncClient, Client
 from conveyor.engines import s3 as s3_engine
 from conveyor.engines import s3_parts
 from conveyor.engines.blobs import StoresParts
 from conveyor.engines.object_blobs import ObjectEngine
-from conveyor.lists.multipart_uploads import CompletionSpec, MultipartUploads
+from conveyor.lists.multipart_uploads import CompletionSpec, MultipartUploads, PartsSpec
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
+from tests.flow.test_list_sources import dying_at
 from tests.flow.test_sdk import blocking
 from tests.servers import rclone, s3
 from tests.servers.aws import REGION
@@ -174,8 +175,16 @@ async def test_the_client_sends_it(server: Api, system: System, tmp_path: Path) 
     assert await system.blobs.size(f"uploads/acme/{upload.upload_id}") == len(DATA)
 
 
-class Crash(BaseException):
-    """The process dies."""
+@pytest.mark.parametrize("point", ["blob.begin_parts.before", "blob.begin_parts.after"])
+async def test_a_crash_while_it_is_begun(server: Api, system: System, point: str) -> None:
+    upload_id = await promise(server)
+    upload = await system.records.access.upload(upload_id)
+    assert upload is not None
+    with dying_at(point):
+        await MultipartUploads(system).parts(upload, PartsSpec())
+    multipart_id = await send_all(server, upload_id)
+    assert (await complete(server, upload_id, multipart_id)).status == 200
+    assert await system.blobs.size(upload.key) == len(DATA)
 
 
 @pytest.mark.parametrize(
@@ -188,16 +197,8 @@ async def test_a_crash_while_it_is_completed(server: Api, system: System, point:
     upload = await system.records.access.upload(upload_id)
     assert upload is not None
 
-    def die(passed: str) -> None:
-        if passed == point:
-            raise Crash
-
-    faults.arm(die)
-    try:
-        with pytest.raises(Crash):
-            await MultipartUploads(system).complete(upload, CompletionSpec(multipart_id))
-    finally:
-        faults.arm(None)
+    with dying_at(point):
+        await MultipartUploads(system).complete(upload, CompletionSpec(multipart_id))
     done = await complete(server, upload_id, multipart_id)
     assert (done.status, done.json["stored"]) == (200, True), done.body
     assert await system.blobs.size(upload.key) == len(DATA)

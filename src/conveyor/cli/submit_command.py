@@ -50,7 +50,10 @@ def submit(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Submit a list of tasks and print the id of the job."""
+    """Submit a list of tasks and print the id of the job.
+
+    The list may also be one http or https URL, which the server reads.
+    """
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.run_directory import check_lists
