@@ -8,12 +8,12 @@ ConveyorError
 │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── Forbidden (403) ── CrossSite
+├── Forbidden (403) ── CrossSite · SourceRefused
 ├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
 │   └── ReplacementInFlight · AlreadyReplaced
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable
     └── Overloaded ── NoWorkers
 """
 
@@ -203,6 +203,13 @@ class Forbidden(ConveyorError):
     status = 403
 
 
+class SourceRefused(Forbidden):
+    """The server does not read from this bucket. Ask its operator to list it in CONVEYOR_SOURCE_BUCKETS, or upload the
+    list."""
+
+    code = "source_refused"
+
+
 class CrossSite(Forbidden):
     """The request comes from another site. Use the dashboard's own pages, or send an API key."""
 
@@ -339,6 +346,12 @@ class ServerUnreachable(Unavailable):
     """No Conveyor server responds. Start one with `conveyor up`, or set CONVEYOR_URL."""
 
     code = "server_unreachable"
+
+
+class SourceUnavailable(Unavailable):
+    """The list cannot be read from its source now. Retry in a moment."""
+
+    code = "source_unavailable"
 
 
 class EngineFailed(Unavailable):

@@ -317,15 +317,29 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     due: float = 0.0
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A staged list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
+class RemoteSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A list that the ingester reads where it is: an object in a bucket, or the response of a URL. The version is the
+    one that the client named, or the one that the ingest found first."""
 
+    url: str
+    headers: dict[str, str] = {}
+    version_id: str | None = None
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
+
+    # Empty for a list that is not staged.
     key: str
     size: int
+    # Empty for a list that nobody has read yet.
     sha256: str
     # None: detected from the first bytes.
     format: ListFormat | None = None
     compression: Compression | None = None
+    remote: RemoteSource | None = None
 
 
 class Walk(NamedTuple):

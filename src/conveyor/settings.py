@@ -70,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_list_bytes: int = 8 * 1024 * 1024 * 1024
     # Size of the ranges that a plain list is split into for ingest workers, in bytes.
     ingest_range_bytes: int = 4 * 1024 * 1024
+    # Buckets from which the server reads lists for its tenants, separated by spaces: TENANT=s3://BUCKET/PREFIX, with
+    # ?region= and &endpoint= where they differ from the environment; * is every tenant. Default: none.
+    source_buckets: str | None = None
     # Ingest loops in this process.
     ingesters: int = 2
     # How long to keep an upload that no job uses, in seconds.
@@ -181,7 +184,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_catch_up: int = 100
     # How late a fire may be before it counts as missed, in seconds.
     schedule_grace_seconds: float = 60.0
-    # How long a schedule may take to read its list from a URL, in seconds.
+    # How long reading a whole list from a URL may take, in seconds: for a schedule, or for a job whose URL serves no
+    # ranges.
     schedule_fetch_seconds: float = 600.0
     # Region of the state machines that wait for jobs: stepfunctions://REGION. Without it, jobs cannot have task tokens.
     step_functions: str | None = None

@@ -6,7 +6,7 @@ one engine: records, tasks and queue on one Postgres are one database, so one tr
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AtomicAccept, Records
+from conveyor.engines.source_buckets import NoSourceBuckets, SourceBuckets
 from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
@@ -64,6 +65,8 @@ class System:
     step_functions: StepFunctions | None = None
     # Queues from which jobs are taken in, in order of preference.
     inboxes: Sequence[Inbox] = ()
+    # Buckets of tenants from which lists are read.
+    source_buckets: SourceBuckets = field(default_factory=NoSourceBuckets)
 
 
 @asynccontextmanager
@@ -92,6 +95,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
             step_functions=await _step_functions(settings, key, stack),
             inboxes=await _inboxes(settings, clock, measured["queue"], stack),
+            source_buckets=await _source_buckets(settings, stack),
         )
 
 
@@ -159,6 +163,16 @@ async def _inboxes(settings: Settings, clock: Clock, queue: Queue, stack: AsyncE
             raise _extra_missing("INTAKE", "aws", error) from None
         inboxes.append(await stack.enter_async_context(SqsInbox.open(named, clock)))
     return inboxes
+
+
+async def _source_buckets(settings: Settings, stack: AsyncExitStack) -> SourceBuckets:
+    if settings.source_buckets is None:
+        return NoSourceBuckets()
+    try:
+        from conveyor.engines.s3_source_buckets import S3SourceBuckets
+    except ImportError as error:
+        raise _extra_missing("SOURCE_BUCKETS", "aws", error) from None
+    return await stack.enter_async_context(S3SourceBuckets.open(settings.source_buckets))
 
 
 async def migrate(settings: Settings, clock: Clock) -> list[str]:

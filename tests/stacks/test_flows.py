@@ -17,8 +17,10 @@ from conveyor.engines.queue import run_queue
 from conveyor.model import JobId, TenantId
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.system import System
+from tests.servers import sources
 from tests.support.api import Api, client
 from tests.support.clocks import JumpingClock
+from tests.support.list_site import ListSite
 from tests.support.target_site import Site
 
 ENDED = {"completed", "failed", "cancelled"}
@@ -124,6 +126,25 @@ async def test_a_small_stored_list_is_written_whole(api: Api, site: Site, system
     job = await ended(api, made.json["id"])
     assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 3)
     await check_counted(system, job["id"], 3)
+
+
+@pytest.mark.parametrize("place", ["bucket", "url", "url without ranges"])
+async def test_a_list_is_read_where_it_is(api: Api, system: System, place: str) -> None:
+    data = b"".join(b'{"n": %d}\n' % n for n in range(MANY))
+    async with ListSite(data) as site:
+        site.ranges = place == "url"
+        url = sources.put(f"{api.key[:8]}/list.jsonl", data) if place == "bucket" else site.url
+        spec = {"kind": "python", "handler": "tests.echo", "source": {"url": url}, "concurrency": 8}
+        made = await api.submit(spec)
+        assert made.status == 202, made.body
+        job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["total"]) == ("completed", MANY), job
+    items = await results(api, job["id"])
+    assert sorted((item["index"], item["input"]["n"]) for item in items) == [(n, n) for n in range(MANY)]
+    await check_counted(system, job["id"], MANY)
+    other = await api.as_tenant("beta")
+    refused = await other.submit({"source": {"url": f"s3://{sources.BUCKET}/list.jsonl"}})
+    assert (refused.status, refused.json["code"]) == (403, "source_refused")
 
 
 async def test_an_open_job(api: Api, site: Site, system: System) -> None:

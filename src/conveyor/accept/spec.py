@@ -20,9 +20,17 @@ _SHOWN = 100
 
 
 class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An uploaded list. Format and compression are detected from its first bytes where they are not given."""
+    """A list: an upload, or a URL that the server reads, `s3://BUCKET/KEY` or `https://…`. Format and compression are
+    detected from its first bytes where they are not given."""
 
-    upload_id: str
+    upload_id: str | None = None
+    url: str | None = None
+    # Of the request for the URL.
+    headers: dict[str, str] = {}
+    # The version that the client means; without one, the ingest reads the version that it finds.
+    version_id: str | None = None
+    etag: str | None = None
+    sha256: str | None = None
     format: ListFormat | None = None
     compression: Compression | None = None
 

@@ -1,8 +1,8 @@
 """Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
 A small closed job is written with its tasks and references, and answered 201, whether its list is in the request or
-stored. A larger job, an open one, and one with `Prefer: respond-async` is written as one row and one message, and
-answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
+stored. A larger job, an open one, one whose list is behind a URL, and one with `Prefer: respond-async` is written as one
+row and one message, and answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
 
 Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
 three steps, ordered so that a crash between any two leaves nothing half accepted:
@@ -24,6 +24,7 @@ import structlog
 
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
+from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.replace import NOTHING, Replace, Replaced, check_replaces
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
@@ -119,6 +120,11 @@ class Submit:
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
         replaced = await self._replace.find(tenant, spec.replaces, JobId(claim.subject))
+        if spec.source is not None and spec.source.url is not None:
+            source = remote_source(self._system, tenant, spec.source)
+            # The list stays where it is: none of its bytes are staged.
+            await self._admission.admit(tenant, jobs=_new_jobs(replaced))
+            return await self._accept_for_ingest(tenant, spec, claim, source, replaced)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
             return await self._accept_stored(tenant, spec, source, prefer_async, claim, replaced)
@@ -151,7 +157,7 @@ class Submit:
         replaced: Replaced = NOTHING,
     ) -> Accepted:
         """Accept a job of a stored list: with its tasks if the list is small, else for ingest."""
-        small = await self._read_small(spec, source)
+        small = None if source.remote is not None else await self._read_small(spec, source)
         if small is None or prefer_async or replaced.runs:
             await self._admission.admit(tenant, jobs=_new_jobs(replaced), staged=source.size)
             return await self._accept_for_ingest(tenant, spec, claim, source, replaced, is_small=small is not None)
@@ -181,7 +187,7 @@ class Submit:
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
-        upload = await self._system.records.access.upload(spec.source.upload_id)
+        upload = await self._system.records.access.upload(spec.source.upload_id or "")
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
@@ -427,6 +433,8 @@ def _new_tasks(count: int, replaced: Replaced) -> int:
 
 
 def _check_shape(spec: JobSpec) -> None:
+    if spec.source is not None:
+        check_source(spec.source)
     if spec.source is not None and spec.tasks:
         raise InvalidField("Give `tasks` or `source`, not both.", field="source")
     if spec.mode is Mode.OPEN and (spec.tasks or spec.source):

@@ -80,6 +80,8 @@ def _tenant_routes() -> Router:
         route_handlers=[
             uploads.create_upload,
             uploads.show_upload,
+            uploads.sign_parts,
+            uploads.complete_upload,
             jobs.submit_job,
             jobs.list_jobs,
             jobs.show_job,

@@ -32,9 +32,10 @@ def work(
     _run(Settings.load(data=data, workers=workers, app=app, allow_private_targets=allowed), "work")
 
 
-def ingest(data: Data = None, ingesters: Ingesters = None) -> None:
+def ingest(data: Data = None, ingesters: Ingesters = None, allow_private_targets: AllowPrivate = False) -> None:
     """Run only the ingester, which turns lists into tasks."""
-    _run(Settings.load(data=data, ingesters=ingesters), "ingest")
+    allowed = allow_private_targets or None
+    _run(Settings.load(data=data, ingesters=ingesters, allow_private_targets=allowed), "ingest")
 
 
 def sweep(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:

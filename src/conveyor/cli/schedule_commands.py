@@ -63,7 +63,8 @@ def create(
         typer.Argument(metavar="LIST", help="List of tasks, uploaded once, now.", show_default=False),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="Read the list from this URL at each fire.")
+        str | None,
+        typer.Option("--from", metavar="URL", help="Read the list from this http or s3 URL at each fire."),
     ] = None,
     zone: Annotated[
         str, typer.Option("--timezone", metavar="NAME", help="Time zone of the cron expression, such as Europe/Berlin.")

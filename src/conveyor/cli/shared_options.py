@@ -15,9 +15,9 @@ Lists = Annotated[
     list[str],
     typer.Argument(
         metavar="LIST",
-        help="Files with the tasks, or - for standard input: text with one URL per line (empty lines and lines that "
-        "start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be compressed as .gz or "
-        ".zst, and have any size.",
+        help="Files with the tasks, s3://BUCKET/KEY, or - for standard input: text with one URL per line (empty lines "
+        "and lines that start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be "
+        "compressed as .gz or .zst, and have any size.",
         show_default=False,
     ),
 ]

@@ -12,7 +12,7 @@ from conveyor.client.job import AsyncJob, JobHandle
 from conveyor.client.job_options import Compression, JobOptions, Kind, ListFormat, ResultLayout
 from conveyor.client.lists import Tasks
 from conveyor.client.progress_display import display_bytes
-from conveyor.client.resources import Upload
+from conveyor.client.resources import RemoteList, Upload
 from conveyor.client.server_address import find_server
 from conveyor.client.transport import Json, Query
 from conveyor.client.upload_file import BytesProgress
@@ -41,7 +41,7 @@ class Client:
 
     def submit(
         self,
-        tasks: Tasks | Upload,
+        tasks: Tasks | Upload | RemoteList,
         *,
         kind: Kind | None = None,
         name: str | None = None,
@@ -54,8 +54,9 @@ class Client:
         progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
-        """Create a job from tasks: an iterable, an open file, or the path of a file. A list of any length needs
-        constant memory. The kind is python with `handler`, export_download with `export`, else fetch.
+        """Create a job from tasks: an iterable, an open file, the path of a file, or `s3://BUCKET/KEY`, which the
+        client reads and uploads if the server may not read it. A list of any length needs constant memory. The kind is
+        python with `handler`, export_download with `export`, else fetch.
 
         Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
         `compression` describe a file whose name and first bytes do not. `progress`: True shows the upload; a function
@@ -181,7 +182,7 @@ class AsyncClient:
 
     async def submit(
         self,
-        tasks: Tasks | Upload,
+        tasks: Tasks | Upload | RemoteList,
         *,
         kind: Kind | None = None,
         name: str | None = None,

@@ -83,6 +83,25 @@ class InvalidLine(ApiValue, frozen=True):
     text: str = ""
 
 
+class RemoteList(ApiValue, frozen=True):
+    """A list that the server reads where it is: `s3://BUCKET/KEY`, or an http or https URL. `version_id`, `etag` or
+    `sha256` name its version; without one, the server reads the version that it finds."""
+
+    url: str
+    version_id: str | None = None
+    etag: str | None = None
+    sha256: str | None = None
+    # Sent with requests for an http or https URL.
+    headers: dict[str, str] | None = None
+    # None: the server detects them from the first bytes.
+    format: str | None = None
+    compression: str | None = None
+
+    def source(self) -> dict[str, Any]:
+        """The `source` of POST /v1/jobs."""
+        return {name: value for name, value in self.as_dict().items() if value is not None}
+
+
 class Upload(ApiValue, frozen=True):
     """An uploaded list, to create jobs from."""
 

@@ -50,7 +50,8 @@ class Ingester:
         return 0.0 if deliveries else _IDLE
 
     async def close(self) -> None:
-        """There is nothing to close: no message is in flight between ticks."""
+        """Close the clients of its sources. No message is in flight between ticks."""
+        await self._ingest.close()
 
     async def _handle(self, delivery: Delivery) -> None:
         try:

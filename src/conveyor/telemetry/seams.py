@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, TypeVar, cast
 
 from conveyor.clock import Clock
-from conveyor.engines.blobs import Blobs
+from conveyor.engines.blobs import Blobs, StoresParts
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Hastens, Queue, QueueName, ReportsMessageAge, kind_of
 from conveyor.engines.records import (
@@ -40,7 +40,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "tasks": (Tasks, ReadsByIndex),
     "queue": (Queue, ReportsMessageAge, Hastens),
     "coordinator": (Coordinator,),
-    "blobs": (Blobs,),
+    "blobs": (Blobs, StoresParts),
     "atomic_accept": (AtomicAccept,),
 }
 
