@@ -1,8 +1,8 @@
 """Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
 A small closed job is written with its tasks and references, and answered 201, whether its list is in the request or
-stored. A larger job, an open one, one whose list is behind a URL, and one with `Prefer: respond-async` is written as one
-row and one message, and answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
+stored. A larger job, an open one, one whose list is behind a URL, and one with `Prefer: respond-async` is written as
+one row and one message, and answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
 
 Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
 three steps, ordered so that a crash between any two leaves nothing half accepted:
