@@ -135,7 +135,7 @@ class Embedded:
         return job
 
     async def unfinished(self, tenant: TenantId) -> Job | None:
-        """The newest job of this tenant that has not ended."""
+        """The newest unfinished job of this tenant."""
         jobs = [job for job in await self.system.records.jobs.active_jobs() if job.tenant == tenant]
         return jobs[-1] if jobs else None
 

@@ -19,7 +19,7 @@ from conveyor.lists.inputs import METHODS, DownloadInput, FetchInput
 from conveyor.lists.reader import _COLUMNS
 from conveyor.model import JobKind, Options
 from conveyor.process.retry import FINAL_ERRORS, RETRYABLE_ERRORS
-from conveyor.states import TaskStatus
+from conveyor.states import ReasonCode, TaskStatus
 
 # When each event is written, and its data besides job_id and run_id.
 EVENT_DATA = {
@@ -48,6 +48,20 @@ TASK_EVENTS = {
     "task.succeeded": "The task succeeded. Derived from its row.",
     "task.cancelled": "The task was cancelled with its run. Derived from its row.",
 }
+# Why a run is in its state.
+REASON_CODES = {
+    ReasonCode.INGEST_FAILED: "The list could not be ingested in several attempts.",
+    ReasonCode.LIST_UNREADABLE: "The list cannot be read as its format or compression says.",
+    ReasonCode.LIST_MISSING: "The staged list no longer exists.",
+    ReasonCode.LIST_CHANGED: "The list is not the one that was accepted: its size or sha256 differs.",
+    ReasonCode.LIST_REJECTED: "The list has invalid lines, and the job has `on_invalid: reject`.",
+    ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
+    ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
+    ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
+    ReasonCode.CANCELLED: "A user cancelled the run.",
+    ReasonCode.PAUSED: "A user paused the run.",
+    ReasonCode.IDLE_TIMEOUT: "The open job was closed because nobody added to it for `idle_timeout`.",
+}
 # Why a task failed. A code that is not here is `http_<status>`.
 TASK_ERRORS = {
     "bad_answer": "The response of the export API has no id, state or link at the path that the job names.",
@@ -58,9 +72,8 @@ TASK_ERRORS = {
     "checksum_mismatch": "The file's sha256 differs from the one that the task names.",
     "connect_failed": "The connection failed.",
     "connect_timeout": "No connection within `connect_timeout`.",
-    "content_encoded": "The server compressed the file although the request forbids it, so the download cannot resume.",
     "deadline": "`task_deadline` has passed, so no further attempt may start.",
-    "decode_failed": "The compressed body is corrupt.",
+    "decode_failed": "The body has a broken or unknown content coding, or the answer is not HTTP.",
     "dns_failed": "The host name has no address.",
     "export_api_failed": "A call of the export API failed finally, or after its last retry.",
     "export_failed": "The export API reports that the export failed.",
@@ -182,6 +195,11 @@ def task_errors_part() -> str:
         f"| `{code}` | {'yes' if code in RETRYABLE_ERRORS else ''} | {text} |" for code, text in TASK_ERRORS.items()
     ]
     return "\n".join(["| code | retried | |", "|---|---|---|", *rows])
+
+
+def reason_codes_part() -> str:
+    rows = [f"| `{code}` | {REASON_CODES[code]} |" for code in ReasonCode]
+    return "\n".join(["| code | |", "|---|---|", *rows])
 
 
 def options_part() -> str:

@@ -74,6 +74,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "errors": errors_table,
     "task errors": reference.task_errors_part,
+    "reason codes": reference.reason_codes_part,
     "inputs": reference.inputs_part,
     "options": reference.options_part,
     "events": reference.events_part,

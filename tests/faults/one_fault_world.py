@@ -24,9 +24,8 @@ from conveyor.ingest import ingester as ingest_worker
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists import reader as lists
 from conveyor.model import WORKERS, Job, JobId, JobKind, Run, RunKey
-from conveyor.notify import deliverer
+from conveyor.notify import deliverer, progress_notifier
 from conveyor.notify import dispatcher as notify
-from conveyor.notify import progress_notifier as herald
 from conveyor.process import feeder, worker
 from conveyor.read.invalid_lines import invalid_lines
 from conveyor.recover import retention, sweeper
@@ -63,7 +62,7 @@ _PACE: list[tuple[Any, str, float]] = [
     (retention, "SETTLE_SECONDS", 3.0),
     (deliverer, "_IDLE", 2.0),
     (notify, "_IDLE", 2.0),
-    (herald, "_EVERY", 8.0),
+    (progress_notifier, "_EVERY", 8.0),
     (exporter, "_IDLE", 2.0),
     (scheduler, "_EVERY", 4.0),
 ]

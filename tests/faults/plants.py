@@ -258,13 +258,13 @@ def ids_of_the_attempt(directory: Path) -> None:
 @plant
 def subject_of_the_attempt(_: Path) -> None:
     """Whoever takes a claim over makes a thing of another id."""
-    claim = Idempotency.claim
+    claim = Idempotency._claim
 
     async def forgetful(self: Idempotency, tenant: Any, request: Any, subject: str) -> Any:
         ticket = await claim(self, tenant, request, subject)
         return ticket._replace(subject=subject) if isinstance(ticket, Claim) else ticket
 
-    Idempotency.claim = forgetful  # type: ignore[method-assign]
+    Idempotency._claim = forgetful  # type: ignore[method-assign]
 
 
 @plant

@@ -19,8 +19,9 @@ from conveyor.system import System, open_system
 from tests.faults.forks import Forks
 from tests.faults.hits import ALL_HITS
 from tests.faults.long_child import TENANT
-from tests.flow.test_export_download import INPUT, ExportSite
-from tests.flow.test_export_download import SIZE as EXPORT_SIZE
+from tests.flow.test_export_download import INPUT
+from tests.support.export_site import SIZE as EXPORT_SIZE
+from tests.support.export_site import ExportSite
 from tests.support.file_site import MIB, Behaviour, FileSite, digest
 
 CHILD = "tests.faults.long_child"
@@ -53,6 +54,12 @@ EXPORT = (
     "queue.send.before",
     "queue.send.after",
 )
+# With a rate, an attempt ends after each request: the export is made, is not ready, is ready, and its file is there.
+PACED = [
+    (point, nth)
+    for point in ("progress.write.before", "progress.write.after", "queue.send.before", "queue.send.after")
+    for nth in ((1, 2, 3) if ALL_HITS else (1, 3))
+]
 
 
 async def killed_then_done(children: Forks, place: Path, spec: dict[str, Any], crash_at: str, deaths: int = 1) -> None:
@@ -130,6 +137,16 @@ async def test_an_export(children: Forks, place: Path, point: str) -> None:
         described = api.described(poll={"first": 0.1, "rate": 1, "cap": 0.1})
         spec = {"kind": "export_download", "tasks": [INPUT], "export": described, "attempts": 1}
         await killed_then_done(children, place, spec, f"{point}:1")
+        assert len(api.made) == 1
+    assert (await check_file(place, EXPORT_SIZE)).attempts == 1
+
+
+@pytest.mark.parametrize(("point", "nth"), PACED)
+async def test_an_export_at_a_rate(children: Forks, place: Path, point: str, nth: int) -> None:
+    async with ExportSite(ready_after=1) as api:
+        described = api.described(poll={"first": 0.1, "rate": 1, "cap": 0.1})
+        spec = {"kind": "export_download", "tasks": [INPUT], "export": described, "attempts": 1, "rate_per_host": 100}
+        await killed_then_done(children, place, spec, f"{point}:{nth}")
         assert len(api.made) == 1
     assert (await check_file(place, EXPORT_SIZE)).attempts == 1
 

@@ -427,7 +427,7 @@ class TestOnItsOwnClock:
         async with opened(f"{redis.url}?prefix=one") as one, opened(f"{redis.url}?prefix=two") as two:
             await granted(one, "ingest", "a")
             await granted(two, "ingest", "b")
-            await two.forget("")
+            await two.forget_leases("")
             assert await one.lease("ingest", "b", TTL) is None
 
     async def test_what_nobody_asks_for_any_more_goes(self, redis: RedisServer) -> None:

@@ -493,7 +493,7 @@ class TestQueues:
 
     async def test_checks_find_nothing_wrong(self, site: Site) -> None:
         engine = await site.engine()
-        assert ("control queue", "run `conveyor migrate`: it is not there") in await engine.checks()
+        assert ("control queue", "it does not exist: run `conveyor migrate`") in await engine.checks()
         site.clock.advance(2)
         await engine.migrate()
         found = dict(await engine.checks())

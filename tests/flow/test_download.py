@@ -29,6 +29,7 @@ from tests.support.clocks import JumpingClock
 from tests.support.file_site import MIB, Behaviour, FileSite, digest
 from tests.support.make_jobs import ACME, make_job
 from tests.support.places import quick_place
+from tests.support.target_site import Site
 from tests.support.working import all_items, ended
 from tests.support.working import until as seen
 
@@ -143,9 +144,43 @@ class TestWhole:
         assert code(outcome) == "body_too_large"
         assert await kept_keys(system, made) == []
 
-    async def test_a_body_that_is_encoded_all_the_same(self, executor: DownloadExecutor, site: FileSite) -> None:
+    async def test_a_body_that_says_it_is_encoded_and_is_not(
+        self, executor: DownloadExecutor, site: FileSite, system: System
+    ) -> None:
         site.file.encoding = "gzip"
-        assert code(await attempt(executor, site.url())) == "content_encoded"
+        outcome = await attempt(executor, site.url("/redirect/file.bin"), job := job_with())
+        assert (code(outcome), outcome.http_status) == ("decode_failed", 200)
+        assert outcome.final_url == site.url("/file.bin")
+        assert await kept_keys(system, job) == []
+
+    @pytest.mark.parametrize(
+        ("path", "expected", "status", "end"),
+        [
+            ("/loop", "too_many_redirects", 302, "/loop"),
+            ("/redirect?to=ftp://x/", "bad_redirect", 302, "/redirect?to=ftp://x/"),
+            ("/redirect?status=307&to=/hang-up", "read_failed", 307, "/hang-up"),
+            ("/redirect?to=/cut", "read_failed", 200, "/cut"),
+            ("/redirect?to=/status/404", "http_404", 404, "/status/404"),
+        ],
+    )
+    async def test_a_chain_that_fails_keeps_how_far_it_came(
+        self, executor: DownloadExecutor, path: str, expected: str, status: int, end: str
+    ) -> None:
+        async with Site() as site:
+            outcome = await attempt(executor, site.url(path))
+            found = (code(outcome), outcome.http_status, outcome.final_url)
+            assert found == (expected, status, site.url(end))
+
+    async def test_a_chain_has_cookies_and_letters_of_its_own(self, executor: DownloadExecutor) -> None:
+        async with Site() as site:
+            for _ in range(2):
+                outcome = await attempt(executor, site.url("/consent"))
+                assert outcome.status is TaskStatus.SUCCEEDED, outcome.error
+            assert [seen.headers.get("cookie") for seen in site.seen[3:5]] == [None, "region=eu"]
+            outcome = await attempt(executor, site.url("/foreign-letters?status=302"))
+            assert outcome.final_url == site.url("/caf%C3%A9")
+            outcome = await attempt(executor, site.url("/latin-letters"))
+            assert ("x-name", "\xa0\xff") in (outcome.headers or [])
 
     @pytest.mark.parametrize(("status", "retry"), [(404, None), (503, 7.0), (204, None), (206, None), (416, None)])
     async def test_an_error_of_the_target(

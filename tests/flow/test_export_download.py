@@ -1,7 +1,5 @@
 """Exports from an API on loopback: it is asked once for a file, and asked how far it is until there is one."""
 
-import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,79 +29,10 @@ from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
 from tests.support.clocks import JumpingClock
-from tests.support.file_site import MIB, Behaviour, FileSite, digest
+from tests.support.export_site import SIZE, ExportSite
+from tests.support.file_site import Behaviour, FileSite, digest
 from tests.support.make_jobs import ACME, make_job
-from tests.support.target_site import Seen
 from tests.support.working import until
-
-SIZE = MIB + 17
-
-
-class ExportSite(FileSite):
-    """POST /exports makes one; GET /exports/<id> says how far it is; /files/<id>?link=<n> is the file."""
-
-    def __init__(self, ready_after: int = 2) -> None:
-        super().__init__(Behaviour(SIZE))
-        self.ready_after = ready_after
-        self.made: dict[str, str] = {}
-        self.polls = 0
-        self.calls: list[Seen] = []
-        # Answers to give instead, each once: to calls, and to links.
-        self.failures: list[tuple[int, str]] = []
-        self.final = "done"
-        self.links = 0
-        # A link is good until this many bytes were sent; then a fresh one is needed.
-        self.lapse: set[int] = set()
-        self.idempotent = True
-        self.bodies: list[Any] = []
-
-    async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        if seen.path.startswith("/files/"):
-            if int(seen.query("link")) in self.lapse:
-                self._head(writer, 403, "Content-Length: 0\r\n")
-                return True
-            return await super()._answer(seen, writer)
-        self.calls.append(seen)
-        if self.failures:
-            status, headers = self.failures.pop(0)
-            self._head(writer, status, f"{headers}Content-Length: 0\r\n")
-            return True
-        if seen.path == "/exports":
-            return self._json(writer, self._create(seen))
-        self.polls += 1
-        state = self.final if self.polls > self.ready_after else "working"
-        self.links += 1
-        link = self.url(f"/files/{seen.path.split('/')[2]}?link={self.links}")
-        return self._json(writer, {"export": {"status": state, "files": [{"href": link}]}})
-
-    def _create(self, seen: Seen) -> dict[str, Any]:
-        self.bodies.append(json.loads(seen.body) if seen.body else None)
-        key = seen.headers["idempotency-key"] if self.idempotent else str(len(self.calls))
-        return {"data": {"id": self.made.setdefault(key, f"ex/{len(self.made) + 1}")}}
-
-    def _json(self, writer: asyncio.StreamWriter, value: Any) -> bool:
-        data = json.dumps(value).encode()
-        self._head(writer, 200, f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n")
-        writer.write(data)
-        return True
-
-    def described(self, **changed: Any) -> dict[str, Any]:
-        return {
-            "create": {
-                "url": self.url("/exports?kind={input.kind}"),
-                "headers": {"X-Task": "{task_id}"},
-                "body": {"from": "{input.from}", "note": "for {input.kind}", "all": True, "days": "{input.days}"},
-            },
-            "id": "$.data.id",
-            "status": {"url": self.url("/exports/{id}"), "headers": {"Authorization": "Bearer of the API"}},
-            "state": "/export/status",
-            "ready": ["done"],
-            "failed": ["broken"],
-            "download": "$.export.files[0].href",
-            "poll": {"first": 5, "rate": 2, "cap": 60, "timeout": 1000},
-            **changed,
-        }
-
 
 INPUT = {"kind": "a/b?c", "from": "2026-01-01", "days": [1, 2]}
 
@@ -169,6 +98,15 @@ async def test_from_request_to_file(
     file = api.seen[-1]
     assert (file.headers["x-job"], file.headers["cookie"]) == ("1", "a=1")
     assert "authorization" not in file.headers
+
+
+async def test_responses_of_the_api_are_decoded(
+    executor: ExportDownloadExecutor, api: ExportSite, clock: JumpingClock
+) -> None:
+    api.encodes, api.ready_after = True, 0
+    outcome = await attempt(executor, job_for(clock, api.described()))
+    assert outcome.status is TaskStatus.SUCCEEDED, outcome.error
+    assert {call.headers["accept-encoding"] for call in api.calls} == {"identity"}
 
 
 async def test_a_link_to_elsewhere_gets_no_secrets(

@@ -168,8 +168,30 @@ class TestAnswers:
         outcome = await attempt(free, site.url("/foreign-letters"))
         assert outcome.status is TaskStatus.SUCCEEDED
         assert outcome.headers is not None
-        assert ("x-name", "") in outcome.headers
+        # Each character is a byte: the value was UTF-8.
+        assert ("x-name", "caf\xc3\xa9") in outcome.headers
         assert [value for name, value in outcome.headers if name == "set-cookie"] == ["a=1", "b=2"]
+
+    async def test_headers_that_are_not_ascii_are_kept_as_latin_1(self, either: FetchExecutor, site: Site) -> None:
+        outcome = await attempt(either, site.url("/latin-letters"))
+        assert outcome.content_type == "text/caf\xe9"
+        assert outcome.headers == [
+            ("content-type", "text/caf\xe9"),
+            ("content-length", "2"),
+            ("location", "/caf\xe9"),
+            ("x-empty", ""),
+            ("x-name", 'caf\xe9 \\xe9 "\\"'),
+            ("x-name", "plain"),
+            ("x-name", "\xa0\xff"),
+        ]
+
+    async def test_such_headers_take_no_way_through_a_proxy(self) -> None:
+        async with Site("127.0.0.1") as proxy:
+            executor = executor_with(guarded=True, gateway=f"http://127.0.0.1:{proxy.port}")
+            outcome = await attempt(executor, "http://far.example/latin-letters")
+            assert ("x-name", "\xa0\xff") in (outcome.headers or [])
+            assert len(proxy.seen) == 1
+            await executor.close()
 
 
 class TestRequests:
@@ -239,8 +261,47 @@ class TestRedirects:
     async def test_a_location_that_can_not_be_followed(self, free: FetchExecutor, site: Site, to: str) -> None:
         assert code(await attempt(free, site.url(f"/redirect?to={to}"))) == "bad_redirect"
 
-    async def test_a_location_that_can_not_be_read(self, free: FetchExecutor, site: Site) -> None:
-        assert code(await attempt(free, site.url("/foreign-letters?status=302"))) == "bad_redirect"
+    @pytest.mark.parametrize(("page", "path"), [("foreign-letters", "/caf%C3%A9"), ("latin-letters", "/caf%E9")])
+    async def test_a_location_that_is_not_ascii(self, either: FetchExecutor, site: Site, page: str, path: str) -> None:
+        outcome = await attempt(either, site.url(f"/{page}?status=302"))
+        assert (outcome.body, outcome.final_url) == (path.encode(), site.url(path))
+
+    @pytest.mark.parametrize(
+        ("path", "expected", "status", "end"),
+        [
+            ("/loop", "too_many_redirects", 302, "/loop"),
+            ("/chain/9", "too_many_redirects", 302, "/chain/4"),
+            ("/redirect?to=ftp://x/", "bad_redirect", 302, "/redirect?to=ftp://x/"),
+            ("/redirect?status=307&to=/hang-up", "read_failed", 307, "/hang-up"),
+            # It was cut before the client showed its head.
+            ("/redirect?to=/cut", "read_failed", 302, "/cut"),
+            ("/redirect?to=/bad-gzip", "decode_failed", 200, "/bad-gzip"),
+            ("/redirect?to=/ok?size=200000", "body_too_large", 200, "/ok?size=200000"),
+            ("/redirect?to=/slow", "timeout", 302, "/slow"),
+            ("/redirect?to=/status/404", "http_404", 404, "/status/404"),
+        ],
+    )
+    async def test_a_chain_that_fails_keeps_how_far_it_came(
+        self, either: FetchExecutor, site: Site, path: str, expected: str, status: int, end: str
+    ) -> None:
+        outcome = await attempt(either, site.url(path), max_redirects=5, timeout=0.5, max_body_bytes=100_000)
+        assert (code(outcome), outcome.http_status, outcome.final_url) == (expected, status, site.url(end))
+
+    async def test_a_chain_that_is_refused_keeps_what_refused_it(self, guarded: FetchExecutor, site: Site) -> None:
+        outcome = await attempt(guarded, site.url("/redirect?to=http://127.0.0.1:1/x", "site.example"))
+        found = (code(outcome), outcome.http_status, outcome.final_url)
+        assert found == ("target_refused", 302, "http://127.0.0.1:1/x")
+
+    async def test_a_request_without_an_answer_has_neither(self, free: FetchExecutor, site: Site) -> None:
+        outcome = await attempt(free, site.url("/hang-up"))
+        assert (code(outcome), outcome.http_status, outcome.final_url) == ("read_failed", None, None)
+
+    async def test_cookies_are_kept_for_the_chain_alone(self, either: FetchExecutor, site: Site) -> None:
+        for _ in range(2):
+            outcome = await attempt(either, site.url("/consent"))
+            assert outcome.body in {b"region=eu; consent=yes", b"consent=yes; region=eu"}
+        # The second attempt began without any.
+        assert [seen.headers.get("cookie") for seen in site.seen[3:5]] == [None, "region=eu"]
 
     async def test_post_becomes_get_or_stays(self, free: FetchExecutor, site: Site) -> None:
         for status, method in [(302, "GET"), (303, "GET"), (307, "POST"), (308, "POST")]:

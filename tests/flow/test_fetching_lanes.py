@@ -18,7 +18,7 @@ class Site:
     """Fetchers of one fleet, and how long nothing was attempted while there was something to attempt."""
 
     def __init__(self, fleet: Fleet, launcher: Launcher) -> None:
-        self._belt = fleet
+        self._fleet = fleet
         self._launcher = launcher
         self.longest_stall = 0.0
 
@@ -28,17 +28,17 @@ class Site:
 
     async def step(self) -> None:
         """Let all attempts end in one step of the loop, and everybody act on it."""
-        await self._belt.breathe()
+        await self._fleet.breathe()
         self._launcher.end(1_000_000)
-        await self._belt.step()
+        await self._fleet.step()
 
     async def serve(self, *jobs: Job, tasks: int) -> None:
         """Until so many tasks have ended."""
-        done, since = -1, self._belt.clock.now()
+        done, since = -1, self._fleet.clock.now()
         while True:
-            now, ended = self._belt.clock.now(), 0
+            now, ended = self._fleet.clock.now(), 0
             for job in jobs:
-                ended += (await self._belt.counts(job)).ended
+                ended += (await self._fleet.counts(job)).ended
             if ended > done:
                 done, since = ended, now
             self.longest_stall = max(self.longest_stall, now - since)

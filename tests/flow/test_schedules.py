@@ -1,6 +1,7 @@
 """Schedules: jobs made by cron. Each fire makes one job, whoever dies on the way, and however many they are."""
 
 import asyncio
+import gzip
 import json
 import random
 import time
@@ -449,6 +450,20 @@ async def list_of_a_schedule(site: Site, seen: Seen, writer: asyncio.StreamWrite
     answer(writer, "".join(f"{URL}{number}\n" for number in range(site.visits[seen.path])).encode())
 
 
+@page("list-encoded")
+async def list_encoded(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """A list of two lines, as two gzip members."""
+    match seen.path.split("/")[2]:
+        case "consent" if "seen=1" not in seen.headers.get("cookie", ""):
+            answer(writer, b"", 302, location=seen.path, set_cookie="seen=1; Path=/")
+            return
+        case "letters":
+            answer(writer, b"", 302, location="/list-encoded/caf\xe9")
+            return
+    packed = gzip.compress(f"{URL}1\n".encode()) + gzip.compress(f"{URL}2\n".encode())
+    answer(writer, gzip.compress(packed) if seen.path.endswith("packed") else packed, content_encoding="gzip")
+
+
 assert "list-of-a-schedule" in PAGES
 
 
@@ -480,6 +495,41 @@ class TestSources:
             await run(scheduler)
         assert [data.count(b"\n") for data in await self.lists(system)] == [1, 2, 3]
         assert {seen.headers["x-token"] for seen in site.seen} == {"secret"}
+
+    @pytest.mark.parametrize(
+        ("path", "compression", "packed"),
+        [
+            # Two gzip members, as a coding of a plain list.
+            ("/list-encoded/plain", None, False),
+            ("/list-encoded/plain", "none", False),
+            # The server declares the compression of the file itself as a coding.
+            ("/list-encoded/plain", "gzip", True),
+            # A compressed file that the server encodes once more.
+            ("/list-encoded/packed", "gzip", True),
+            ("/list-encoded/packed", None, True),
+            # The way leads over cookies, and over a Location that is not ASCII.
+            ("/list-encoded/consent", None, False),
+            ("/list-encoded/letters", None, False),
+        ],
+    )
+    async def test_a_list_is_decoded_as_its_response_says(
+        self,
+        server: Api,
+        system: System,
+        clock: ManualClock,
+        scheduler: Scheduler,
+        site: Site,
+        path: str,
+        compression: str | None,
+        packed: bool,
+    ) -> None:
+        source = {"url": site.url(path), "format": "text"} | ({"compression": compression} if compression else {})
+        schedule = await made(server, job={"source": source})
+        clock.advance(HOUR)
+        await run(scheduler)
+        assert (await shown(server, schedule["id"]))["fires"][-1]["error"] is None
+        (data,) = await self.lists(system)
+        assert (gzip.decompress(data) if packed else data) == f"{URL}1\n{URL}2\n".encode()
 
     async def test_an_upload_serves_every_fire_and_outlives_their_jobs(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler

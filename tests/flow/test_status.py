@@ -127,7 +127,7 @@ class TestTaskTime:
 
     async def test_a_coordinator_that_is_away_stops_nobody(self, system: System) -> None:
         class Away:
-            async def tally(self, *_: object) -> dict[str, int]:
+            async def add_counters(self, *_: object) -> dict[str, int]:
                 raise EngineFailed
 
         await count_durations(Away(), RunId("run_1"), [0.1])  # type: ignore[arg-type]

@@ -341,7 +341,7 @@ class TestNotify:
         assert (callback["status"], callback["last_heartbeat_at"], callback["error"]) == ("pending", None, None)
         assert token not in json.dumps(shown)
         seen = await monitor_of(system).run_once()
-        assert seen.others == {"callback_looked": 1, "callback_heartbeats": 1}
+        assert seen.others == {"callback_checked": 1, "callback_heartbeats": 1}
         assert (await server.get(path)).json["items"][0]["last_heartbeat_at"] is not None
         await roles.finish(asked.json["id"])
         await roles.answer()
@@ -543,7 +543,7 @@ class TestHeartbeats:
             kept = await roles.callbacks.run_once()
             assert (kept.checked, kept.heartbeats) == (100, 100)
             # Two pages of due rows, workers once; for each row: claimed, looked at, written.
-            assert calls["documents.due_rows"] == 2
+            assert calls["documents.due_documents"] == 2
             assert sum(calls.values()) <= 100 * 6 + 3
         assert calls["tasks.page"] == calls["tasks.at"] == calls["tasks.recount"] == 0
         for callback in await roles.all():

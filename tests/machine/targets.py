@@ -17,6 +17,7 @@ from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.model import Gateway, Job, JobKind, Options, Outcome, RunId, TaskError, TaskRef
+from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.fetch.child import ChildFetcher as FetcherOfChild
 from conveyor.process.executors.fetch.fetch_executor import host_of
@@ -162,7 +163,7 @@ def _answered(status: int) -> Outcome:
     return Outcome(TaskStatus.FAILED, http_status=status, error=TaskError(f"http_{status}", "as it was told"))
 
 
-class Handlers:
+class Handlers(LocalExecutor):
     """In the place of the executor of Python tasks: each call asks the host of its input."""
 
     def __init__(self, targets: Targets, grain: int) -> None:
@@ -184,9 +185,6 @@ class Handlers:
             code = "timeout" if outcome.error.code == "timeout" else "handler_raised"
             return Outcome(TaskStatus.FAILED, error=TaskError(code, "as it was told"), elapsed=outcome.elapsed)
         return outcome
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 class Answers:

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from structlog.processors import format_exc_info
 from structlog.testing import capture_logs
 
 from conveyor.accept.add_tasks import AddTasks
@@ -120,7 +121,7 @@ class World:
 
     async def _open(self) -> None:
         self._stack.enter_context(database_on_loop())
-        self.logs: list[Any] = self._stack.enter_context(capture_logs())
+        self.logs: list[Any] = self._stack.enter_context(capture_logs(processors=[format_exc_info]))
         place = self._stack.enter_context(quick_place())
         settings = Settings.load({}, data=place, flush_seconds=self.profile.flush_seconds, **SETTINGS)
         self.system: System = await self._stack.enter_async_context(open_system(settings, self.clock))

@@ -73,6 +73,10 @@ class FileSite(Listener):
         self.seen: list[Seen] = []
         self.sent = 0
         self.statuses: list[int] = []
+        # When requests arrived, how many ran at once at most, and how long each takes at least.
+        self.times: list[float] = []
+        self.most_at_once = self._at_once = 0
+        self.seconds = 0.0
 
     @property
     def open_connections(self) -> int:
@@ -88,12 +92,20 @@ class FileSite(Listener):
         while not writer.is_closing():
             seen = await read_request(reader)
             self.seen.append(seen)
+            self.times.append(time.monotonic())
             if seen.path.startswith("/redirect/"):
                 self._head(writer, 302, f"Location: {seen.target.removeprefix('/redirect')}\r\nContent-Length: 0\r\n")
                 await writer.drain()
                 continue
-            if not await self._answer(seen, writer):
-                return
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            try:
+                if self.seconds:
+                    await asyncio.sleep(self.seconds)
+                if not await self._answer(seen, writer):
+                    return
+            finally:
+                self._at_once -= 1
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         file = self.file

@@ -292,6 +292,34 @@ async def foreign_letters(site: Site, seen: Seen, writer: asyncio.StreamWriter) 
     answer(writer, b"ok", code, location="/caf\xe9", x_name="caf\xe9", set_cookie="a=1\r\nSet-Cookie: b=2")
 
 
+@page("latin-letters")
+async def latin_letters(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """The same in latin-1, and beside values that look like the escapes of such bytes."""
+    code = int(seen.query("status", "200"))
+    fields = "Content-Type: text/caf\xe9\r\nContent-Length: 2\r\nLocation: /caf\xe9\r\nX-Empty:\r\n"
+    fields += 'X-Name: caf\xe9 \\xe9 "\\"\r\nX-Name: plain\r\nX-Name: \xa0\xff\r\n'
+    writer.write(f"HTTP/1.1 {code} X\r\n{fields}\r\nok".encode("latin-1"))
+
+
+@page("caf%C3%A9")
+@page("caf%E9")
+async def cafe(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    answer(writer, seen.path.encode())
+
+
+@page("consent")
+async def consent(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """Redirects until its cookies return, over another page: as sites do that ask for consent."""
+    cookies = dict(part.split("=", 1) for part in seen.headers.get("cookie", "").split("; ") if part)
+    if cookies.get("consent") == "yes" and cookies.get("region") == "eu":
+        answer(writer, seen.headers["cookie"].encode())
+    elif seen.path.startswith("/consent/given"):
+        answer(writer, b"", 302, location="/consent", set_cookie="consent=yes; Path=/")
+    else:
+        cookie = "region=eu; Path=/consent; HttpOnly\r\nSet-Cookie: once=1; Path=/elsewhere"
+        answer(writer, b"", 302, location="/consent/given", set_cookie=cookie)
+
+
 @page("gzip")
 async def compressed(site: Site, seen: Seen, writer: asyncio.StreamWriter) -> None:
     answer(writer, gzip.compress(b"hello " * 1000), content_encoding="gzip", content_type="text/plain")

@@ -1,19 +1,26 @@
 """The lists of schedules: copies a list when its schedule fires, and returns the source for the job."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
+from itertools import islice
 
 from conveyor.accept.schedules import ListSource
+from conveyor.egress.decoding import BodyDecoder, codings_of
+from conveyor.egress.failures import Failure
 from conveyor.egress.outbound import Outbound, OutboundFailed
+from conveyor.egress.responses import decode_pieces, raw_pieces
 from conveyor.errors import BadInput, ListUnreadable, NotFound, UploadConflict
 from conveyor.faults import crashpoint
 from conveyor.jobs.orphans import note_submit
-from conveyor.model import JobId, Source, TenantId
+from conveyor.lists.reader import detect_compression
+from conveyor.model import Compression, JobId, Source, TenantId
 from conveyor.system import System
 
 MAX_REDIRECTS = 5
 
-_PIECE = 256 * 1024
+# How many empty pieces may precede the first bytes of a list.
+_MAX_EMPTY_PIECES = 16
+
 # Transient failures: the same request may succeed later.
 _TRANSIENT_CODES = frozenset({"timeout", "dns_failed", "connect_failed", "tls_failed", "read_failed"})
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -65,10 +72,11 @@ class Sources:
         assert source.url is not None
         timeout = self._system.settings.schedule_fetch_seconds
         try:
-            async with self._outbound.get(source.url, list(source.headers.items()), timeout, MAX_REDIRECTS) as response:
+            headers, max_bytes = list(source.headers.items()), self._system.settings.max_list_bytes
+            async with self._outbound.get(source.url, headers, timeout, MAX_REDIRECTS) as (response, head):
                 _check_status(response.status)
-                while (piece := await response.body_reader.read(_PIECE)) is not None:
-                    yield bytes(piece)
+                async for piece in _list_pieces(raw_pieces(response), codings_of(head), source.compression, max_bytes):
+                    yield piece
         except OutboundFailed as failed:
             message = f"The list of the schedule cannot be read: {failed.message} ({failed.code})."
             if failed.code in _TRANSIENT_CODES:
@@ -88,6 +96,33 @@ class Sources:
 
 def staged_prefix(tenant: TenantId, job_id: JobId) -> str:
     return f"lists/{tenant}/{job_id}"
+
+
+async def _list_pieces(
+    pieces: AsyncIterator[bytes], codings: Sequence[str], compression: Compression | None, max_bytes: int
+) -> AsyncIterator[bytes]:
+    """The list, without the content codings of the response. Servers also declare the compression of a file itself as
+    a coding; such a list stays compressed, as its schedule says."""
+    first = await anext(pieces, b"")
+
+    async def all_pieces() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    is_plain = compression in {None, Compression.NONE}
+    decodes = bool(codings) and (is_plain or detect_compression(_first_bytes(first, codings)) is compression)
+    async for piece in decode_pieces(all_pieces(), codings, max_bytes) if decodes else all_pieces():
+        yield piece
+
+
+def _first_bytes(piece: bytes, codings: Sequence[str]) -> bytes:
+    """The first decoded bytes of a body; none if it cannot be decoded."""
+    try:
+        pieces = islice(BodyDecoder(codings, len(piece)).decode(piece), _MAX_EMPTY_PIECES)
+        return next(filter(None, pieces), b"")
+    except Failure:
+        return b""
 
 
 def _check_status(status: int) -> None:

@@ -40,6 +40,11 @@ class JobView:
         return self.data.get("reason")
 
     @property
+    def reason_code(self) -> str | None:
+        """The same for programs: a stable code, such as `list_unreadable` or `failure_threshold`."""
+        return self.data.get("reason_code")
+
+    @property
     def ended(self) -> bool:
         """Whether the job has finished: completed, failed or cancelled."""
         return self.state in ENDED

@@ -37,7 +37,7 @@ _MAX_TRIES = 5
 _PROBE_SECONDS = 60.0
 # How long a task waits at least that may not probe yet, plus as much jitter.
 _PROBE_WAIT = 2.0
-# Jitter for tasks that wait for the same moment: this share of the wait, at most so many seconds.
+# Jitter for tasks that wait for the same moment: this share of the wait, at most this many seconds.
 _JITTER = 0.2
 _MAX_JITTER = 30.0
 # How long the reason for a wait is shown beyond its `until`.

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.proxy import ProxyBuilder
+from pyreqwest.response import Response
 
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
+from conveyor.egress.heads import ResponseHead, read_head
 from conveyor.egress.lru import Lru
 
 # The connect timeout belongs to the client, so it is rounded up to one of these: not every task gets a client.
@@ -54,7 +56,7 @@ class Proxy(NamedTuple):
 
 class Clients:
     """All clients of one executor. `root_certificate` is a PEM to trust besides the public authorities. With
-    `streaming`, bodies are not decompressed and have no total timeout."""
+    `streaming`, bodies have no total timeout. No client decodes a body: decoding.py does."""
 
     def __init__(
         self, clock: Clock, user_agent: str, root_certificate: bytes | None = None, *, streaming: bool = False
@@ -95,6 +97,10 @@ class Clients:
         if self._builder is None:
             self._builder = asyncio.create_task(self._build_wanted())
         return await asyncio.shield(wanted)
+
+    async def read_head(self, response: Response) -> ResponseHead:
+        """The head of a response that has values that are not ASCII."""
+        return await read_head(response, self.shared(CONNECT_STEPS[-1]))
 
     async def close(self) -> None:
         if self._builder is not None:
@@ -155,9 +161,13 @@ class Clients:
             .user_agent(self._user_agent)
             .connect_timeout(timedelta(seconds=connect))
             .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
+            # The client would read only the first member of a gzip body, and no stacked codings.
+            .gzip(False)
+            .brotli(False)
+            .zstd(False)
+            .deflate(False)
         )
         if self._streaming:
-            builder = builder.gzip(False).brotli(False).zstd(False).deflate(False)
             builder = builder.read_timeout(timedelta(seconds=STREAM_SILENCE))
         return builder.add_root_certificate_pem(self._root_certificate) if self._root_certificate else builder
 

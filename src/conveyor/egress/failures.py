@@ -9,7 +9,7 @@ messages contain no URL, because queries and userinfo contain secrets.
 | dns_failed | the name has no address |
 | tls_failed | the certificate is not valid for the name, or no common TLS version |
 | read_failed | the connection broke before the answer was complete |
-| decode_failed | the answer is not HTTP, or its compression is broken |
+| decode_failed | the answer is not HTTP, or its content coding is broken or unknown |
 | target_refused | the guard refuses the target, on this hop |
 | bad_url | the URL is invalid |
 | bad_input | the task has an invalid header, method, body or timeout |
@@ -37,8 +37,8 @@ from conveyor.errors import BadInput
 from conveyor.model import TaskError
 
 _CONNECTING = "client error (Connect)"
-# A truncated body, on the wire or inside its compression.
-_TRUNCATED = frozenset({"error reading a body from connection", "unexpected end of file"})
+# A truncated body.
+_TRUNCATED = frozenset({"error reading a body from connection"})
 _TEXTS = {
     "timeout": "the attempt took longer than its timeout",
     "connect_timeout": "no connection within the connect timeout",
@@ -53,12 +53,14 @@ _TEXTS = {
 
 
 class Failure(Exception):
-    """An attempt that the executor itself ended, with a code."""
+    """An attempt that the executor itself ended, with a code. `http_status` is that of the last response, and
+    `final_url` the URL of the last request, if they are known."""
 
-    def __init__(self, code: str, message: str, http_status: int | None = None) -> None:
+    def __init__(self, code: str, message: str, http_status: int | None = None, final_url: str | None = None) -> None:
         super().__init__(message)
         self.error = TaskError(code, message)
         self.http_status = http_status
+        self.final_url = final_url
 
 
 def failure_of(error: Exception, gateway_codes: frozenset[str]) -> TaskError:

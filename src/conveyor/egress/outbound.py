@@ -17,8 +17,14 @@ from pyreqwest.response import Response
 from conveyor import __version__
 from conveyor.egress.clients import Clients
 from conveyor.egress.failures import Failure, failure_of, is_connecting
-from conveyor.egress.redirects import REDIRECT_STATUSES, BadRedirect, OutgoingRequest, follow_redirect
-from conveyor.egress.responses import read_head
+from conveyor.egress.heads import ResponseHead, read_ascii_head
+from conveyor.egress.redirects import (
+    REDIRECT_STATUSES,
+    BadRedirect,
+    OutgoingRequest,
+    follow_redirect,
+    headers_to_send,
+)
 from conveyor.egress.routes import route_of
 from conveyor.egress.target_guard import BadUrl, DnsFailed, TargetGuard, TargetRefused, parse_url
 
@@ -49,7 +55,7 @@ class Outbound:
 
     def __init__(self, guard: TargetGuard, *, root_certificate: bytes | None = None) -> None:
         self._guard = guard
-        # Streaming: a list is stored as it was sent, and nobody reads the answer to a webhook.
+        # Streaming: a list is read for as long as it takes, and nobody reads the answer to a webhook.
         self._clients = Clients(guard.clock, USER_AGENT, root_certificate, streaming=True)
         self._route = route_of(None, self._clients, guard, trusted=False)
 
@@ -63,7 +69,7 @@ class Outbound:
         answer: tuple[int, str | None] | None = None
         try:
             async with self._open(OutgoingRequest("POST", _parse(url), tuple(headers), body), timeout) as response:
-                answer = response.status, read_head(response).fields.get("retry-after")
+                answer = response.status, (await self._read_head(response)).fields.get("retry-after")
                 # Read, so that the connection can be reused; a longer or slower body is not worth that.
                 async with asyncio.timeout(_BODY_SECONDS):
                     await response.body_reader.read(_PIECE)
@@ -74,23 +80,27 @@ class Outbound:
         return answer
 
     @asynccontextmanager
-    async def get(self, url: str, headers: Pairs, timeout: float, redirects: int) -> AsyncIterator[Response]:
-        """The answer, with its body unread, after at most `redirects` redirects. The guard checks each hop. `timeout`
-        is for each request, body included."""
+    async def get(
+        self, url: str, headers: Pairs, timeout: float, redirects: int
+    ) -> AsyncIterator[tuple[Response, ResponseHead]]:
+        """The answer and its head, with its body unread, after at most `redirects` redirects. The guard checks each
+        hop. `timeout` is for each request, body included."""
         request = OutgoingRequest("GET", _parse(url), tuple(headers))
         origin = request.url.origin_ascii
         for _ in range(redirects + 1):
             async with self._open(request, timeout) as response:
-                head = read_head(response)
-                location = head.fields.get("location") if head.status in REDIRECT_STATUSES else None
-                if location is None:
-                    yield response
+                head = await self._read_head(response)
+                if head.status not in REDIRECT_STATUSES or "location" not in head.fields:
+                    yield response, head
                     return
-                request = follow_redirect(request, head.status, location, request.url)
+                request = follow_redirect(request, head, request.url)
                 # Stricter than for tasks: no header of the schedule reaches another origin.
                 own = tuple(headers) if request.url.origin_ascii == origin else ()
                 request = msgspec.structs.replace(request, headers=own)
         raise OutboundFailed("too_many_redirects", f"more than {redirects} redirects")
+
+    async def _read_head(self, response: Response) -> ResponseHead:
+        return read_ascii_head(response) or await self._clients.read_head(response)
 
     @asynccontextmanager
     async def _open(self, request: OutgoingRequest, timeout: float) -> AsyncIterator[Response]:
@@ -107,7 +117,7 @@ class Outbound:
     async def _send(self, request: OutgoingRequest, timeout: float) -> AsyncIterator[Response]:
         hop = self._route.ready(request, CONNECT_SECONDS) or await self._route.hop(request, CONNECT_SECONDS, timeout)
         builder = hop.client.request(request.method, hop.url).timeout(timedelta(seconds=timeout))
-        builder = builder.headers([*request.headers, *hop.headers])
+        builder = builder.headers([*headers_to_send(request), *hop.headers])
         # No buffer: the head is an answer before any of the body has arrived.
         builder = (builder if request.body is None else builder.body_bytes(request.body)).streamed_read_buffer_limit(0)
         try:

@@ -1,49 +1,59 @@
-"""Responses. Reads the head and the body of a response, within limits, and the Retry-After header."""
+"""Responses. Reads the body of a response, decoded and within limits, and the Retry-After header."""
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-import msgspec
 from pyreqwest.bytes import Bytes
 from pyreqwest.response import Response
 
 from conveyor.egress.body_budget import SMALL, BodyBudget
+from conveyor.egress.decoding import PIECE, BodyDecoder, codings_of
 from conveyor.egress.failures import Failure
-
-PIECE = 256 * 1024
-
-
-class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """Status and headers. `pairs` are all headers in order, `fields` the last of each name, in lower case."""
-
-    status: int
-    pairs: list[tuple[str, str]]
-    fields: dict[str, str]
+from conveyor.egress.heads import ResponseHead
 
 
-def read_head(response: Response) -> ResponseHead:
-    """The head of a response. A header that is not ASCII, which the client cannot read, is empty."""
-    try:
-        pairs = list(response.headers.items())
-    except ValueError:
-        names = dict.fromkeys(response.headers.keys())
-        pairs = [(name, value) for name in names for value in _values(response, name)]
-    return ResponseHead(response.status, pairs, dict(pairs))
+async def read_body(
+    response: Response, head: ResponseHead, method: str, limit: int, budget: BodyBudget | None = None
+) -> bytes:
+    """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection."""
+    codings = codings_of(head)
+    if codings:
+        return await _read_decoded(response, head, codings, limit, budget)
+    if not _declares_at_most(head, method, limit):
+        return await _read_counted(response, limit, budget)
+    length = int(head.fields["content-length"])
+    if length <= SMALL or budget is None:
+        return (await response.bytes()).to_bytes()
+    async with budget.taking(length):
+        return (await response.bytes()).to_bytes()
 
 
-def _values(response: Response, name: str) -> list[str]:
-    try:
-        return response.get_header_all(name)
-    except ValueError:
-        return [""]
+async def raw_pieces(response: Response) -> AsyncIterator[bytes]:
+    """The body as it was sent, piece by piece."""
+    # read() fills a piece; read_chunk() returns what one read of the socket brought.
+    while (piece := await response.body_reader.read(PIECE)) is not None:
+        yield piece.to_bytes()
 
 
-def declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
-    """Whether Content-Length declares a body within the limit. Raises Failure if it declares more.
+async def decode_pieces(pieces: AsyncIterator[bytes], codings: Sequence[str], max_bytes: int) -> AsyncIterator[bytes]:
+    """The decoded body, piece by piece; the reader counts `max_bytes`. Raises Failure."""
+    decoder = BodyDecoder(codings, max_bytes)
+    async for encoded in pieces:
+        for decoded in decoder.decode(encoded):
+            if decoded:
+                yield decoded
+            # One piece of a body may decode to thousands.
+            await asyncio.sleep(0)
+    decoder.finish()
 
-    The client enforces the declared length, and removes the header from a body that it decodes.
-    """
+
+def _declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
+    """Whether Content-Length declares a body within the limit. Raises Failure if it declares more. The client enforces
+    the declared length."""
     declared = head.fields.get("content-length")
     if declared is None or method == "HEAD":
         return False
@@ -52,17 +62,47 @@ def declares_at_most(head: ResponseHead, method: str, limit: int) -> bool:
     return True
 
 
-async def read_declared(response: Response, head: ResponseHead, budget: BodyBudget) -> bytes:
-    """A body whose declared length is within the limit."""
-    length = int(head.fields["content-length"])
-    if length <= SMALL:
-        return (await response.bytes()).to_bytes()
-    async with budget.taking(length):
-        return (await response.bytes()).to_bytes()
+async def _read_decoded(
+    response: Response, head: ResponseHead, codings: Sequence[str], limit: int, budget: BodyBudget | None
+) -> bytes:
+    encoded = raw_pieces(response)
+    if int(head.fields.get("content-length", PIECE)) < PIECE:
+        # Most bodies: one piece, encoded and decoded.
+        sent = (await response.bytes()).to_bytes()
+        body = _decode_small(sent, codings, limit)
+        if body is not None:
+            return body
+        encoded = _only_piece(sent)
+    pieces: list[bytes] = []
+    size = 0
+    async with AsyncExitStack() as stack:
+        async for piece in decode_pieces(encoded, codings, limit):
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit, response.status)
+            pieces.append(piece)
+            if budget is not None and size > SMALL:
+                await stack.enter_async_context(budget.taking(limit))
+                budget = None
+        return b"".join(pieces)
 
 
-async def read_counted(response: Response, limit: int, budget: BodyBudget | None = None) -> bytes:
-    """The decoded body. Raises Failure as soon as it is larger than `limit`, which closes the connection."""
+def _decode_small(sent: bytes, codings: Sequence[str], limit: int) -> bytes | None:
+    """The decoded body, or None if it has more than one piece or more than `limit` bytes."""
+    decoder = BodyDecoder(codings, limit)
+    pieces = decoder.decode(sent)
+    body = next(pieces, b"")
+    if len(body) > limit or next(pieces, None) is not None:
+        return None
+    decoder.finish()
+    return body
+
+
+async def _only_piece(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
+
+
+async def _read_counted(response: Response, limit: int, budget: BodyBudget | None) -> bytes:
     pieces: list[Bytes] = []
     size = await _read_on(response, pieces, 0, min(limit, SMALL) if budget is not None else limit, limit)
     if budget is not None and size > SMALL:
@@ -74,7 +114,6 @@ async def read_counted(response: Response, limit: int, budget: BodyBudget | None
 async def _read_on(response: Response, pieces: list[Bytes], size: int, pause: int, limit: int) -> int:
     """Read to the end, or until more than `pause` bytes are read; returns how many."""
     reader = response.body_reader
-    # read() fills a piece; read_chunk() would return decompressed bodies in pieces of 4 KiB.
     while size <= pause and (piece := await reader.read(PIECE)) is not None:
         size += len(piece)
         if size > limit:

@@ -54,7 +54,7 @@ class OutboxDispatcher:
         clock: Clock,
         answers: StepAnswers | None = None,
     ) -> None:
-        self.name = "notifier"
+        self.name = "dispatcher"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._settings = settings

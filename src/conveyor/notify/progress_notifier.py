@@ -42,7 +42,7 @@ class ProgressNotifier:
     def __init__(
         self, records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, failure_seconds: float
     ) -> None:
-        self.name = "progress_notifier"
+        self.name = "progress-notifier"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._records = records

@@ -105,7 +105,7 @@ class Gate:
         if not breakers.is_busy and all(outcome.error is None for outcome in outcomes):
             return
         for entry, outcome in zip(entries, outcomes, strict=True):
-            up = self._is_up(outcome)
+            up = self._is_up(entry.ref, outcome)
             if entry.probes:
                 for key in entry.probes:
                     breakers.record_probe(key, up=self._probe_result(key, up, outcome))
@@ -141,15 +141,23 @@ class Gate:
             entry.probes = ()
             self._probing.pop(id(entry), None)
 
-    def _is_up(self, outcome: Outcome) -> bool | None:
+    def _is_up(self, ref: TaskRef, outcome: Outcome) -> bool | None:
         """Return whether the target was up; None if the outcome does not tell."""
         if outcome.error is None:
-            return True if outcome.spends_attempt else None
+            # A task that waits for a target that has answered has its status.
+            return True if outcome.spends_attempt or outcome.http_status is not None else None
         if is_outage(outcome):
-            return False
+            return self._is_elsewhere(ref, outcome)
         if self._upstream is not None and outcome.error.code == "handler_raised":
             return False
         return True if outcome.http_status is not None else None
+
+    def _is_elsewhere(self, ref: TaskRef, outcome: Outcome) -> bool:
+        """Return whether another host is to blame: the target answered, with a redirect or a link to it."""
+        if self._upstream is not None or outcome.final_url is None:
+            return False
+        host = self._target(ref)
+        return host is not None and (urlsplit(outcome.final_url).hostname or "").rstrip(".") != host.strip("[]")
 
     def _blamed_targets(self, ref: TaskRef, outcome: Outcome) -> list[str]:
         """Return the targets that the outcome is about: the gateway or the host, if one of them failed."""

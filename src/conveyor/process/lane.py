@@ -122,7 +122,7 @@ class Lane(ABC):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many references wait for their targets that the lane receives no more."""
+        """Whether enough references wait for their targets, so that the lane receives no more."""
         return len(self._targets) >= _MAX_WAITING_FOR_TARGETS
 
     @property

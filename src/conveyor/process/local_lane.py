@@ -27,7 +27,7 @@ class LocalLane(Lane):
     """Runs up to `width` runners."""
 
     def __init__(self, job: Job, executor: "LocalExecutor", tools: LaneTools) -> None:
-        super().__init__(job, executor.target, tools)
+        super().__init__(job, executor.targets(job), tools)
         self._executor = executor
         self._watchdog = Watchdog(tools.clock, tools.stuck_after)
         # Runners that have not taken a reference yet.

@@ -193,7 +193,7 @@ class Worker:
             owner=self,
             recorder=self._recorder,
             limits=TargetLimits(self._coordinator, job, self.name, settings.lease_seconds),
-            gate=Gate(self._breakers, job, executor.target, settings.gateway),
+            gate=Gate(self._breakers, job, executor.targets(job), settings.gateway),
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,

@@ -180,5 +180,5 @@ def _decoded(row: Document) -> Deadline | None:
     try:
         return deadline_of(row)
     except msgspec.MsgspecError:
-        log.error("the deadline of a run can not be read", tenant=row.tenant, row=row.id)
+        log.error("the deadline of a run cannot be read", tenant=row.tenant, row=row.id)
         return None

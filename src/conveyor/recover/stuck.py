@@ -110,11 +110,11 @@ class Stuck:
             limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
 
     async def _release_worker(self, row: Document, seen: Monitored) -> None:
-        """Send again what a dead worker ran. Its row goes last: whoever finds it again finds the tasks taken over."""
+        """Send the tasks of a dead worker again. Its document goes last, so that a crash repeats a harmless step."""
         try:
             beat = _beat.decode(row.body)
         except msgspec.MsgspecError as error:
-            log.error("a worker's row can not be read", worker=row.id, error=str(error))
+            log.error("a worker's document cannot be read", worker=row.id, error=str(error))
             beat = Beat(0.0, [])
         found = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
         seen.checked += len(beat.tasks)

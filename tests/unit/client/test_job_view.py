@@ -31,7 +31,7 @@ def test_in_words() -> None:
 
 def test_a_job_that_was_just_accepted_says_less() -> None:
     now = view("ingesting")
-    assert (now.rate, now.eta, now.errors, now.reason) == (None, None, {}, None)
+    assert (now.rate, now.eta, now.errors, now.reason, now.reason_code) == (None, None, {}, None, None)
     assert now.summary().startswith("ingesting, ")
 
 
@@ -48,9 +48,10 @@ def test_what_it_waits_for() -> None:
 
 @pytest.mark.parametrize(("state", "ended"), [("completed", True), ("failed", True), ("cancelled", True)])
 def test_an_end(state: str, ended: bool) -> None:
-    now = view(state, reason="too many failures", rate=0.0, eta=None)
+    now = view(state, reason="too many failures", reason_code="failure_threshold", rate=0.0, eta=None)
     assert now.ended is ended
     assert not now.ok
+    assert now.reason_code == "failure_threshold"
     assert now.summary() == f"{state}, 1,230 of 1,530 done, 30 failed, too many failures"
 
 

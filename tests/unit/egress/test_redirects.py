@@ -3,15 +3,41 @@
 import pytest
 from pyreqwest.http import Url
 
-from conveyor.egress.redirects import BadRedirect, OutgoingRequest, follow_redirect, is_sensitive
+from conveyor.egress.heads import ResponseHead
+from conveyor.egress.redirects import (
+    BadRedirect,
+    OutgoingRequest,
+    follow_redirect,
+    headers_to_send,
+    is_sensitive,
+)
 
 HERE = "http://site.example/dir/page?q=1"
 HEADERS = (("X-Plain", "1"), ("Content-Type", "text/plain"), ("Authorization", "secret"), ("COOKIE", "secret"))
 
 
+def answer(location: str, status: int = 302, *cookies: str) -> ResponseHead:
+    pairs = [("location", location), *(("set-cookie", cookie) for cookie in cookies)]
+    return ResponseHead(status, pairs, dict(pairs))
+
+
 def follow(location: str, status: int = 302, method: str = "GET", url: str = HERE) -> OutgoingRequest:
     request = OutgoingRequest(method, Url(url), HEADERS, b"body" if method != "GET" else None)
-    return follow_redirect(request, status, location, request.url)
+    return follow_redirect(request, answer(location, status), request.url)
+
+
+def cookies_sent(request: OutgoingRequest) -> str | None:
+    return {name.lower(): value for name, value in headers_to_send(request)}.get("cookie")
+
+
+def chain(
+    *steps: tuple[str, tuple[str, ...]], url: str = HERE, headers: tuple[tuple[str, str], ...] = ()
+) -> str | None:
+    """The Cookie of the last request of a chain, whose responses have these Locations and cookies."""
+    request = OutgoingRequest("GET", Url(HERE), headers)
+    for location, cookies in steps:
+        request = follow_redirect(request, answer(location, 302, *cookies), request.url)
+    return cookies_sent(request)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +75,10 @@ def test_the_method_follows_the_status(status: int, method: str, becomes: str) -
         ("../up", "http://site.example/up"),
         ("//other.example/x", "http://other.example/x"),
         ("https://other.example", "https://other.example/"),
-        ("HTTP://OTHER.example/ä", "http://other.example/%C3%A4"),
+        # Bytes that are not ASCII, as a head has them: one character for each.
+        ("HTTP://OTHER.example/\xc3\xa4?q=\xc3\xa4", "http://other.example/%C3%A4?q=%C3%A4"),
+        ("/\xe4 b%20c", "http://site.example/%E4%20b%20c"),
+        ("http://b\xc3\xbccher.example/", "http://xn--bcher-kva.example/"),
         ("http://0x7f.1/", "http://127.0.0.1/"),
         ("#part", "http://site.example/dir/page?q=1#part"),
     ],
@@ -114,7 +143,7 @@ def test_a_fragment_is_inherited_and_can_be_replaced() -> None:
 def test_a_redirect_on_the_gateway_is_between_it_and_us() -> None:
     gateway = Url("https://gate.example/fetch?url=x")
     request = OutgoingRequest("GET", Url(HERE), HEADERS)
-    after = follow_redirect(request, 302, "/session/1", gateway, "https://gate.example")
+    after = follow_redirect(request, answer("/session/1"), gateway, "https://gate.example")
     assert str(after.url) == HERE
     assert str(after.at) == "https://gate.example/session/1"
     assert after.headers == HEADERS
@@ -123,6 +152,62 @@ def test_a_redirect_on_the_gateway_is_between_it_and_us() -> None:
 def test_a_redirect_that_leaves_the_gateway_is_one_of_the_target() -> None:
     gateway = Url("https://gate.example/fetch?url=x")
     request = OutgoingRequest("GET", Url(HERE), HEADERS, at=Url("https://gate.example/session/1"))
-    after = follow_redirect(request, 302, "http://other.example/", gateway, "https://gate.example")
+    after = follow_redirect(request, answer("http://other.example/"), gateway, "https://gate.example")
     assert (str(after.url), after.at) == ("http://other.example/", None)
     assert "Authorization" not in dict(after.headers)
+
+
+class TestCookies:
+    @pytest.mark.parametrize(
+        ("cookie", "location", "sent"),
+        [
+            ("a=1", "/dir/next", "a=1"),
+            # Without a Path it is for the folder of the page.
+            ("a=1", "/other", None),
+            ("a=1; Path=/", "/other", "a=1"),
+            ("a=1; Path=/other", "/other/page", "a=1"),
+            ("a=1; Path=/other", "/otherwise", None),
+            # Without a Domain it is for the host alone.
+            ("a=1; Path=/", "http://sub.site.example/", None),
+            ("a=1; Path=/; Domain=site.example", "http://sub.site.example/", "a=1"),
+            ("a=1; Path=/; Domain=.site.example", "http://sub.site.example/", "a=1"),
+            ("a=1; Path=/; Domain=other.example", "http://other.example/", None),
+            ("a=1; Path=/; Domain=example", "http://other.example/", None),
+            # Secure is for https alone.
+            ("a=1; Path=/; Secure", "/next", None),
+            ("a=1; Path=/; HttpOnly; SameSite=Strict", "/next", "a=1"),
+            ("a=1; Path=/; Max-Age=0", "/next", None),
+            ("a=1; Path=/; Expires=Thu, 01 Jan 1970 00:00:00 GMT", "/next", None),
+            ("a=\xc3\xa9; Path=/", "/next", "a=\xe9"),
+            ("nonsense", "/next", None),
+            ("a=\xe9; Path=/", "/next", None),
+        ],
+    )
+    def test_a_cookie_goes_where_its_rules_say(self, cookie: str, location: str, sent: str | None) -> None:
+        assert chain((location, (cookie,))) == sent
+
+    def test_cookies_last_to_the_end_of_the_chain(self) -> None:
+        steps = [("/1", ("a=1; Path=/", "b=1; Path=/")), ("/2", ("b=2; Path=/",)), ("/3", ("a=; Path=/; Max-Age=0",))]
+        assert chain(*steps[:1]) == "a=1; b=1"
+        assert chain(*steps[:2]) in {"a=1; b=2", "b=2; a=1"}
+        assert chain(*steps) == "b=2"
+
+    def test_the_jobs_own_cookies_stay_unless_the_chain_sets_them(self) -> None:
+        own = (("Cookie", "session=old; theme=dark"), ("X-Plain", "1"))
+        assert chain(("/next", ("session=new; Path=/",)), headers=own) == "theme=dark; session=new"
+        # To another origin go only those that the chain has for it.
+        elsewhere = [("http://other.example/", ("session=new; Path=/",)), ("/next", ("b=2; Path=/",))]
+        assert chain(*elsewhere, headers=own) == "b=2"
+
+    def test_they_are_bounded(self) -> None:
+        many = chain(("/next", tuple(f"c{number}={'x' * 1000}; Path=/" for number in range(200))))
+        assert many is not None
+        assert len(many) <= 8190
+
+    def test_the_gateways_own_stay_with_the_gateway(self) -> None:
+        gateway = Url("https://gate.example/fetch?url=x")
+        request = OutgoingRequest("GET", Url(HERE), ())
+        on_it = follow_redirect(request, answer("/session/1", 302, "g=1; Path=/"), gateway, "https://gate.example")
+        assert cookies_sent(on_it) == "g=1"
+        beyond = answer("http://site.example/next", 302, "t=1; Path=/")
+        assert cookies_sent(follow_redirect(on_it, beyond, gateway, "https://gate.example")) == "t=1"

@@ -47,7 +47,7 @@ class TestUrl:
     def test_its_parts(self) -> None:
         place = parse_url("postgresql://me:s%40fe@db.example:6543/jobs?schema=fleet&connections=3&sslmode=require")
         assert place.dsn == "postgres://me:s%40fe@db.example:6543/jobs?sslmode=require"
-        assert (place.schema, place.connections, place.channel) == ("fleet", 3, "conveyor_belt")
+        assert (place.schema, place.connections, place.channel) == ("fleet", 3, "conveyor_fleet")
         assert place.shown == "db.example:6543/jobs"
 
     def test_what_is_not_said(self) -> None:

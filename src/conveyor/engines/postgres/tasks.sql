@@ -96,7 +96,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' counts ' || 
 
 -- name: recount
 -- Rows and kept counts as of one moment: those who finish tasks change both at once, so that what they differ by is
--- what is wrong, whoever is at work.
+-- what is wrong, whatever else is being written.
 SELECT count(*) FILTER (WHERE e.status = 1), count(*) FILTER (WHERE e.status = 2),
     count(*) FILTER (WHERE e.status = 3),
     (SELECT coalesce(sum(succeeded), 0)::bigint FROM task_counts WHERE run_no = :run_no),

@@ -1,4 +1,4 @@
--- Stands before scripts that must not be carried out twice. A caller whose connection broke can not know whether its
+-- Stands before scripts that must not be carried out twice. A caller whose connection broke cannot know whether its
 -- call was carried out, and sends it again under the same number. KEYS[1] keeps the answers that the caller may still
 -- ask for: it numbers its calls, ARGV[2], and says below which it has all its answers, ARGV[3].
 
@@ -6,7 +6,7 @@ local function earlier_answer()
     local low = tonumber(redis.call('HGET', KEYS[1], 'low'))
     local number, done = tonumber(ARGV[2]), tonumber(ARGV[3])
     if low and number < low then
-        -- A first try that was long under way: the second has been answered.
+        -- A delayed first attempt: the second has been answered already.
         return ''
     end
     if low and low < done then

@@ -4,7 +4,7 @@ Fetcher and handler processes import this package too, so it imports no lane bef
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from conveyor.model import Job, Outcome, TaskRef
@@ -19,6 +19,11 @@ class Executor(ABC):
     @abstractmethod
     def target(self, ref: TaskRef) -> str | None:
         """Return the target whose limits and breaker apply to the task (for a fetch, its host), or None."""
+
+    def targets(self, job: Job) -> Callable[[TaskRef], str | None]:
+        """Return what names the target of each of the job's tasks. An executor whose targets are in the job, and not in
+        the input of the task, has its own."""
+        return self.target
 
     @abstractmethod
     def lane(self, job: Job, tools: "LaneTools") -> "Lane":

@@ -7,7 +7,6 @@ Error codes besides those of a fetch (egress/failures.py):
 |---|---|
 | too_slow | fewer than `min_rate` bytes a second for `min_rate_seconds` |
 | range_failed | the target's responses to range requests do not fit the file |
-| content_encoded | the target sends the file compressed, although the request forbids it |
 | checksum_mismatch | the file came in one response and its sha256 is not the expected one |
 | file_changed | the same, but the file came in several responses: the next attempt starts over |
 | store_failed | the file could not be stored; the task waits and spends no attempt |

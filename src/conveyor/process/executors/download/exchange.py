@@ -10,16 +10,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.http import Url
 from pyreqwest.request import StreamRequest
 from pyreqwest.response import Response
 
 from conveyor import __version__
 from conveyor.clock import Clock
 from conveyor.egress.clients import Clients, connect_step
-from conveyor.egress.failures import Failure, is_connecting
+from conveyor.egress.failures import Failure, failure_of, is_connecting
+from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
-from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect
-from conveyor.egress.responses import ResponseHead, read_head
+from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.errors import BadInput, InvalidSetting
@@ -86,25 +87,44 @@ class Exchange:
     async def open(
         self, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float | None = None
     ) -> AsyncIterator[OpenResponse]:
-        """Send the request and follow redirects. Raises what egress/failures.py maps."""
+        """Send the request and follow redirects. Raises what egress/failures.py maps. A failure on the way of a chain
+        is a Failure with the status of the last response and the URL of the last request."""
         connect = plan.connect if connect is None else connect_step(connect)
-        max_redirects = plan.options.max_redirects
         async with AsyncExitStack() as stack:
+            yield await self._follow(stack, plan, request, patience, connect)
+
+    async def _follow(
+        self, stack: AsyncExitStack, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float
+    ) -> OpenResponse:
+        max_redirects = plan.options.max_redirects
+        head: ResponseHead | None = None
+        try:
             for _ in range(max_redirects + 1):
-                hop = plan.route.ready(request, connect) or await plan.route.hop(request, connect, patience)
-                try:
-                    response = await self._begin(stack, request, hop, patience)
-                    head = read_head(response)
-                    if max_redirects == 0 or head.status not in REDIRECT_STATUSES or "location" not in head.fields:
-                        yield OpenResponse(response, head, request)
-                        return
-                except PyreqwestError as error:
-                    if hop.pinned is not None and is_connecting(error):
-                        self._guard.avoid(*hop.pinned)
-                    raise
+                response, base = await self._send(stack, plan, request, patience, connect)
+                head = read_ascii_head(response) or await self._clients.read_head(response)
+                if max_redirects == 0 or head.status not in REDIRECT_STATUSES or "location" not in head.fields:
+                    return OpenResponse(response, head, request)
                 await stack.aclose()
-                request = follow_redirect(request, head.status, head.fields["location"], hop.base, plan.route.origin)
+                reached, request = request, follow_redirect(request, head, base, plan.route.origin)
+            request = reached
             raise Failure("too_many_redirects", f"more than {max_redirects} redirects")
+        except Exception as error:
+            if head is None:
+                raise
+            failure = failure_of(error, plan.route.gateway_codes)
+            raise Failure(failure.code, failure.message, head.status, str(request.url)) from error
+
+    async def _send(
+        self, stack: AsyncExitStack, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float
+    ) -> tuple[Response, Url]:
+        """Send one request. Returns its response, and what a Location in it is relative to."""
+        hop = plan.route.ready(request, connect) or await plan.route.hop(request, connect, patience)
+        try:
+            return await self._begin(stack, request, hop, patience), hop.base
+        except PyreqwestError as error:
+            if hop.pinned is not None and is_connecting(error):
+                self._guard.avoid(*hop.pinned)
+            raise
 
     async def _begin(self, stack: AsyncExitStack, request: OutgoingRequest, hop: Hop, patience: float) -> Response:
         try:
@@ -117,7 +137,7 @@ class Exchange:
 def _build_request(request: OutgoingRequest, hop: Hop) -> StreamRequest:
     # Bytes that the client reads ahead are lost when the connection breaks.
     builder = hop.client.request(request.method, hop.url).streamed_read_buffer_limit(0)
-    sent = merge_headers(request.headers, hop.headers)
+    sent = merge_headers(headers_to_send(request), hop.headers)
     if sent:
         builder = builder.headers(sent)
     if request.body is not None:

@@ -7,6 +7,10 @@ The task's progress document holds the state: once the id is in it, every later 
 crash between the response to `create` and that write makes a second request, with the same Idempotency-Key. A task that
 waits is in the queue with a delay; it takes no slot and spends no attempt, however long the API takes.
 
+The target is the host of the API: its limits and its breaker apply. With `rate_per_host` an attempt makes one request
+to the API and then waits for its next pass, so that the rate is one of requests. The file may be on another host; if
+that one is down, the breaker of the API does not open.
+
 Error codes besides those of a download:
 
 | Code | Meaning |
@@ -18,7 +22,7 @@ Error codes besides those of a download:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +30,8 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
 from conveyor.egress.redirects import OutgoingRequest, is_sensitive
-from conveyor.egress.responses import read_counted
-from conveyor.egress.target_guard import TargetGuard, parse_url
+from conveyor.egress.responses import read_body
+from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.errors import BadInput
@@ -82,6 +86,9 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     # Failed calls in a row, and expired links in a row.
     failures: int = 0
     links: int = 0
+    # With a rate: the export is ready, and the link to its file, if the API gave one.
+    ready: bool = False
+    link: str | None = None
     file: RemoteFile | None = None
 
 
@@ -114,6 +121,10 @@ class ExportDownloadExecutor(LocalExecutor):
     def target(self, ref: TaskRef) -> str | None:
         return None
 
+    def targets(self, job: Job) -> Callable[[TaskRef], str | None]:
+        host = api_host(job.options.export)
+        return lambda _: host
+
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         return list(await asyncio.gather(*(self._attempt(job, ref) for ref in refs)))
 
@@ -135,14 +146,22 @@ class ExportDownloadExecutor(LocalExecutor):
         try:
             if work.state.id is None:
                 await self._create(work)
-            answer, request = await self._call(work, work.export.status, "GET")
-            state = scalar(look_up(answer, work.export.state), "the state of the export")
-            if state in work.export.failed:
-                raise Failure("export_failed", f"the export ended as {state[:_SHOWN]!r}")
-            if state not in work.export.ready:
-                return await self._wait(work, state)
-            await work.keep(failures=0)
-            wanted = self._download_request(work, answer, request)
+                if work.is_paced:
+                    return await self._pause(work, "the export is requested")
+            if work.state.ready:
+                wanted = self._download_request(work, work.state.link)
+            else:
+                answer, request = await self._call(work, work.export.status, "GET")
+                state = scalar(look_up(answer, work.export.state), "the state of the export")
+                if state in work.export.failed:
+                    raise Failure("export_failed", f"the export ended as {state[:_SHOWN]!r}")
+                if state not in work.export.ready:
+                    return await self._wait(work, state)
+                await work.keep(failures=0)
+                link = _link_in(work.export, answer)
+                wanted = self._download_request(work, link, request)
+                if work.is_paced and wanted.request.url.origin_ascii == request.url.origin_ascii:
+                    return await self._pause(work, "the export is ready", ready=True, link=link)
         except Unfillable as error:
             raise Failure("bad_answer", f"the response of the API cannot be used: {error}") from None
         except (BadInput, Superseded):
@@ -167,11 +186,18 @@ class ExportDownloadExecutor(LocalExecutor):
         await work.rest(f"the export is {api_state[:_SHOWN]!r}", polls=state.polls + 1, failures=0)
         pace = Backoff(poll.first, poll.rate, poll.cap, jitter=False)
         delay = backoff_delay(pace, state.polls + 1, 0.0, None)
-        return Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False)
+        return Outcome(TaskStatus.PENDING, work.http_status, retry_after=delay, spends_attempt=False)
+
+    async def _pause(self, work: "_ExportAttempt", note: str, **changed: Any) -> Outcome:
+        """End the attempt; the next one makes the next request, when the rate has a pass for it."""
+        await work.rest(note, **changed)
+        return Outcome(TaskStatus.PENDING, work.http_status, retry_after=0.0, spends_attempt=False)
 
     async def _after_failure(self, work: "_ExportAttempt", error: Exception) -> Outcome:
         """Retry a failed call later, by the policy for such calls."""
         outcome = outcome_of(error, work.plan.route.gateway_codes)
+        # Without the query: the description of an API may have keys in it.
+        outcome.final_url = (outcome.final_url or work.url or "").partition("?")[0] or None
         failed = work.state.failures + 1
         retry = work.export.retry or self._retry
         if not is_retryable(work.job.options, outcome):
@@ -196,22 +222,29 @@ class ExportDownloadExecutor(LocalExecutor):
         outcome = await self._long.take(
             work.job, work.ref, work.plan, work.track, wanted, work.state.file, work.remember, spare
         )
+        if outcome.status is TaskStatus.FAILED:
+            outcome.final_url = outcome.final_url or str(wanted.request.url)
         if outcome.status is TaskStatus.FAILED and outcome.http_status in spare:
             # The next attempt polls the state again, and with it gets a fresh link.
-            await work.rest("the link to the file has expired", links=work.state.links + 1)
+            links = work.state.links + 1
+            await work.rest("the link to the file has expired", links=links, ready=False, link=None)
             outcome.retry_after = _LINK_PAUSE * 2**work.state.links
             outcome.spends_attempt = False
         return outcome
 
-    def _download_request(self, work: "_ExportAttempt", answer: Any, status: OutgoingRequest) -> DownloadRequest:
+    def _download_request(
+        self, work: "_ExportAttempt", link: str | None, status: OutgoingRequest | None = None
+    ) -> DownloadRequest:
+        """Build the request for the file. `status` is the request that `link` answers; a link in the state is one to
+        the same origin."""
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         call = is_call(work.export.download)
         if call is not None:
             return DownloadRequest(self._request(work, call, "GET", ()), patience)
-        assert isinstance(work.export.download, str)
-        url = parse_url(scalar(look_up(answer, work.export.download), "the link to the file"))
+        assert link is not None
+        url = parse_url(link)
         # The job's headers are for the API. A link to another origin gets what a redirect there would.
-        same_origin = url.origin_ascii == status.url.origin_ascii
+        same_origin = status is None or url.origin_ascii == status.url.origin_ascii
         headers = tuple(pair for pair in work.plan.headers if same_origin or not is_sensitive(pair[0]))
         return DownloadRequest(OutgoingRequest("GET", url, headers), patience)
 
@@ -220,13 +253,15 @@ class ExportDownloadExecutor(LocalExecutor):
     ) -> tuple[Any, OutgoingRequest]:
         """Make a call. Returns the JSON of the response, and the request that it answers, after redirects."""
         request = self._request(work, call, method, more)
+        work.url, work.http_status = str(request.url), None
         patience = min(work.job.options.timeout, MAX_TIMEOUT)
         async with self._long.exchange.open(work.plan, request, patience) as answer:
+            work.http_status = answer.head.status
             if not 200 <= answer.head.status < 300:
-                raise TargetError(answer.head, self._clock.now())
+                raise TargetError(answer, self._clock.now())
             try:
                 async with asyncio.timeout(patience):
-                    body = await read_counted(answer.response, _MAX_RESPONSE)
+                    body = await read_body(answer.response, answer.head, request.method, _MAX_RESPONSE)
             except TimeoutError:
                 raise Failure("timeout", f"the response was not complete within {patience:g} seconds") from None
         try:
@@ -261,7 +296,15 @@ class _ExportAttempt:
         self.plan = plan
         self.track = track
         self.state = _state.decode(track.state) or State()
+        # The last call, and the status of its response.
+        self.url: str | None = None
+        self.http_status: int | None = None
         self._input = msgspec.json.decode(ref.input)
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the job limits the rate of requests, so that each needs an attempt of its own."""
+        return self.job.options.rate_per_host is not None
 
     @property
     def values(self) -> Values:
@@ -283,6 +326,22 @@ class _ExportAttempt:
         """Store the state; the attempt ends."""
         self.state = msgspec.structs.replace(self.state, **changed)
         await self.track.rest(state=_raw(self.state), note=note)
+
+
+def api_host(export: ExportApi | None) -> str | None:
+    """Return the host of the API; None if the job describes none. Templates have no values in the host."""
+    try:
+        return None if export is None else (parse_url(export.create.url).host_str or "").rstrip(".") or None
+    except BadUrl:
+        return None
+
+
+def _link_in(export: ExportApi, answer: Any) -> str | None:
+    """Return the link to the file in the response to `status`; None if the job describes a call."""
+    if is_call(export.download) is not None:
+        return None
+    assert isinstance(export.download, str)
+    return scalar(look_up(answer, export.download), "the link to the file")
 
 
 def _raw(state: State) -> msgspec.Raw:

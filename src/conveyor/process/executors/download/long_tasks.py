@@ -98,6 +98,9 @@ class LongTasks:
             raise
         except Exception as error:
             outcome = outcome_of(error, plan.route.gateway_codes)
+        if transfer.reached is not None and outcome.http_status is None:
+            outcome.http_status = transfer.reached.head.status
+            outcome.final_url = str(transfer.reached.request.url)
         if transfer.advanced and is_retryable(job.options, outcome):
             outcome.spends_attempt = False
             outcome.retry_after = backoff_delay(job.options.backoff, 1, self._clock.jitter(), outcome.retry_after)
@@ -121,6 +124,7 @@ def outcome_of(error: Exception, gateway_codes: frozenset[str]) -> Outcome:
     outcome = Outcome(TaskStatus.FAILED, error=failure)
     if isinstance(error, Failure):
         outcome.http_status = error.http_status
+        outcome.final_url = error.final_url
     if isinstance(error, TargetError):
         outcome.retry_after = error.retry_after
     return outcome

@@ -10,8 +10,10 @@ from enum import Enum, auto
 
 import msgspec
 
+from conveyor.egress.decoding import codings_of
 from conveyor.egress.failures import Failure
-from conveyor.egress.responses import ResponseHead, phrase
+from conveyor.egress.heads import ResponseHead
+from conveyor.egress.responses import phrase
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
 # Last-Modified identifies a version only if the file is older than this: it could change again within a second.
@@ -47,16 +49,9 @@ def rest_headers(file: RemoteFile, offset: int) -> tuple[tuple[str, str], ...]:
     return (("range", f"bytes={offset}-"), ("if-range", file.validator))
 
 
-def check_identity(head: ResponseHead) -> None:
-    """Raise Failure for an encoded body: its bytes are not the file's."""
-    if head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
-        raise Failure("content_encoded", "the target sends the file encoded, although asked not to", head.status)
-
-
 def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
     """Decide what the response to a request from `offset` on is. Raises Failure for an error status."""
     if head.status == 200:
-        check_identity(head)
         return ResumeDecision.WHOLE
     if head.status == 416:
         return ResumeDecision.USELESS
@@ -66,8 +61,7 @@ def judge(file: RemoteFile, offset: int, head: ResponseHead) -> ResumeDecision:
     if parts is None or parts[0] != offset or (file.total is not None and parts[2] != file.total):
         return ResumeDecision.USELESS
     changed = validator_of(head) not in {None, file.validator}
-    encoded = head.fields.get("content-encoding", "identity").strip().lower() not in {"", "identity"}
-    return ResumeDecision.USELESS if changed or encoded else ResumeDecision.REST
+    return ResumeDecision.USELESS if changed or codings_of(head) else ResumeDecision.REST
 
 
 def content_range(head: ResponseHead) -> tuple[int, int, int] | None:

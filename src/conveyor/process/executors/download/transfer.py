@@ -5,6 +5,9 @@ earlier attempt left; returns the stored file, complete and hashed.
 
 A cut connection does not end the attempt: while bytes come in, the transfer requests the rest after a short pause. An
 attempt fails when no more bytes come, when the target answers with an error, or when the transfer is too slow.
+
+Requests forbid content codings, because ranges count encoded bytes. A file that is encoded all the same is decoded as
+it comes, and cannot be resumed.
 """
 
 import asyncio
@@ -14,9 +17,11 @@ import msgspec
 from pyreqwest.exceptions import PyreqwestError
 
 from conveyor.clock import Clock
+from conveyor.egress.decoding import BodyDecoder, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of
+from conveyor.egress.heads import ResponseHead
 from conveyor.egress.redirects import OutgoingRequest
-from conveyor.egress.responses import ResponseHead, retry_after
+from conveyor.egress.responses import retry_after
 from conveyor.engines.blobs import Blobs
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Job
@@ -25,7 +30,6 @@ from conveyor.process.executors.download.pieces import Pieces, piece_size
 from conveyor.process.executors.download.ranges import (
     RemoteFile,
     ResumeDecision,
-    check_identity,
     content_range,
     judge,
     rest_headers,
@@ -51,10 +55,10 @@ _REMOVED_AT_ONCE = 1000
 class TargetError(Failure):
     """The target answered with an error status. `retry_after` is its Retry-After."""
 
-    def __init__(self, head: ResponseHead, now: float) -> None:
-        cause = unexpected(head)
-        super().__init__(cause.error.code, cause.error.message, head.status)
-        self.retry_after = retry_after(head.fields.get("retry-after"), now)
+    def __init__(self, answer: OpenResponse, now: float) -> None:
+        cause = unexpected(answer.head)
+        super().__init__(cause.error.code, cause.error.message, answer.head.status, str(answer.request.url))
+        self.retry_after = retry_after(answer.head.fields.get("retry-after"), now)
 
 
 class DownloadRequest(msgspec.Struct, frozen=True):
@@ -95,8 +99,12 @@ class Transfer:
         self._plan = plan
         self._track = track
         self._remember = remember
+        # The last response.
+        self.reached: OpenResponse | None = None
         self._file: RemoteFile | None = None
         self._pieces: Pieces | None = None
+        # For a file that the target sends encoded.
+        self._decoder: BodyDecoder | None = None
         self._ended = False
         self._answers = 0
         # Stored bytes at the start and at the end of the attempt.
@@ -195,15 +203,15 @@ class Transfer:
     async def _accept(self, answer: OpenResponse, offset: int) -> "ResponseEnd | None":
         """Prepare the file for this response and return where the response ends; None if the response is of no use."""
         head = answer.head
+        self.reached = answer
         self._answers += 1
         if not offset:
             if head.status != 200:
-                raise TargetError(head, self._clock.now())
-            check_identity(head)
+                raise TargetError(answer, self._clock.now())
             return await self._begin(answer)
         assert self._file is not None
         if head.status not in {200, 206, 416}:
-            raise TargetError(head, self._clock.now())
+            raise TargetError(answer, self._clock.now())
         match judge(self._file, offset, head):
             case ResumeDecision.REST:
                 parts = content_range(head)
@@ -222,7 +230,9 @@ class Transfer:
 
     async def _begin(self, answer: OpenResponse) -> "ResponseEnd":
         """Begin the file at its first byte. The progress document names it before any piece is stored."""
-        head = answer.head
+        codings = codings_of(answer.head)
+        self._decoder = BodyDecoder(codings, self._plan.options.download.max_bytes) if codings else None
+        head = decoded_head(answer.head) if codings else answer.head
         total = _length(head)
         self._check_size(total)
         before = self._file
@@ -231,7 +241,8 @@ class Transfer:
         self._file = RemoteFile(
             key=f"{base}/{self._clock.new_id('file')}",
             piece=piece_size(total, self._settings.download_piece_bytes),
-            validator=validator_of(head),
+            # Its ranges would be those of the encoded file.
+            validator=None if codings else validator_of(head),
             total=total,
             content_type=head.fields.get("content-type"),
             final_url=str(answer.request.url),
@@ -254,7 +265,6 @@ class Transfer:
     async def _read(self, answer: OpenResponse, end: "ResponseEnd", patience: float) -> None:
         assert self._pieces is not None
         reader = answer.response.body_reader
-        limit = self._plan.options.download.max_bytes
         while True:
             try:
                 with self._pace:
@@ -265,17 +275,34 @@ class Transfer:
                 raise Failure("timeout", f"the answer paused for more than {patience:g} seconds") from None
             if chunk is None:
                 break
-            offset = self._pieces.offset + len(chunk)
-            if end.at is not None and offset > end.at:
-                # The response is not what its headers say, and earlier ones may not have been either.
-                await self._forget()
-                raise Failure("range_failed", "the answer is longer than it said")
-            if offset > limit:
-                raise _too_large(limit)
-            await self._pieces.take(memoryview(chunk))
-            self._pace.add(len(chunk))
-            await self._track.advance(offset, end.total)
+            if self._decoder is None:
+                await self._keep(memoryview(chunk), end)
+                self._pace.add(len(chunk))
+                continue
+            size = 0
+            for piece in self._decoder.decode(chunk.to_bytes()):
+                if piece:
+                    await self._keep(memoryview(piece), end)
+                    size += len(piece)
+                # One chunk may decode to thousands of pieces.
+                await asyncio.sleep(0)
+            self._pace.add(max(size, len(chunk)))
+        if self._decoder is not None:
+            self._decoder.finish()
         self._ended = end.total is None or self._pieces.offset == end.total
+
+    async def _keep(self, data: memoryview, end: "ResponseEnd") -> None:
+        """Add bytes to the file. Raises Failure if it gets too large, or longer than the response said."""
+        assert self._pieces is not None
+        offset = self._pieces.offset + len(data)
+        if end.at is not None and offset > end.at:
+            # The response is not what its headers say, and earlier ones may not have been either.
+            await self._forget()
+            raise Failure("range_failed", "the answer is longer than it said")
+        if offset > self._plan.options.download.max_bytes:
+            raise _too_large(self._plan.options.download.max_bytes)
+        await self._pieces.take(data)
+        await self._track.advance(offset, end.total)
 
     async def _seal(self, wanted: DownloadRequest) -> DownloadedFile:
         assert self._file is not None

@@ -3,6 +3,7 @@ returns the outcome: status, headers and body, or an error (egress/failures.py l
 
 It follows redirects itself, hop by hop, so that the guard checks each of them; one timeout spans all hops and the body.
 It reads the body in pieces and counts after decoding, so that `max_body_bytes` bounds the memory.
+An attempt that fails after a response keeps the URL that it had reached, and the status of the last response.
 """
 
 import asyncio
@@ -19,18 +20,12 @@ from conveyor import __version__
 from conveyor.clock import Clock
 from conveyor.egress.body_budget import BodyBudget
 from conveyor.egress.clients import Clients, connect_step
+from conveyor.egress.decoding import ACCEPTED, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of, is_connecting
+from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
-from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect
-from conveyor.egress.responses import (
-    ResponseHead,
-    declares_at_most,
-    phrase,
-    read_counted,
-    read_declared,
-    read_head,
-    retry_after,
-)
+from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
+from conveyor.egress.responses import phrase, read_body, retry_after
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.errors import BadInput, InvalidSetting
@@ -63,6 +58,8 @@ class FetchPlan(msgspec.Struct):
     options: Options
     route: Route
     headers: Pairs
+    # The headers of a task that has none of its own.
+    plain_headers: Pairs
     # Empty means 200 to 299.
     successes: frozenset[int]
     connect: float
@@ -77,6 +74,13 @@ class FetchPlan(msgspec.Struct):
         """Return whether to follow a redirect: not if the job allows none or counts its status as a success."""
         follows = self.options.max_redirects > 0 and answer.status not in self.successes
         return follows and "location" in answer.fields
+
+
+class ReachedHop(msgspec.Struct, gc=False):
+    """How far an attempt came: its last request, and the status of the last response."""
+
+    request: OutgoingRequest | None = None
+    status: int | None = None
 
 
 class FetchExecutor(LocalExecutor):
@@ -118,45 +122,48 @@ class FetchExecutor(LocalExecutor):
 
     async def _attempt(self, plan: FetchPlan, ref: TaskRef) -> Outcome:
         started = self._clock.monotonic()
+        reached = ReachedHop()
         try:
-            outcome = await self._fetch(plan, parse_fetch_input(ref.input), started)
+            outcome = await self._fetch(plan, parse_fetch_input(ref.input), started, reached)
         except Exception as error:
             outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.gateway_codes))
-            if isinstance(error, Failure):
-                outcome.http_status = error.http_status
+            if reached.request is not None and reached.status is not None:
+                outcome.http_status = reached.status
+                outcome.final_url = str(reached.request.url)
         outcome.elapsed = self._clock.monotonic() - started
         return outcome
 
-    async def _fetch(self, plan: FetchPlan, task_input: FetchInput, started: float) -> Outcome:
+    async def _fetch(self, plan: FetchPlan, task_input: FetchInput, started: float, reached: ReachedHop) -> Outcome:
         """Make all hops of one attempt, in one coroutine: at 30,000 a second, one more layer would cost throughput."""
         request = first_request(plan, task_input)
         connect = plan.connect if task_input.connect_timeout is None else connect_step(task_input.connect_timeout)
         timeout = plan.timeout if task_input.timeout is None else timedelta(seconds=task_input.timeout)
         deadline = started + timeout.total_seconds()
         for _ in range(plan.options.max_redirects + 1):
+            reached.request = request
             hop = plan.route.ready(request, connect)
             if hop is None:
                 hop = await plan.route.hop(request, connect, timeout.total_seconds())
                 timeout = self._left(deadline)
             try:
                 async with build_request(request, hop, timeout) as response:
-                    answer = read_head(response)
+                    answer = read_ascii_head(response) or await self._clients.read_head(response)
+                    reached.status = answer.status
                     if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
                         limit = plan.options.max_body_bytes
-                        if declares_at_most(answer, request.method, limit):
-                            body = await read_declared(response, answer, self._budget)
-                        else:
-                            body = await read_counted(response, limit, self._budget)
+                        body = await read_body(response, answer, request.method, limit, self._budget)
                         return self._outcome(plan, request, answer, body)
             except PyreqwestError as error:
                 if hop.pinned is not None and is_connecting(error):
                     self._guard.avoid(*hop.pinned)
                 raise
-            request = follow_redirect(request, answer.status, answer.fields["location"], hop.base, plan.route.origin)
+            request = follow_redirect(request, answer, hop.base, plan.route.origin)
             timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 
     def _outcome(self, plan: FetchPlan, request: OutgoingRequest, answer: ResponseHead, body: bytes) -> Outcome:
+        if codings_of(answer):
+            answer = decoded_head(answer)
         outcome = Outcome(
             TaskStatus.SUCCEEDED,
             http_status=answer.status,
@@ -186,10 +193,12 @@ class FetchExecutor(LocalExecutor):
     def _make_plan(self, options: Options) -> FetchPlan:
         gateway = options.gateway or self._gateway
         wrong = headers_problem(options.headers) or (None if gateway is None else gateway_problem(gateway))
+        headers = tuple(options.headers.items())
         return FetchPlan(
             options=options,
             route=route_of(None if wrong else gateway, self._clients, self._guard, trusted=options.gateway is None),
-            headers=tuple(options.headers.items()),
+            headers=headers,
+            plain_headers=with_codings(headers),
             successes=frozenset(options.success_statuses),
             connect=connect_step(options.connect_timeout),
             timeout=timedelta(seconds=min(options.timeout, MAX_TIMEOUT)),
@@ -203,14 +212,14 @@ def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
         raise BadInput(plan.problem)
     url = parse_url(task_input.url)
     if is_plain(task_input):
-        return OutgoingRequest("GET", url, plan.headers)
+        return OutgoingRequest("GET", url, plan.plain_headers)
     wrong = problem(task_input)
     if wrong is not None:
         raise BadInput(wrong)
     return OutgoingRequest(
         task_input.method.upper(),
         url,
-        merge_headers(plan.headers, tuple(task_input.headers.items())),
+        with_codings(merge_headers(plan.headers, tuple(task_input.headers.items()))),
         body_bytes(task_input),
     )
 
@@ -218,12 +227,21 @@ def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
 def build_request(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamRequest:
     """Build the request of one hop."""
     builder = hop.client.request(request.method, hop.url).timeout(timeout)
-    sent = merge_headers(request.headers, hop.headers)
+    sent = merge_headers(headers_to_send(request), hop.headers)
     if sent:
         builder = builder.headers(sent)
     if request.body is not None:
         builder = builder.body_bytes(request.body)
     return builder.build_streamed()
+
+
+def with_codings(headers: Pairs) -> Pairs:
+    """Add the codings that the request accepts, unless it has its own. A part of an encoded body cannot be decoded, so
+    a request for a range accepts none."""
+    names = {name.lower() for name, _ in headers}
+    if "accept-encoding" in names:
+        return headers
+    return (*headers, ("accept-encoding", "identity" if "range" in names else ACCEPTED))
 
 
 def merge_headers(general: Pairs, special: Pairs) -> Pairs:
