@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.cli import local_run
+from conveyor.cli.bar import progress_bar
+from conveyor.cli.bar_view import view_job
+from conveyor.cli.guard import run_guarded
+from conveyor.cli.snapshot import Snapshot
 from tests.flow.test_cli import PATIENCE, Cli, manifest, serving
 from tests.support.demo_site import demo_site
 
@@ -86,3 +91,34 @@ def test_breakers_are_listed_and_reset(tmp_path: Path, dead: str) -> None:
         assert up("breakers", "--all-tenants", "--json").returncode == 0
         up("cancel", job)
         assert up.json("breakers") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "breaker"),
+    [([], {"patience": 60.0}), (["--patience", "5"], {"patience": 5.0}), (["--no-breaker"], {"enabled": False})],
+)
+def test_run_waits_for_a_minute_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], breaker: dict[str, object]
+) -> None:
+    plans: list[local_run.RunPlan] = []
+
+    def keep(plan: local_run.RunPlan, as_json: bool) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(local_run, "run_here", keep)
+    monkeypatch.chdir(tmp_path)
+    assert run_guarded(["run", write_list(tmp_path, "https://a.example/"), "-o", "out.zip", *flags]) == 0
+    assert plans[0].spec["breaker"] == breaker
+
+
+def test_an_alert_is_printed_once_and_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = {"code": "breaker", "detail": "waiting", "until": None, "target": "upstream:erp", "error": "timeout"}
+    counts = {"succeeded": 0, "failed": 0, "cancelled": 0}
+    job = {"id": "job_1", "state": "running", "run": {"total": 9, "counts": counts}, "waiting": waiting, "options": {}}
+    with progress_bar("list") as show:
+        for _ in range(3):
+            show(view_job(Snapshot.of(job)))
+    assert capsys.readouterr().err == (
+        "list: upstream:erp is down (timeout). Its tasks wait for it, at most 1 h 00 min, then fail.\n"
+    )

@@ -30,22 +30,25 @@ class AnsweredTargets:
         self._coordinator = coordinator
         self._clock = clock
         self._window = window
-        # The half of the window that it is now, its targets, and those of the half before.
+        # The half of the window that it is now and when it ends; its targets, and those of the half before.
         self._half = -1
+        self._half_ends = 0.0
         self._now: dict[str, _Answers] = {}
         self._before: dict[str, _Answers] = {}
         self._to_share: list[str] = []
 
     def note(self, key: str, count: int) -> None:
         """Note answers below 500."""
-        self._turn()
+        now = self._clock.now()
+        if now >= self._half_ends:
+            self._turn()
         answers = self._now.get(key)
         if answers is None:
             if len(self._now) >= _MAX_TARGETS:
                 # A breaker may open for errors of a target that also answers.
                 return
             answers = self._now[key] = _Answers()
-        answers.at = self._clock.now()
+        answers.at = now
         answers.count += count
         if not answers.is_shared and answers.count >= _ANSWERS_TO_SHARE and len(self._to_share) < _MAX_SHARED:
             answers.is_shared = True
@@ -73,7 +76,7 @@ class AnsweredTargets:
         half = int(self._clock.now() / (self._window / 2))
         if half != self._half:
             self._before = self._now if half == self._half + 1 else {}
-            self._now, self._half = {}, half
+            self._now, self._half, self._half_ends = {}, half, (half + 1) * self._window / 2
 
 
 def _shared_key(key: str) -> str:

@@ -18,6 +18,9 @@ from conveyor.process.retry import is_outage
 
 # The longest wait of a very small job if the queue cannot hasten its tasks, and how many tasks make it a second longer.
 _SHORT_WAIT = 5.0
+# Where the host of a URL in an input may begin, and how many origins a gate remembers.
+_AUTHORITY = len('"https://')
+_MAX_ORIGINS = 2000
 _TASKS_A_SECOND = 2_000
 
 
@@ -44,6 +47,8 @@ class Gate:
         self._origin = origin
         self._operator_gateway = gateway
         self._max_wait = max_wait
+        # Breakers of origins, by how inputs with them begin.
+        self._origin_keys: dict[str, str | None] = {}
         # Probes without an outcome.
         self._probing: dict[int, GatedRef] = {}
         self.follow(job)
@@ -136,18 +141,23 @@ class Gate:
             return
         breakers = self._breakers
         if not breakers.is_busy and all(outcome.error is None for outcome in outcomes):
-            self._note_answers(entries, outcomes)
+            pairs = zip(entries, outcomes, strict=True)
+            self._note_answers([entry for entry, outcome in pairs if _is_answered(outcome)])
             return
+        answers = []
         for entry, outcome in zip(entries, outcomes, strict=True):
             sign = self._sign(entry.ref, outcome)
             if entry.probes:
                 for key in entry.probes:
                     breakers.record_probe(key, self._probe_result(key, sign, outcome))
                 self._end_probe(entry)
+            elif sign is Sign.UP and not breakers.has_suspects:
+                answers.append(entry)
             elif sign is not None:
                 error = "" if outcome.error is None else outcome.error.code
                 for target in self._blamed_targets(entry.ref, outcome, sign):
                     breakers.count(self._key(target), sign, self._job.run.run_id, error)
+        self._note_answers(answers)
 
     def release(self, entries: Sequence[GatedRef]) -> None:
         """Free the probes of references that say nothing about their targets."""
@@ -176,27 +186,40 @@ class Gate:
             entry.probes = ()
             self._probing.pop(id(entry), None)
 
-    def _note_answers(self, entries: Sequence[GatedRef], outcomes: Sequence[Outcome]) -> None:
-        """Note which targets answered. Most lists name one host many times in a row: it is parsed once."""
-        answers = [entry for entry, outcome in zip(entries, outcomes, strict=True) if _is_answered(outcome)]
+    def _note_answers(self, answers: Sequence[GatedRef]) -> None:
+        """Note which targets answered. Most lists name one host many times in a row: it is looked up once."""
         shared = self._shared_target()
         if shared is not None and answers:
             self._breakers.note_answers(self._key(shared), len(answers))
         if self._upstream is not None:
             return
-        key, prefix, count = "", "\0", 0
+        key, prefix, count = None, "\0", 0
         for entry in answers:
             if entry.ref.input.startswith(prefix):
                 count += 1
                 continue
-            origin = self._origin(entry.ref)
-            if origin is None:
-                continue
-            if count:
+            if key is not None:
                 self._breakers.note_answers(key, count)
-            key, prefix, count = self._key(origin), f'"{origin}/', 1
-        if count:
+            key, prefix = self._answered_key(entry.ref)
+            count = 1
+        if key is not None:
             self._breakers.note_answers(key, count)
+
+    def _answered_key(self, ref: TaskRef) -> tuple[str | None, str]:
+        """Return the breaker of a task's origin, and with what the inputs of other tasks of that origin begin."""
+        # The authority of a URL ends at the first slash after the two of its scheme, if not before.
+        text = ref.input
+        prefix = text[: text.find("/", _AUTHORITY) + 1] if text.startswith('"http') else ""
+        if prefix in self._origin_keys:
+            return self._origin_keys[prefix], prefix
+        origin = self._origin(ref)
+        key = None if origin is None else self._key(origin)
+        if not prefix:
+            return key, "\0"
+        if len(self._origin_keys) >= _MAX_ORIGINS:
+            self._origin_keys.clear()
+        self._origin_keys[prefix] = key
+        return key, prefix
 
     def _sign(self, ref: TaskRef, outcome: Outcome) -> Sign | None:
         """Return what the outcome says about the target; None if it says nothing."""

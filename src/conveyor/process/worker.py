@@ -103,6 +103,8 @@ class Worker:
         self._round = 0
         # Whether no other worker was alive when this one started.
         self._is_first = False
+        # Runs whose tasks no longer have to wait for a breaker.
+        self._to_hasten: set[RunId] = set()
         # Unfinished runs of all kinds and states.
         self._unfinished: frozenset[RunId] = frozenset()
         self._look_at = 0.0
@@ -119,6 +121,8 @@ class Worker:
             self._look_at = now + _LOOK_FOR_RUNS
         if self._breakers.is_urgent:
             await self._sync_breakers(None)
+        if self._to_hasten:
+            await self._hasten_blocked()
         if now >= self._beat_at:
             await self._renew_leases()
             self._beat_at = now + self._settings.lease_seconds / 3
@@ -219,12 +223,12 @@ class Worker:
             if lane is None:
                 self._lanes[run_id] = self._open_lane(job)
                 if self._is_first or self._breakers.closed_lately(run_id):
-                    await self._hasten([self._lanes[run_id]])
+                    self._to_hasten.add(run_id)
             elif lane.job != job:
                 skips_breakers = lane.job.options.breaker.enabled and not job.options.breaker.enabled
                 lane.follow(job)
                 if skips_breakers:
-                    await self._hasten([lane])
+                    self._to_hasten.add(run_id)
         self._is_first = False
 
     def _open_lane(self, job: Job) -> Lane:
@@ -249,22 +253,21 @@ class Worker:
         for key, state in self._breakers.take_closed().items():
             tenant = split_key(key)[0]
             knows_all = 0 < len(state.runs) < MAX_RUNS
-            await self._hasten(
-                [
-                    lane
-                    for run_id, lane in self._lanes.items()
-                    if lane.job.tenant == tenant and (run_id in state.runs or not knows_all)
-                ]
+            self._to_hasten.update(
+                run_id
+                for run_id, lane in self._lanes.items()
+                if lane.job.tenant == tenant and (run_id in state.runs or not knows_all)
             )
 
-    async def _hasten(self, lanes: Collection[Lane]) -> None:
-        """Make the tasks of these lanes that wait for a breaker start soon."""
-        for lane in lanes:
+    async def _hasten_blocked(self) -> None:
+        """Make tasks that waited for a breaker start soon."""
+        for run_id in list(self._to_hasten):
             if isinstance(self._queue, Hastens):
-                await self._queue.hasten(recovery_queue(lane.job.run.run_id))
-            lane.next_recovery = lane.recovery_pause = 0.0
-        if lanes:
-            self.wake()
+                await self._queue.hasten(recovery_queue(run_id))
+            self._to_hasten.discard(run_id)
+            lane = self._lanes.get(run_id)
+            if lane is not None:
+                lane.next_recovery = lane.recovery_pause = 0.0
 
     async def _watch(self) -> None:
         """Watch what runs: targets that fail, processes and attempts that hang, bytes that are leased."""
