@@ -12,7 +12,7 @@ ConveyorError
 ├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · TasksElsewhere
     └── Overloaded ── NoWorkers
 """
 
@@ -319,6 +319,12 @@ class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
+
+
+class TasksElsewhere(Unavailable):
+    """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
+
+    code = "tasks_elsewhere"
 
 
 class Overloaded(Unavailable):

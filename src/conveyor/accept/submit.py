@@ -276,6 +276,7 @@ class Submit:
             expires_at=now + spec.retention_days * _DAY,
             run=run,
             source=source,
+            task_store=self._system.task_store,
         )
 
     def _event(self, job: Job) -> OutboxEvent:

@@ -59,6 +59,7 @@ COMMANDS = [
     ["intake"],
     ["monitor"],
     ["migrate"],
+    ["move-tasks"],
     ["doctor"],
     ["version"],
 ]
