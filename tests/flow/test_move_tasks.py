@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.servers import dynamodb, postgres
 from tests.support.api import Api, client, new_key
 from tests.support.clocks import JumpingClock
 from tests.support.make_jobs import ACME
+from tests.support.working import until, working
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
 
@@ -363,6 +365,41 @@ class _With:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+async def test_a_working_fleet_loses_and_repeats_nothing_during_a_move(
+    old: Settings, both: Settings, only_new: Settings, to: str, clock: JumpingClock
+) -> None:
+    async with open_system(old, clock) as system:
+        before = [await submit(system, 20), await submit(system, 90)]
+    async with open_system(both, clock) as system, working(system) as fleet:
+        mover = TaskMover(system, system.task_stores[to])
+        during: list[Job] = []
+
+        async def moved() -> bool:
+            if len(during) < 5:
+                during.append(await submit(system, 10 + 15 * len(during)))
+                if len(during) == 4:
+                    # One of the first jobs, which may be on either engine by now, or on its way.
+                    with suppress(RunNotEnded):
+                        await Rerun(system).rerun(await read(system, before[0].job_id), RerunSpec(select="all"))
+            totals = await mover.move()
+            assert totals.blocked == {}
+            active = await system.records.jobs.active_jobs()
+            return len(during) == 5 and not totals.unfinished and not active
+
+        await until(moved)
+        assert set(fleet.ran.values()) == {1}
+    async with open_system(only_new, clock) as system:
+        runs = 0
+        sizes = [20, 90, *(10 + 15 * number for number in range(5))]
+        for job, size in zip((*before, *during), sizes, strict=True):
+            found = await read(system, job.job_id)
+            for run in await system.records.jobs.runs(job.job_id):
+                runs += run.total
+                assert await system.tasks.recount(found.key_of(run)) == Counts(succeeded=size)
+                assert await system.tasks.counts(found.key_of(run)) == Counts(succeeded=size)
+        assert runs == len(fleet.ran)
 
 
 async def test_a_copy_that_differs_is_not_switched(old: Settings, both: Settings, to: str, clock: JumpingClock) -> None:

@@ -239,6 +239,14 @@ class TaskMover:
         crashpoint("move.clean.after")
 
     async def _find_unfinished(self) -> None:
+        """A job may finish or be rerun at any time: look for active jobs, then for finished ones, then again."""
+        await self._find_active()
+        async for job in self._finished(self._target_id):
+            if job.job_id not in self.totals.blocked:
+                self.totals.unfinished.setdefault(job.job_id, "has just finished")
+        await self._find_active()
+
+    async def _find_active(self) -> None:
         unfinished = self.totals.unfinished
         for job in await self._jobs.unswept_jobs(_JOBS):
             if job.task_store != self._target_id:
