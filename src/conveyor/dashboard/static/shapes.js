@@ -30,6 +30,7 @@
  * @property {string} kind
  * @property {string} state
  * @property {string | null} reason
+ * @property {string | null} reason_code
  * @property {{code: string, detail: string} | null} waiting
  * @property {string} created_at
  * @property {string} expires_at
