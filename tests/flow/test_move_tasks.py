@@ -36,6 +36,7 @@ from conveyor.system import System, migrate, open_system
 from tests.servers import dynamodb, postgres
 from tests.support.api import Api, client, new_key
 from tests.support.clocks import JumpingClock
+from tests.support.export_jobs import asked, exporter, parts_of
 from tests.support.make_jobs import ACME
 from tests.support.working import until, working
 
@@ -400,6 +401,28 @@ async def test_a_working_fleet_loses_and_repeats_nothing_during_a_move(
                 assert await system.tasks.recount(found.key_of(run)) == Counts(succeeded=size)
                 assert await system.tasks.counts(found.key_of(run)) == Counts(succeeded=size)
         assert runs == len(fleet.ran)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+async def test_an_export_in_progress_goes_on_from_the_other_engine(
+    old: Settings, both: Settings, to: str, clock: JumpingClock, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conveyor.export.exporter._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("conveyor.read.walk.ROWS", 10)
+    async with open_system(old, clock) as system:
+        job = await finish(system, await submit(system, 60))
+        export_id = await asked(system, job, format="jsonl")
+        for _ in range(slices):
+            await exporter(system).tick()
+    assert (await move(both, to, clock)).jobs == 1
+    async with open_system(both, clock) as system:
+        await TaskMover(system, system.task_stores[to]).clean()
+        for _ in range(100):
+            clock.advance(1)
+            if await exporter(system).tick() != 0.0:
+                break
+        [data] = await parts_of(system, export_id)
+        assert [json.loads(line)["index"] for line in data.splitlines()] == list(range(60))
 
 
 async def test_a_copy_that_differs_is_not_switched(old: Settings, both: Settings, to: str, clock: JumpingClock) -> None:
