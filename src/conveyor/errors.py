@@ -13,7 +13,7 @@ ConveyorError
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
 │   └── ReplacementInFlight · AlreadyReplaced
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable · TasksElsewhere
     └── Overloaded ── NoWorkers
 """
 
@@ -358,6 +358,12 @@ class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
+
+
+class TasksElsewhere(Unavailable):
+    """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
+
+    code = "tasks_elsewhere"
 
 
 class Overloaded(Unavailable):

@@ -297,6 +297,8 @@ class RunKey(msgspec.Struct, frozen=True, array_like=True):
     job_id: JobId
     run_id: RunId
     shard_count: int = 1
+    # The id of the task engine that holds the rows; empty: the configured one.
+    store: str = ""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -684,6 +686,8 @@ class Job(msgspec.Struct, frozen=True):
     source: Source | None = None
     # Incremented with every change of the options.
     version: int = 1
+    # The id of the task engine that holds the rows of all its runs; empty in jobs of earlier versions.
+    task_store: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -692,7 +696,7 @@ class Job(msgspec.Struct, frozen=True):
 
     def key_of(self, run: Run) -> RunKey:
         """Where the rows of one of its runs are."""
-        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count)
+        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count, self.task_store)
 
 
 def invalid_prefix(job: Job) -> str:

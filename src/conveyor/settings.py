@@ -28,6 +28,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     records: str | None = None
     # Where to keep tasks: postgres://… or dynamodb://…. Default: the embedded database.
     tasks: str | None = None
+    # Task engines beside `tasks` that still hold jobs, separated by spaces: postgres://…, dynamodb://… or `embedded`.
+    # Their jobs stay readable and run to their end there; new jobs go to `tasks`.
+    other_tasks: str | None = None
     # Where to keep messages: postgres://… or sqs://…. Default: the embedded database.
     queue: str | None = None
     # Where to keep leases and limits: redis://…. Default: the embedded database.

@@ -19,6 +19,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "app": ("shop.tasks:app", "shop.tasks:app"),
     "records": ("postgres://db/jobs", "postgres://db/jobs"),
     "tasks": ("dynamodb://eu-central-1/conveyor", "dynamodb://eu-central-1/conveyor"),
+    "other_tasks": ("dynamodb://x/y embedded", "dynamodb://x/y embedded"),
     "queue": ("sqs://eu-central-1/conveyor", "sqs://eu-central-1/conveyor"),
     "coordinator": ("redis://cache/0", "redis://cache/0"),
     "blobs": ("s3://bucket/conveyor", "s3://bucket/conveyor"),

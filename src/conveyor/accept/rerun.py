@@ -103,7 +103,7 @@ class Rerun:
         if isinstance(added, IdempotencyClaim):
             return reply.unless_lost(added)
         if not added:
-            raise RunNotEnded("Another run of the job was started meanwhile.")
+            raise RunNotEnded("Another run of the job was started, or its tasks were moved, meanwhile. Retry.")
         log.info("run added", tenant=job.tenant, job=job.job_id, run=rerun.run.run_id, number=rerun.run.number)
         try:
             await request_ingest(self._system.queue, rerun, self._system.clock)

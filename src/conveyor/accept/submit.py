@@ -394,6 +394,7 @@ class Submit:
             expires_at=None,
             run=run,
             source=source,
+            task_store=self._system.task_store,
         )
 
     def _event(self, job: Job) -> OutboxEvent:

@@ -13,6 +13,7 @@ from conveyor.cli import export_command as exports
 from conveyor.cli import invalid_command as invalid
 from conveyor.cli import job_commands as jobs
 from conveyor.cli import key_commands as keys
+from conveyor.cli import move_command as move
 from conveyor.cli import rerun_command as rerun
 from conveyor.cli import role_commands as roles
 from conveyor.cli import run_command as run
@@ -68,5 +69,6 @@ app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
 app.add_typer(breakers.app, name="breakers", rich_help_panel=_ADMIN)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
+app.command("move-tasks", rich_help_panel=_ADMIN)(move.move_tasks)
 app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
 app.command("version", rich_help_panel=_ADMIN)(version.version)

@@ -108,6 +108,8 @@ def _job_row(job: dict[str, Any]) -> list[object]:
     now = Snapshot.of(job)
     created = text.moment(job.get("created_at"))
     counts = (text.count(now.total), text.count(now.done), text.count(now.failed))
+    if job.get("reason_code") == "tasks_elsewhere":
+        counts = (text.count(now.total), "elsewhere", "-")
     waiting = (job.get("waiting") or {}).get("code")
     return [now.job_id, now.state.value, created, *counts, waiting, job.get("name")]
 

@@ -96,7 +96,7 @@ def migrate(data: Data = None) -> None:
     configure_log(settings.log_level, form=settings.log_format)
     for step in run_async(migrate_engines(settings, SystemClock())):
         print(step)
-    if not any(getattr(settings, seam) for seam in _SHARED):
+    if not any(getattr(settings, seam) for seam in (*_SHARED, "other_tasks")):
         print("Nothing to migrate: the embedded engines create what they need.")
 
 

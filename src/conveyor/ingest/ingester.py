@@ -7,6 +7,7 @@ import structlog
 
 from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
+from conveyor.engines.tasks import is_reachable
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.handover import LOOK_SECONDS, Handover
@@ -24,6 +25,8 @@ LEASE_SECONDS = 60.0
 _IDLE = 0.1
 # Seconds before the message of a range or list that another ingester has leased is redelivered.
 _LEASED_DELAY = 2.0
+# Seconds before the message of a job on another task engine is redelivered.
+_ELSEWHERE_DELAY = 5.0
 _MAX_ATTEMPTS = 5
 _FIRST_BACKOFF = 1.0
 
@@ -65,6 +68,10 @@ class Ingester:
             if job is not None and job.run.state in ENDED and not job.run.last_batch and not is_resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
+            return
+        if not is_reachable(self._ingest.tasks, job.key):
+            # Another process opens the task engine of this job.
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], _ELSEWHERE_DELAY)
             return
         if not await self._handover.is_over(job):
             await self._ingest.queue.release(CONTROL, [delivery.receipt], LOOK_SECONDS)

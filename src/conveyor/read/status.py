@@ -16,7 +16,8 @@ from conveyor.coordination.limits import run_slots
 from conveyor.coordination.waits import Wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import Tasks, is_reachable
+from conveyor.errors import TasksElsewhere
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.states import ENDED, WORKABLE, RunState
@@ -67,8 +68,19 @@ _ingested = msgspec.json.Decoder(Ingested)
 
 
 async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
-    """A job as listings show it. `options` has only values that differ from the defaults."""
+    """A job as listings show it. `options` has only values that differ from the defaults. A job whose tasks are out of
+    reach does not hide the others: its counts are 0, and its reason says why."""
+    if not is_reachable(tasks, job.key):
+        return _unreachable_json(job, clock)
     return _job_json(job, await _read_live(records, tasks, coordinator, clock, job))
+
+
+def _unreachable_json(job: Job, clock: Clock) -> dict[str, Any]:
+    wait = Wait(TasksElsewhere.code, f"The tasks of this job are in the task engine {job.task_store}, not open here.")
+    live = Live(clock.now(), _without_secrets(job.run), Counts(), 0, 0.0, [], None, None, wait)
+    shown = _job_json(msgspec.structs.replace(job, reason=wait.detail), live)
+    counts = {**shown["run"]["counts"], "pending": 0}
+    return {**shown, "reason_code": wait.code, "run": {**shown["run"], "counts": counts}}
 
 
 async def status_json(

@@ -22,7 +22,7 @@ from conveyor.engines.records import (
     OutboxRecords,
     Records,
 )
-from conveyor.engines.tasks import Finished, ReadsByIndex, Tasks
+from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
 from conveyor.states import RunState, TaskStatus
@@ -37,7 +37,7 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "access": (AccessRecords,),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
-    "tasks": (Tasks, ReadsByIndex),
+    "tasks": (Tasks, ReadsByIndex, CopiesRuns),
     "queue": (Queue, ReportsMessageAge, Hastens),
     "coordinator": (Coordinator,),
     "blobs": (Blobs, StoresParts),

@@ -62,6 +62,7 @@ COMMANDS = [
     ["intake"],
     ["monitor"],
     ["migrate"],
+    ["move-tasks"],
     ["doctor"],
     ["version"],
 ]

@@ -30,6 +30,7 @@
  * @property {string} kind
  * @property {string} state
  * @property {string | null} reason
+ * @property {string | null} reason_code
  * @property {Waiting | null} waiting
  * @property {string} created_at
  * @property {string | null} expires_at null while the latest run has not finished

@@ -190,6 +190,7 @@ def job_row(item: Item) -> JobRow:
         run=latest.run,
         source=_source.decode(item["source"]) if "source" in item else None,
         version=item.get("version", 1),
+        task_store=item.get("task_store", ""),
     )
     return JobRow(job, latest, item.get("deleted", False))
 
