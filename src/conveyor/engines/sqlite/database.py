@@ -69,6 +69,7 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0004_upload_references.sql"),
     sql_file("migrations/0005_documents_and_outbox.sql"),
     sql_file("migrations/0006_run_codes.sql"),
+    sql_file("migrations/0007_prior_outcomes.sql"),
 )
 
 
