@@ -18,6 +18,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import TooManyStreams
+from conveyor.jobs.job_counts import counts_json, job_counts
 from conveyor.model import EventRecord, Job, TenantId
 from conveyor.read.event_pages import event_json
 from conveyor.states import ENDED
@@ -73,6 +74,7 @@ class JobStream:
     def __init__(self, system: System, streams: Streams, job: Job) -> None:
         self._records: Records = system.records
         self._tasks: Tasks = system.tasks
+        self._coordinator = system.coordinator
         self._clock = system.clock
         self._streams = streams
         self._job = job
@@ -136,7 +138,7 @@ class JobStream:
 
     async def _progress(self) -> dict[str, Any]:
         job = self._job
-        counts = await self._tasks.counts(job.key)
+        counted = await job_counts(self._records, self._tasks, job, self._coordinator, top_errors=0)
         return {
             "job_id": job.job_id,
             "run_id": job.run.run_id,
@@ -144,7 +146,8 @@ class JobStream:
             "reason": job.reason,
             "reason_code": job.run.reason_code,
             "total": job.run.total,
-            "counts": msgspec.structs.asdict(counts),
+            "counts": msgspec.structs.asdict(counted.run),
+            "job": counts_json(counted),
         }
 
 
