@@ -33,7 +33,9 @@
  * @property {{code: string, detail: string} | null} waiting
  * @property {string} created_at
  * @property {string} expires_at
- * @property {Run} run
+ * @property {number} total
+ * @property {Counts} counts by the latest outcome of each task, over all runs
+ * @property {Run} run the latest
  * @property {Run[]} runs only of a single job
  * @property {{tasks: number, bytes_read: number, bytes_total: number | null} | null} ingest
  * @property {number} invalid_lines
@@ -47,6 +49,7 @@
  * @property {string | null} reason
  * @property {number} total
  * @property {Ended} counts
+ * @property {{total: number, counts: Ended}} job
  *
  * @typedef {Ended & {at: string}} Sample
  * @typedef {{seconds: number, count: number}} Duration
