@@ -13,6 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
+from conveyor.jobs.job_counts import JobCounts, counts_json, job_counts
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, FailureThreshold, Job, JobId, OutboxEvent, Run
 from conveyor.states import ENDED, ReasonCode, RunState, sources_of
@@ -48,7 +49,7 @@ class Lifecycle:
         run = job.run if job.run.last_batch else await self._records.jobs.run(job.job_id, job.run.run_id)
         if run is None or not _complete(run, counts):
             return None
-        return await self.move(job, RunState.COMPLETED, None, counts)
+        return await self.move(msgspec.structs.replace(job, run=run), RunState.COMPLETED, None, counts)
 
     async def latch(self, job: Job, total: int, invalid: int) -> None:
         """All tasks are written: set the total, then the latch, then complete the run if all tasks have finished."""
@@ -81,6 +82,8 @@ class Lifecycle:
     ) -> RunState | None:
         """Move the run to `target` if its state allows that, or is one of `sources`; None if another process was first.
         With `keep`, the sweeper does not clear the run."""
+        counted = await job_counts(self._records, self._tasks, job, top_errors=0) if job.run.number > 1 else None
+        whole = JobCounts(job.run.total, counts) if counted is None else counted
         event = OutboxEvent(
             notice_id=self._clock.new_id("evt"),
             tenant=job.tenant,
@@ -88,7 +91,12 @@ class Lifecycle:
             run_id=job.run.run_id,
             event=_EVENTS[target],
             at=self._clock.now(),
-            data={"counts": msgspec.structs.asdict(counts), "reason": reason, "reason_code": code},
+            data={
+                "counts": msgspec.structs.asdict(counts),
+                "job": counts_json(whole),
+                "reason": reason,
+                "reason_code": code,
+            },
         )
         crashpoint("lifecycle.move.before")
         moved = await self._records.jobs.move_run(

@@ -1,7 +1,8 @@
 """The nouns: job, run, task, result. Values are frozen and do no I/O."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import PurePath
@@ -278,6 +279,8 @@ class TaskSeed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     index: int
     input: InputJson
+    # Of a task of a rerun: the latest outcome that it has from the runs before, as `prior_text` writes it.
+    prior: str | None = None
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -622,6 +625,39 @@ class Counts(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> int:
         return self.succeeded + self.failed + self.cancelled
+
+
+OUTCOMES = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED})
+
+
+def prior_text(task: Task) -> str:
+    """The outcome of a task as a rerun stores it with its own task: the digit of the status, and the error code of a
+    failed one. A task that a finished run left pending counts as cancelled: the sweeper will cancel it."""
+    status = TaskStatus.CANCELLED if task.status is TaskStatus.PENDING else task.status
+    code = task.error_code if status is TaskStatus.FAILED else None
+    return f"{int(status)}{code or ''}"
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """The earlier outcomes that a rerun's succeeded and failed tasks replace in the job's view: by status, and the
+    failed ones by error code."""
+
+    counts: Counts = Counts()
+    codes: dict[str, int] = {}
+
+
+def count_replaced(ends: Iterable[tuple[TaskStatus, str | None]]) -> Replaced:
+    """Count the earlier outcomes of tasks that finished with these statuses. A cancelled task replaces none."""
+    priors = Counter(prior for status, prior in ends if status in OUTCOMES and prior)
+    statuses: Counter[TaskStatus] = Counter()
+    codes: Counter[str] = Counter()
+    for prior, count in priors.items():
+        status, code = TaskStatus(int(prior[0])), prior[1:]
+        statuses[status] += count
+        if status is TaskStatus.FAILED and code:
+            codes[code] += count
+    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
+    return Replaced(counts, dict(codes))
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):

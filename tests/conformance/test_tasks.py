@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conveyor.engines.dynamodb.counters import Tally
 from conveyor.engines.dynamodb.tasks import DynamoTasks
 from conveyor.engines.postgres import tasks as postgres_tasks
+from conveyor.engines.postgres.queries import parse
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, Tasks
 from conveyor.errors import BadCursor
@@ -22,6 +24,7 @@ from conveyor.model import (
     BodyRef,
     Counts,
     InputJson,
+    Replaced,
     ResultDetail,
     RunId,
     RunKey,
@@ -342,6 +345,92 @@ class TestRecount:
         assert await tasks.error_codes(run, 10) == [("x", 1)]
         assert await tasks.recount(make_run(clock)) == Counts()
         assert await tasks.counts(make_run(clock)) == Counts()
+
+
+class TestReplaced:
+    """A task of a rerun has the outcome from before, and a run counts those that its own outcomes replace."""
+
+    PRIORS = ("1", "2timeout", "3", "2", "2http_500", "2timeout")
+
+    async def rerun(self, tasks: Tasks, clock: ManualClock, shards: int, count: int = 12) -> RunKey:
+        run = make_run(clock, shards)
+        priors = [self.PRIORS[index % 6] for index in range(count)]
+        await tasks.put(run, [TaskSeed(seed.index, seed.input, priors[seed.index]) for seed in seeds(count)])
+        return run
+
+    @pytest.mark.parametrize("shards", SHARDS)
+    async def test_it_counts_by_status_and_code(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await self.rerun(tasks, clock, shards)
+        assert await tasks.replaced(run) == Replaced()
+        await tasks.finish(run, [end(0), end(1), end(2, FAILED, code="x"), end(2)])
+        assert await tasks.replaced(run) == Replaced(Counts(1, 1, 1), {"timeout": 1})
+        await tasks.finish(run, [end(0, FAILED), end(3, FAILED, code="timeout"), end(4), end(5)])
+        assert await tasks.replaced(run) == Replaced(Counts(1, 4, 1), {"timeout": 2, "http_500": 1})
+        assert await tasks.error_codes(run, 10) == [("timeout", 1), ("x", 1)], "its own codes, and no others"
+        assert await tasks.counts(run) == Counts(4, 2, 0)
+
+    async def test_a_cancelled_task_replaces_nothing(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await self.rerun(tasks, clock, 1)
+        await tasks.finish(run, [end(1), end(7, CANCELLED)])
+        while await tasks.cancel_pending(run, 5, 1.0):
+            pass
+        assert await tasks.replaced(run) == Replaced(Counts(0, 1, 0), {"timeout": 1})
+        assert await tasks.counts(run) == Counts(1, 0, 11)
+
+    async def test_a_first_run_replaces_nothing(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await filled(tasks, clock, 3)
+        await tasks.finish(run, [end(0), end(1, FAILED, code="x")])
+        assert await tasks.replaced(run) == Replaced()
+        assert await tasks.replaced(make_run(clock)) == Replaced()
+
+    async def test_a_task_keeps_its_first_prior(self, tasks: Tasks, clock: ManualClock) -> None:
+        """An ingest that resumes after a crash puts its tasks again."""
+        run = await self.rerun(tasks, clock, 1)
+        await self.rerun(tasks, clock, 1)
+        await tasks.put(run, [TaskSeed(0, InputJson('"input 0"'), "2other")])
+        await tasks.finish(run, [end(0)])
+        assert await tasks.replaced(run) == Replaced(Counts(1, 0, 0), {})
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_a_recount_counts_them_too(self, tasks: Tasks, clock: ManualClock, shards: int) -> None:
+        run = await self.rerun(tasks, clock, shards, 60)
+        await tasks.finish(run, [end(index) for index in range(30)])
+        expected = await tasks.replaced(run)
+        assert expected == Replaced(Counts(5, 20, 5), {"timeout": 10, "http_500": 5})
+        await spoil_counts(tasks, run)
+        assert await tasks.replaced(run) != expected
+        assert await tasks.recount(run) == Counts(30, 0, 0)
+        assert (await tasks.replaced(run)).counts == expected.counts
+        await tasks.finish(run, [end(30)])
+        assert (await tasks.replaced(run)).counts == Counts(6, 20, 5)
+
+    async def test_another_process_knows_it(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await self.rerun(tasks, clock, 1)
+        other = as_it_stands(tasks)
+        for value in vars(other).values():
+            if isinstance(value, dict | set):
+                value.clear()
+        await other.finish(run, [end(1)])
+        assert await tasks.replaced(run) == await other.replaced(run) == Replaced(Counts(0, 1, 0), {"timeout": 1})
+
+    async def test_a_deleted_rerun_leaves_nothing(self, tasks: Tasks, clock: ManualClock) -> None:
+        run = await self.rerun(tasks, clock, 1)
+        await tasks.finish(run, [end(1)])
+        while await tasks.delete(run, 100):
+            pass
+        assert await tasks.replaced(run) == Replaced()
+
+
+async def spoil_counts(tasks: Tasks, run: RunKey) -> None:
+    """Lose the counts of a run: those of replaced outcomes lag."""
+    if isinstance(tasks, DynamoTasks):
+        items = await tasks._counters.standing(run)
+        assert await tasks._counters.mend(run, items, Tally(Counts(30, 0, 0), Counter()))
+    elif isinstance(tasks, postgres_tasks.PostgresTasks):
+        await tasks._database.change(parse("UPDATE task_counts SET replaced_failed = 0, replaced_succeeded = 0"), {})
+    else:
+        assert isinstance(tasks, sqlite_tasks.SqliteTasks)
+        await tasks._database.change("UPDATE task_runs SET replaced_failed = 0, replaced_succeeded = 0", {})
 
 
 class TestErrorCodes:

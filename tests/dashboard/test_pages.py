@@ -270,7 +270,8 @@ class TestJobs:
         exports = page.get_by_role("table", name="Exports")
         with page.expect_download() as download:
             exports.get_by_role("link").click()
-        assert Path(download.value.path()).read_text().count("\n") == 20
+        assert Path(download.value.path()).read_text().count("\n") == 80, "every task, not only those of the rerun"
+        expect(page.locator(".tile", has_text="Succeeded")).to_contain_text("60")
         with page.expect_download() as download:
             page.get_by_role("link", name="Download all as zip").click()
         assert Path(download.value.path()).read_bytes().startswith(b"PK")

@@ -28,16 +28,16 @@ EVENT_DATA = {
     "together with its tasks.",
     "job.changed": "A user changed options of the running job. `changed`: names of the options, without values.",
     "run.added": "A user started a rerun. `number`, `lineage`, and `overrides`: names of the options that differ.",
-    "run.progress": "A further quarter of the tasks has finished. `percent` (25, 50 or 75), `total`, `counts`.",
+    "run.progress": "A further quarter of the tasks has finished. `percent` (25, 50 or 75), `total`, `counts`, `job`.",
     "run.overdue": "The run is past its deadline; its unfinished tasks are requeued. `tries`, `of`, `deadline`.",
     "run.paused": "A user paused the run: no further task starts.",
     "run.resumed": "A user resumed the run.",
-    "run.completed": "All tasks have finished. `counts`, `reason`.",
+    "run.completed": "All tasks have finished. `counts`, `job`, `reason`.",
     "run.failed": "The run failed: failure threshold, deadline, maximum lifetime, or a list that cannot be ingested. "
-    "`counts`, `reason`.",
-    "run.cancelled": "A user cancelled the run. `counts`, `reason`.",
-    "tasks.failed": "Further tasks have failed. `failed` (number since the last event), `counts`, `top_errors`. At "
-    "most once in `CONVEYOR_FAILURE_NOTICE_SECONDS`, and once more when the run finishes.",
+    "`counts`, `job`, `reason`.",
+    "run.cancelled": "A user cancelled the run. `counts`, `job`, `reason`.",
+    "tasks.failed": "Further tasks have failed. `failed` (number since the last event), `counts`, `job`, `top_errors`. "
+    "At most once in `CONVEYOR_FAILURE_NOTICE_SECONDS`, and once more when the run finishes.",
     "export.ready": "An export is ready for download. `export_id`, `format`, `tasks`, `bytes`, `parts`, `name`.",
     "export.failed": "An export failed. `export_id`, `format`, `error`.",
 }

@@ -576,11 +576,18 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     said = up("rerun", job_id, "--failed", "--attempts", "2")
     assert said.stdout.startswith(f"{job_id} is ingesting, run 2."), said.stderr
     assert up("watch", job_id).returncode == 3
-    (again,) = up.json("results", job_id)
+    (again,) = up.json("results", job_id, "--run", "2")
     assert (again["index"], again["attempts"]) == (failed["index"], failed["attempts"])
     assert again["task_id"] != failed["task_id"]
     assert [item["status"] for item in up.json("results", job_id, "--run", "1", "--status", "failed")] == ["failed"]
-    assert len(up.json("results", job_id, "--run", "latest-per-task")) == 2
+    # The job is its whole self: both tasks, each with its latest outcome.
+    whole = {item["task_id"]: item["status"] for item in up.json("results", job_id)}
+    assert (len(whole), whole[again["task_id"]]) == (2, "failed")
+    assert up("export", job_id, "-o", "whole.jsonl").returncode == 0
+    assert {json.loads(line)["task_id"] for line in (up.place / "whole.jsonl").read_text().splitlines()} == set(whole)
+    listed = next(line for line in up("jobs").stdout.splitlines() if job_id in line)
+    assert re.search(r" 2 +2 +1 ", f"{listed} "), listed
+    assert up.json("show", job_id, "--run", "2")["total"] == 1
     assert up.json("results", job_id, "--tag", "nobody's") == []
     shown = up("show", job_id, "--verify")
     assert "2: completed, 1 tasks, 1 failed" in shown.stdout
@@ -589,6 +596,10 @@ def test_tasks_are_run_again(up: Cli, site: str) -> None:
     code = failed["error"]["code"]
     assert up.json("rerun", job_id, "--error-code", code)["run"]["number"] == 3
     assert up("watch", job_id).returncode == 3
+    # A rerun of which every task succeeds: the other one has still failed, and the exit code is the job's.
+    assert up.json("rerun", job_id, "--http-status", "200")["counts"]["failed"] == 1
+    watched = up("watch", job_id, "--json")
+    assert (watched.returncode, json.loads(watched.stdout)["run"]["counts"]["failed"]) == (3, 0)
     one_line(up("rerun", job_id, "--error-code", "timeout"), "nothing_to_rerun")
     one_line(up("rerun", job_id, "--all", "--tag", "x"), "bad_input")
 

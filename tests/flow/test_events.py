@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from conveyor.api.server import serve
@@ -214,6 +215,7 @@ class TestStream:
             "waiting": None,
             "total": 1200,
             "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0},
+            "job": {"total": 1200, "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0}},
         }
         assert all(frame.id is None for frame in seen if frame.event == "progress")
 
@@ -423,7 +425,7 @@ class TestMilestones:
         page = await system.records.outbox.events(ACME, JobId(job_id), None, 100)
         last = next(event for event in page.items if event.event == "run.completed")
         job = await stored(system, job_id)
-        notice = make_notice(system.clock, job, "run.completed", **last.data)
+        notice = msgspec.structs.replace(make_notice(system.clock, job, "run.completed"), data=last.data)
         await notifier._report_last_failures(notice)
         assert await self.told(system, job) == found
 
@@ -437,13 +439,18 @@ class TestMilestones:
         # Beside them somebody tells of failures in the same row.
         counts = await system.tasks.counts(job.key)
         await asyncio.gather(
-            *(each.latch(job, 3, 1) for each in lifecycles), milestones.report_failures(job.key, counts, [])
+            *(each.latch(job, 3, 1) for each in lifecycles), milestones.report_failures(job.key, counts, [], {})
         )
         assert await self.told(system, job) == [
             ("job.ingested", {"total": 3, "invalid": 1}),
             (
                 "run.completed",
-                {"counts": {"succeeded": 3, "failed": 0, "cancelled": 0}, "reason": None, "reason_code": None},
+                {
+                    "counts": {"succeeded": 3, "failed": 0, "cancelled": 0},
+                    "job": {"total": 3, "counts": {"succeeded": 3, "failed": 0, "cancelled": 0}},
+                    "reason": None,
+                    "reason_code": None,
+                },
             ),
         ]
 

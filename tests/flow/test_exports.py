@@ -335,6 +335,8 @@ async def test_each_task_as_it_came_out_last(system: System) -> None:
     _, [data] = await made(system, now, format="jsonl", select={"run": job.run.run_id, "status": "failed"})
     assert [json.loads(line)["index"] for line in data.splitlines()] == failed
     _, [data] = await made(system, now, format="jsonl")
+    assert [json.loads(line)["index"] for line in data.splitlines()] == list(range(1000)), "the default is every task"
+    _, [data] = await made(system, now, format="jsonl", select={"run": "latest"})
     assert [json.loads(line)["index"] for line in data.splitlines()] == again
     _, [data] = await made(system, now, format="jsonl", select={"run": "2"})
     assert [json.loads(line)["index"] for line in data.splitlines()] == again

@@ -174,7 +174,8 @@ async def contents(system: System, job_id: JobId) -> Any:
         shown = sorted((event.index, event.at, event.event, str(event.data)) for event in events)
         counts = await system.tasks.counts(key)
         assert counts == await system.tasks.recount(key)
-        seen.append((await rows(system, key), counts, await system.tasks.error_codes(key, 10), shown))
+        replaced = await system.tasks.replaced(key)
+        seen.append((await rows(system, key), counts, await system.tasks.error_codes(key, 10), replaced, shown))
     return seen
 
 

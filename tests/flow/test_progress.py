@@ -107,6 +107,9 @@ async def test_the_public_shape_of_a_job(system: System, clock: StillClock) -> N
         "options": {"concurrency": 8, "headers": {"X-A": "1"}},
         "created_at": "2026-09-21T14:13:20.000Z",
         "expires_at": "2026-09-22T14:13:20.000Z",
+        "view": "latest-per-task",
+        "total": 10,
+        "counts": {"pending": 1, "running": 3, "succeeded": 3, "failed": 3, "cancelled": 0},
         "run": {
             "id": "run_1",
             "number": 1,

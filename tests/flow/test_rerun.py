@@ -15,8 +15,9 @@ from conveyor.api import schemas as shapes
 from conveyor.engines.queue import CONTROL
 from conveyor.errors import ConveyorError
 from conveyor.jobs.idempotency import IdempotentRequest
+from conveyor.jobs.job_counts import job_counts
 from conveyor.lists import reader as lists
-from conveyor.model import Job, JobId, RunKey, TaskRef, TenantId, task_id
+from conveyor.model import Counts, Job, JobId, RunKey, TaskRef, TenantId, task_id
 from conveyor.process import worker
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
@@ -112,7 +113,7 @@ async def test_what_failed_is_run_again(server: Api) -> None:
     assert done["run"]["counts"] == {"pending": 0, "running": 0, "succeeded": 20, "failed": 0, "cancelled": 0}
     assert done["ingest"]["tasks"] == 20
     failed = set(range(0, 100, 5))
-    second = await results(server, job_id)
+    second = await results(server, job_id, "?run=latest")
     assert set(second) == failed
     for index, item in second.items():
         assert item["task_id"] == task_id(accepted.run.id, index)
@@ -193,25 +194,25 @@ async def test_chosen_is_by_the_newest_outcome(server: Api) -> None:
         await ended(server, job_id)
         mended |= {0}
         done = await again(server, job_id, {"error_code": "timeout"})
-        assert set(await results(server, job_id)) == {0, 2}
+        assert set(await results(server, job_id, "?run=latest")) == {0, 2}
         assert (done["run"]["total"], done["run"]["counts"]["failed"]) == (2, 1)
         mended |= {1}
         await again(server, job_id)
-        assert set(await results(server, job_id)) == {1, 2, 3}
+        assert set(await results(server, job_id, "?run=latest")) == {1, 2, 3}
         await again(server, job_id, {"error_code": "timeout"})
-        assert set(await results(server, job_id)) == {2}
+        assert set(await results(server, job_id, "?run=latest")) == {2}
         mended |= {2, 3}
         await again(server, job_id)
-        assert set(await results(server, job_id)) == {2, 3}
+        assert set(await results(server, job_id, "?run=latest")) == {2, 3}
         answer = await server.post(f"/v1/jobs/{job_id}/rerun", {"select": {"error_code": "bad_url"}})
         assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
-        # The kept counts of the older runs can not tell that all of it was mended since: a run of nothing.
-        done = await again(server, job_id)
-        assert (done["state"], done["run"]["total"]) == ("completed", 0)
+        # The counts are those of the latest outcomes: all of it was mended since.
+        answer = await server.post(f"/v1/jobs/{job_id}/rerun")
+        assert (answer.status, answer.json["code"]) == (409, "nothing_to_rerun")
         # All means all, whatever the last run had.
         done = await again(server, job_id, "all")
-        assert (done["run"]["total"], done["run"]["number"]) == (30, 7)
-    assert set(await results(server, job_id)) == set(range(30))
+        assert (done["run"]["total"], done["run"]["number"]) == (30, 6)
+    assert set(await results(server, job_id, "?run=latest")) == set(range(30))
     assert len(await results(server, job_id, "?run=latest-per-task&status=succeeded")) == 30
 
 
@@ -238,7 +239,7 @@ async def test_what_can_be_chosen(server: Api, select: Any, wanted: Any) -> None
         job_id = await submit(server, 60)
         await ended(server, job_id)
         done = await again(server, job_id, select)
-    assert set(await results(server, job_id)) == set(wanted)
+    assert set(await results(server, job_id, "?run=latest")) == set(wanted)
     assert (done["state"], done["run"]["total"], done["run"]["counts"]["succeeded"]) == (
         "completed",
         len(wanted),
@@ -573,6 +574,8 @@ class TestCrashes:
         counts = await fleet.counts(done)
         assert counts == await fleet.system.tasks.recount(done.key)
         assert counts.succeeded == len(wanted)
+        whole = await job_counts(fleet.system.records, fleet.system.tasks, done)
+        assert (whole.total, whole.counts, whole.codes) == (100, Counts(100), {})
         ended_events = [event for event in await fleet.notices(done) if event == "run.completed"]
         assert len(ended_events) == 2
         await fleet.passing(5)
@@ -605,10 +608,12 @@ class TestCrashes:
         assert cancelled.run.total == len(tasks)
         assert TaskStatus.PENDING not in {task.status for task in tasks.values()}
         never = {index for index, task in tasks.items() if task.status is TaskStatus.CANCELLED}
-        failed = {index for index in range(0, 100, 3) if index not in tasks}
+        failed = {index for index in range(0, 100, 3) if index not in tasks or index in never}
         await Rerun(fleet.system).rerun(cancelled, RerunSpec(Selection(status=["failed", "cancelled"])))
         (done,) = await fleet.ended(job)
-        assert set(await fleet.tasks(done)) == never | failed
+        assert set(await fleet.tasks(done)) == failed, "a cancelled task has the outcome that it had before"
+        whole = await job_counts(fleet.system.records, fleet.system.tasks, done)
+        assert (whole.total, whole.counts) == (100, Counts(100))
 
     async def test_a_paused_rerun_goes_on(self, fleet: Fleet) -> None:
         from conveyor.accept.control import Control

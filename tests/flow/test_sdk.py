@@ -76,8 +76,11 @@ async def test_from_a_list_to_results(server: Api, tmp_path: Path) -> None:
 
         flaky.fails = lambda job, index: None
         assert job.rerun(failed=True, attempts=2).wait(timeout=PATIENCE).ok
-        assert (job.total, job.data["run"]["number"]) == (2, 2)
-        assert sum(result.ok for result in job.results(run="latest-per-task")) == 60
+        assert (job.total, job.succeeded, job.failed, job.data["run"]["number"]) == (60, 60, 0, 2)
+        assert (job.data["run"]["total"], job.errors) == (2, {})
+        assert sum(result.ok for result in job.results()) == 60
+        assert len(list(job.results(run="latest"))) == 2
+        assert client.job(job.id, run=2).total == 2
         assert len(list(job.results(run=1))) == 60
         assert job.refresh(verify=True).data["verify"]["drift"] == 0
 

@@ -3,14 +3,16 @@
 import msgspec
 
 from conveyor.clock import iso_text
+from conveyor.jobs.job_counts import JobCounts
 from conveyor.model import Counts, Job, JobId, JobKind, Mode, ResultLayout, RunId
+from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.states import RunState
 
 NONE_FINISHED = Counts()
 
 
 class CountsView(msgspec.Struct, frozen=True):
-    """Tasks of a run by status; their sum is the total."""
+    """Tasks of a job or of a run by status; their sum is the total."""
 
     pending: int
     running: int = 0
@@ -44,18 +46,17 @@ class AcceptedView(msgspec.Struct, frozen=True):
     result_layout: ResultLayout
     created_at: str
     expires_at: str | None
+    # By the latest outcome of each task over all runs.
+    view: str
+    total: int
+    counts: CountsView
     run: RunView
 
 
-def answer(job: Job, counts: Counts = NONE_FINISHED) -> bytes:
-    """The body of the 201 or 202."""
+def answer(job: Job, counts: Counts = NONE_FINISHED, whole: JobCounts | None = None) -> bytes:
+    """The body of the 201 or 202. `counts` are those of the run, `whole` those of the job if it has earlier runs."""
     run = job.run
-    shown = CountsView(
-        pending=max(run.total - counts.ended, 0),
-        succeeded=counts.succeeded,
-        failed=counts.failed,
-        cancelled=counts.cancelled,
-    )
+    of_job = whole or JobCounts(run.total, counts)
     view = AcceptedView(
         id=job.job_id,
         name=job.name,
@@ -68,6 +69,18 @@ def answer(job: Job, counts: Counts = NONE_FINISHED) -> bytes:
         result_layout=job.result_layout,
         created_at=iso_text(job.created_at),
         expires_at=None if job.expires_at is None else iso_text(job.expires_at),
-        run=RunView(run.run_id, run.number, run.state, run.total, shown),
+        view=LATEST_PER_TASK,
+        total=of_job.total,
+        counts=_shown(of_job.total, of_job.counts),
+        run=RunView(run.run_id, run.number, run.state, run.total, _shown(run.total, counts)),
     )
     return msgspec.json.encode(view)
+
+
+def _shown(total: int, counts: Counts) -> CountsView:
+    return CountsView(
+        pending=max(total - counts.ended, 0),
+        succeeded=counts.succeeded,
+        failed=counts.failed,
+        cancelled=counts.cancelled,
+    )

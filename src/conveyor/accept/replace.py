@@ -65,7 +65,7 @@ class Place(msgspec.Struct, frozen=True):
     abandoned: Document | None = None
 
 
-class Replaced(msgspec.Struct, frozen=True):
+class ReplacedJobs(msgspec.Struct, frozen=True):
     """What a new job replaces."""
 
     places: Sequence[Place] = ()
@@ -81,7 +81,7 @@ class Replaced(msgspec.Struct, frozen=True):
         return [job for job in self.jobs if job.state not in ENDED]
 
 
-NOTHING = Replaced()
+NOTHING = ReplacedJobs()
 
 
 class Replace:
@@ -101,7 +101,7 @@ class Replace:
             system.settings.lease_seconds,
         )
 
-    async def find(self, tenant: TenantId, name: str | None, job_id: JobId) -> Replaced:
+    async def find(self, tenant: TenantId, name: str | None, job_id: JobId) -> ReplacedJobs:
         """What the job `job_id` is to replace. Raises NotFound and ReplacementInFlight."""
         if name is None:
             return NOTHING
@@ -110,7 +110,7 @@ class Replace:
         # A key and the place of a key may lead to the same job.
         unique = list({place.name: place for place in places}.values())
         runs = [run for place in unique if place.job is not None for run in await self._runs(tenant, place.job)]
-        return Replaced(unique, [run for run in runs if not await self._drain.is_drained(tenant, run)])
+        return ReplacedJobs(unique, [run for run in runs if not await self._drain.is_drained(tenant, run)])
 
     async def holder(self, tenant: TenantId, name: str) -> Job | None:
         """The job that is in that place now."""
@@ -123,7 +123,7 @@ class Replace:
         if await self._records.documents.document(SUCCESSOR, tenant, key_name(key)) is not None:
             raise AlreadyReplaced
 
-    async def take(self, tenant: TenantId, replaced: Replaced, job_id: JobId) -> None:
+    async def take(self, tenant: TenantId, replaced: ReplacedJobs, job_id: JobId) -> None:
         """Write the new job as the successor of each. Raises ReplacementInFlight if another one was first."""
         for place in replaced.places:
             if not await self._take(tenant, place, job_id):
@@ -144,14 +144,14 @@ class Replace:
             return False
         return place.key is None or not await self._claims(tenant, place.key, job_id)
 
-    async def _leave(self, tenant: TenantId, replaced: Replaced, job_id: JobId) -> None:
+    async def _leave(self, tenant: TenantId, replaced: ReplacedJobs, job_id: JobId) -> None:
         """Remove what `take` has written: the next request need not wait until it counts as abandoned."""
         for place in replaced.places:
             row = await self._records.documents.document(SUCCESSOR, tenant, place.name)
             if row is not None and successor_of(row).job_id == job_id:
                 await self._records.documents.remove_document(row)
 
-    async def cancel(self, replaced: Replaced, job_id: JobId) -> None:
+    async def cancel(self, replaced: ReplacedJobs, job_id: JobId) -> None:
         """Cancel what is replaced. The new job is accepted already: if this fails, its ingest cancels them."""
         for job in replaced.active:
             try:

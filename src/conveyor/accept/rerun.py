@@ -2,7 +2,8 @@
 ingest, which copies the selected tasks. They keep their indexes; the results of earlier runs stay readable.
 
 The selection is by the latest outcome of each task: one that failed in the first run and succeeded in the second has
-succeeded. If the ingest of the job failed, a rerun resumes it instead.
+succeeded, and one that a cancelled rerun did not finish has its earlier outcome. If the ingest of the job failed, a
+rerun resumes it instead.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from conveyor.accept.option_changes import RERUN, change_options, override_optio
 from conveyor.accept.resume import resume_ingest
 from conveyor.accept.submit import ACCEPTED
 from conveyor.engines.records import IdempotencyClaim
+from conveyor.engines.tasks import MAX_CODES
 from conveyor.errors import InvalidField, NotFound, NothingToRerun, RunNotEnded
 from conveyor.faults import crashpoint
 from conveyor.jobs.admission import Admission
 from conveyor.jobs.chunks import request_ingest
 from conveyor.jobs.deadlines import write_deadline
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
+from conveyor.jobs.job_counts import job_counts
 from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Lineage, OutboxEvent, Run, RunId, is_resumable
 from conveyor.states import ENDED, RunState, TaskStatus
@@ -32,8 +35,6 @@ log = structlog.get_logger()
 
 _STATUS = (100, 599)
 _MAX_CODE = 200
-# Error codes to read before a selection by code is called empty.
-_CODES = 1000
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +95,8 @@ class Rerun:
 
     async def _add_run(self, job: Job, spec: RerunSpec, lineage: Lineage, claim: Claim) -> Accepted:
         rerun = self._with_run(job, spec, lineage, RunId(claim.subject))
-        reply = claim.answer(ACCEPTED, answer(rerun))
+        whole = await job_counts(self._system.records, self._system.tasks, job, top_errors=0)
+        reply = claim.answer(ACCEPTED, answer(rerun, whole=whole))
         # Before the run: a deadline without its run is removed when it is due, a run without its deadline has none.
         await write_deadline(self._system.records, rerun)
         crashpoint("rerun.add.before")
@@ -121,7 +123,8 @@ class Rerun:
         resumed = await self._system.records.jobs.job(job.tenant, job.job_id)
         if resumed is None:
             raise NotFound
-        body = answer(resumed, await self._system.tasks.counts(job.key))
+        whole = await job_counts(self._system.records, self._system.tasks, resumed, top_errors=0)
+        body = answer(resumed, whole.run, whole)
         reply = claim.answer(ACCEPTED, body, subject=job.run.run_id)
         existing = (
             None if reply.row is None else await self._system.records.documents.create_documents([], None, reply.row)
@@ -129,17 +132,15 @@ class Rerun:
         return reply.unless_lost(existing)
 
     async def _check_any(self, job: Job, lineage: Lineage) -> None:
-        """Raise NothingToRerun if the counts of the runs say that no task matches."""
+        """Raise NothingToRerun if the counts of the job say that no task matches."""
         if list(lineage.statuses) != [TaskStatus.FAILED]:
             return
-        for run in await self._system.records.jobs.runs(job.job_id):
-            key = job.key_of(run)
-            if (await self._system.tasks.counts(key)).failed == 0:
-                continue
-            codes = dict(await self._system.tasks.error_codes(key, _CODES)) if lineage.error_code is not None else {}
-            if lineage.error_code is None or lineage.error_code in codes or len(codes) == _CODES:
-                return
-        raise NothingToRerun
+        counted = await job_counts(self._system.records, self._system.tasks, job)
+        codes = counted.codes
+        if counted.counts.failed == 0 or (
+            lineage.error_code is not None and lineage.error_code not in codes and len(codes) < MAX_CODES
+        ):
+            raise NothingToRerun
 
     def _with_run(self, job: Job, spec: RerunSpec, lineage: Lineage, run_id: RunId) -> Job:
         now = self._system.clock.now()

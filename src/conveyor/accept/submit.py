@@ -25,7 +25,7 @@ import structlog
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
 from conveyor.accept.remote_sources import check_source, remote_source
-from conveyor.accept.replace import NOTHING, Replace, Replaced, check_replaces
+from conveyor.accept.replace import NOTHING, Replace, ReplacedJobs, check_replaces
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
@@ -154,7 +154,7 @@ class Submit:
         source: Source,
         prefer_async: bool,
         claim: Claim,
-        replaced: Replaced = NOTHING,
+        replaced: ReplacedJobs = NOTHING,
     ) -> Accepted:
         """Accept a job of a stored list: with its tasks if the list is small, else for ingest."""
         small = None if source.remote is not None else await self._read_small(spec, source)
@@ -220,7 +220,7 @@ class Submit:
         spec: JobSpec,
         claim: Claim,
         source: Source | None,
-        replaced: Replaced = NOTHING,
+        replaced: ReplacedJobs = NOTHING,
         *,
         is_small: bool = False,
     ) -> Accepted:
@@ -256,7 +256,7 @@ class Submit:
         spec: JobSpec,
         claim: Claim,
         seeds: list[TaskSeed],
-        replaced: Replaced,
+        replaced: ReplacedJobs,
         source: Source | None = None,
         stored: SmallList | None = None,
     ) -> Accepted:
@@ -424,12 +424,12 @@ def encode_list(seeds: Sequence[TaskSeed]) -> bytes:
     return "".join([f"{seed.input}\n" for seed in seeds]).encode()
 
 
-def _new_jobs(replaced: Replaced) -> int:
+def _new_jobs(replaced: ReplacedJobs) -> int:
     """How many jobs there are more: the new job has the capacity of those that it replaces."""
     return max(0, 1 - len(replaced.active))
 
 
-def _new_tasks(count: int, replaced: Replaced) -> int:
+def _new_tasks(count: int, replaced: ReplacedJobs) -> int:
     return max(0, count - sum(job.run.total for job in replaced.active))
 
 

@@ -20,6 +20,7 @@ from conveyor.api.dependencies import (
     wants_ndjson,
 )
 from conveyor.read.invalid_lines import invalid_lines, invalid_page
+from conveyor.read.runs import with_first_run
 
 
 @get(
@@ -36,7 +37,7 @@ async def list_invalid(
     cursor: Cursor = None,
 ) -> Response[Any]:
     """In the order of the list. `Accept: application/x-ndjson` returns all of them as a download, one per line."""
-    job = await find_job(system.records, tenant, job_id)
+    job = await with_first_run(system.records, await find_job(system.records, tenant, job_id))
     if wants_ndjson(request):
         return await stream(invalid_lines(system.blobs, job), NDJSON, attachment(f"{job.job_id}-invalid.jsonl"))
     page = await invalid_page(system.blobs, job, limit, cursor)

@@ -28,9 +28,11 @@ from conveyor.api.dependencies import (
 )
 from conveyor.errors import ConveyorError
 from conveyor.model import Job
+from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_run
 from conveyor.read.status import (
     hot_status_json,
     job_json,
+    of_run,
     refresh_status,
     status_json,
     verify_json,
@@ -43,6 +45,14 @@ log = structlog.get_logger()
 ROUTE = SUBMIT_ROUTE
 
 Verify = Annotated[bool, QueryParameter(description="Count the rows, and report by how much the counters are wrong.")]
+CountsOf = Annotated[
+    str | None,
+    QueryParameter(
+        name="run",
+        description=f"What `total`, `counts` and `top_errors` are of: `{LATEST_PER_TASK}` (the default), "
+        f"or one run: its id or number, or `{LATEST}`.",
+    ),
+]
 
 
 @post(
@@ -76,17 +86,25 @@ async def list_jobs(
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
-@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 404))
+@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 400, 404))
 async def show_job(
-    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False
+    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False, run: CountsOf = None
 ) -> Response[bytes]:
-    """State, reason to wait, live counts, ingest progress, throughput, time left, latency, most frequent errors, and
-    all runs. With `verify`, the server also counts the rows and compares them with the counters."""
+    """State, reason to wait, ingest progress, throughput, time left, latency, and all runs. `total`, `counts` and
+    `top_errors` are by the latest outcome of each task over all runs, or of the run in `run`; `view` says which. With
+    `verify`, the server also counts the rows and compares them with the counters."""
     job = await find_job(system.records, tenant, job_id)
-    if not verify:
+    if not verify and run in (None, LATEST_PER_TASK):
         return await _cached_status(system, job)
-    verified = await verify_json(system.records, system.tasks, job)
-    return answer({**await full_job_json(system, job), "verify": verified})
+    verified = {}
+    if verify:
+        verified = {"verify": await verify_json(system.records, system.tasks, system.coordinator, job)}
+        # The counts may have been repaired.
+        await refresh_status(system.records, system.tasks, system.coordinator, system.clock, job)
+    shown = await full_job_json(system, job)
+    if run is not None and run != LATEST_PER_TASK:
+        shown = await of_run(system.tasks, job, await chosen_run(system.records, job, run), shown)
+    return answer({**shown, **verified})
 
 
 @patch(

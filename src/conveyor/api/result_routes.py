@@ -49,7 +49,9 @@ Tag = Annotated[str | None, QueryParameter(max_length=MAX_LABEL, description="Th
 OfRun = Annotated[
     str | None,
     QueryParameter(
-        name="run", description=f"The id or number of a run, `{LATEST}` (the default), or `{LATEST_PER_TASK}`."
+        name="run",
+        description=f"`{LATEST_PER_TASK}` (the default): the latest outcome of each task over all runs. "
+        f"Or one run: its id or number, or `{LATEST}`.",
     ),
 ]
 Partial = Annotated[bool, QueryParameter(description="Export the results so far, while the run is unfinished.")]
@@ -69,9 +71,9 @@ async def list_results(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[Any]:
-    """Tasks of a run that match every filter, in order of task_id. With `run=latest-per-task`, the latest result of
-    every task of the job, in the order of the first run. `Accept: application/x-ndjson` returns all tasks after the
-    cursor as a download, one per line, in no particular order; if the stream fails, its last line says so."""
+    """The tasks of the job that match every filter, each with its latest outcome over all runs; a pending or cancelled
+    task of a later run hides no outcome. `run` chooses one run. `Accept: application/x-ndjson` returns all tasks after
+    the cursor as a download, one per line, in no particular order; if the stream fails, its last line says so."""
     where = task_filter(status, error_code, http_status, tag)
     job = await find_job(system.records, tenant, job_id)
     runs = await chosen_runs(system.records, job, run)
@@ -131,14 +133,17 @@ async def get_body(
     media_type="application/zip",
     responses=shapes.problems(404, 409),
 )
-async def export_job(job_id: FromPath[str], system: SystemPart, tenant: TenantPart, partial: Partial = False) -> Stream:
-    """A zip of all bodies, with `manifest.jsonl`: one line for each task."""
+async def export_job(
+    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, partial: Partial = False, run: OfRun = None
+) -> Stream:
+    """A zip of all bodies, with `manifest.jsonl`: one line for each task, with its latest outcome."""
     job = await find_job(system.records, tenant, job_id)
+    runs = await chosen_runs(system.records, job, run)
     if job.state not in ENDED and not partial:
         raise Conflict(
             "The job has not finished. Wait for it, or pass `partial=true` for the results so far.", state=job.state
         )
-    pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data)
+    pieces = export_zip(system.tasks, system.blobs, job, spool_dir=system.settings.data, runs=runs)
     return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
 
 

@@ -99,7 +99,7 @@ class IngestShape(Shape, frozen=True):
 
 
 class ListedJob(Shape, frozen=True):
-    """A job, with its latest run."""
+    """A job, with its latest run. `total`, `counts` and `top_errors` are those of `view`."""
 
     id: JobId
     name: str | None
@@ -117,6 +117,11 @@ class ListedJob(Shape, frozen=True):
     created_at: str
     # Null while the latest run has not finished: an unfinished job does not expire.
     expires_at: str | None
+    # `latest-per-task`: by the latest outcome of each task over all runs; or the id of the run that was asked for.
+    view: str
+    total: int
+    counts: CountsView
+    # The latest run.
     run: RunShape
     # Null for a job that was accepted together with its tasks.
     ingest: IngestShape | None
@@ -469,9 +474,12 @@ class DurationShape(Shape, frozen=True):
 
 
 class StatisticsShape(Shape, frozen=True):
-    """Statistics of a run: counts over time, oldest first; latency, shortest first; errors, most frequent first."""
+    """Statistics of a run: counts over time, oldest first; latency, shortest first. And the errors of `view`, most
+    frequent first."""
 
     run_id: RunId
+    # As in a job.
+    view: str
     samples: list[SampleShape]
     durations: list[DurationShape]
     errors: list[ErrorCount]

@@ -8,8 +8,7 @@ from litestar.params import FromPath, QueryParameter
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
 from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
-from conveyor.errors import NotFound
-from conveyor.read.runs import chosen_runs
+from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_run, chosen_runs
 from conveyor.read.search import search_page
 from conveyor.read.statistics import statistics_json
 
@@ -17,7 +16,12 @@ Text = Annotated[
     str, QueryParameter(min_length=1, max_length=200, description="Text in the input, or an index or task_id.")
 ]
 OfOneRun = Annotated[
-    str | None, QueryParameter(name="run", description="The id or number of a run. Default: the latest run.")
+    str | None,
+    QueryParameter(
+        name="run",
+        description="The id or number of a run, or `latest`. Default: counts and latency of the latest run, and errors "
+        "by the latest outcome of each task over all runs.",
+    ),
 ]
 
 
@@ -29,14 +33,12 @@ OfOneRun = Annotated[
 async def show_statistics(
     job_id: FromPath[str], system: SystemPart, tenant: TenantPart, run: OfOneRun = None
 ) -> Response[bytes]:
-    """Counts over time, latency of the last attempts, and the 100 most frequent errors. The coordinator keeps counts
-    and latency for a day; samples that it lost are missing."""
+    """Counts over time and latency of the last attempts, of one run; and the 100 most frequent errors, by the latest
+    outcome of each task over all runs unless `run` chooses one. The coordinator keeps counts and latency for a day;
+    samples that it lost are missing."""
     job = await find_job(system.records, tenant, job_id)
-    key = (await chosen_runs(system.records, job, run))[-1]
-    stored = await system.records.jobs.run(job.job_id, key.run_id)
-    if stored is None:
-        raise NotFound
-    return answer(await statistics_json(system.records, system.tasks, system.coordinator, system.clock, job, stored))
+    chosen = None if run in (None, LATEST_PER_TASK) else await chosen_run(system.records, job, run or LATEST)
+    return answer(await statistics_json(system.records, system.tasks, system.coordinator, system.clock, job, chosen))
 
 
 @get(

@@ -34,6 +34,8 @@ class View:
 
 def view_job(now: Snapshot) -> View:
     """View a job: the progress of its ingest while that runs, then the progress of its tasks."""
+    if now.run > 1 and not now.ended:
+        return _of_rerun(now)
     if now.state is RunState.INGESTING and now.ingest is not None:
         return _of_ingest(now, now.ingest)
     done = f"{text.count(now.done)} of {text.count(now.total)} done"
@@ -44,6 +46,12 @@ def view_bytes(stage: str, done: int, total: int | None) -> View:
     """View a transfer of bytes."""
     size = text.size(done) if total is None else f"{text.size(done)} of {text.size(total)}"
     return View(stage, done, total, size)
+
+
+def _of_rerun(now: Snapshot) -> View:
+    """The progress of a rerun; the failures are those of the job so far."""
+    done = f"{text.count(now.run_done)} of {text.count(now.run_total)} done"
+    return View("rerun", now.run_done, now.run_total or None, done, _problems(now), _rate(now), _tail(now))
 
 
 def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:

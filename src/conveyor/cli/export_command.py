@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conveyor.cli import EXIT_INTERRUPTED
-from conveyor.cli.shared_options import AsJson, Data, JobArgument, Server
+from conveyor.cli.shared_options import RUN_HELP, AsJson, Data, JobArgument, Server
 from conveyor.errors import BadInput
 from conveyor.settings import Settings
 
@@ -73,11 +73,7 @@ def export(
     tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Only tasks with this tag.")] = None,
     run: Annotated[
         str | None,
-        typer.Option(
-            "--run",
-            rich_help_panel=_SELECT,
-            help="A run by number or id, or latest-per-task: the latest result of each task over all runs. [latest]",
-        ),
+        typer.Option("--run", rich_help_panel=_SELECT, help=RUN_HELP),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Export the results so far while the job is still running.")
@@ -90,7 +86,7 @@ def export(
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Export a job's results to a file.
+    """Export a job's results to a file: every task, with its latest outcome over all runs.
 
     A zip has one file per body and a manifest.jsonl; the other formats are tables with one row per task.
     """

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.cli.output import count_invalid_lines, print_json, print_json_array, print_lines
-from conveyor.cli.shared_options import AsJson, Data, JobArgument, Limit, Server
+from conveyor.cli.shared_options import AsJson, Data, JobArgument, Limit, RunOption, Server
 from conveyor.settings import Settings
 
 _JOBS = [
@@ -43,15 +43,19 @@ def show(
     verify: Annotated[
         bool, typer.Option("--verify", help="Count the task rows and compare them with the job's counts.")
     ] = False,
+    run: RunOption = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Show a job: state, counts, throughput, errors and runs."""
+    """Show a job: state, counts, throughput, errors and runs.
+
+    Counts and errors are by the latest outcome of each task over all runs; --run shows those of one run.
+    """
     from conveyor.cli.connection import connect
 
     with connect(Settings.load(url=url, data=data)) as client:
-        handle = client.job(job, verify)
+        handle = client.job(job, verify, run)
         event_rows = [event.as_dict() for event in handle.events()] if events else []
     status = handle.data
     if as_json:
@@ -74,19 +78,13 @@ def results(
     ] = None,
     http_status: Annotated[int | None, typer.Option("--http", help="Only tasks with this HTTP status.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only tasks with this tag.")] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            help="A run by number or id, or latest-per-task: the latest result of each task over all runs. [latest]",
-        ),
-    ] = None,
+    run: RunOption = None,
     limit: Limit = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """List the tasks of a job and their results."""
+    """List the tasks of a job, each with its latest outcome over all runs; --run lists one run."""
     from conveyor.cli.connection import connect
     from conveyor.client import path_of
 
@@ -131,7 +129,7 @@ def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if now.state is RunState.INGESTING:
         yield "ingest", view_job(now).done
     yield "total", text.count(now.total)
-    for status, number in job["run"]["counts"].items():
+    for status, number in job.get("counts", job["run"]["counts"]).items():
         yield status, text.count(number)
     if now.rate is not None:
         yield "rate", text.rate(now.rate)

@@ -40,6 +40,8 @@ Server = Annotated[
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows to show.")]
+RUN_HELP = "Only this run, by number or id, or latest. [latest-per-task: the latest outcome of each task over all runs]"
+RunOption = Annotated[str | None, typer.Option("--run", help=RUN_HELP)]
 
 Concurrency = Annotated[
     int | None,

@@ -27,7 +27,7 @@ class IngestSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The status of a job at one moment."""
+    """The status of a job at one moment. Its counts are by the latest outcome of each task, over all runs."""
 
     job_id: str
     state: RunState
@@ -44,18 +44,26 @@ class Snapshot:
     ingest: IngestSnapshot | None
     # The target that is down, the error that showed it, and for how many seconds tasks wait for it.
     outage: tuple[str, str | None, float] | None = None
+    # Number of invalid lines in the list.
+    invalid: int = 0
+    # The number of the latest run, its total and how many of its tasks are finished.
+    run: int = 1
+    run_total: int = 0
+    run_done: int = 0
     # Other work to report, such as writing the archive.
     note: str | None = None
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> "Snapshot":
-        counts = job["run"]["counts"]
+        run = job["run"]
+        # A server of an earlier version shows the counts of the latest run alone.
+        counts = job.get("counts", run["counts"])
         return cls(
             job_id=job["id"],
             state=RunState(job["state"]),
             reason=job.get("reason"),
             reason_code=job.get("reason_code"),
-            total=job["run"]["total"],
+            total=job.get("total", run["total"]),
             succeeded=counts["succeeded"],
             failed=counts["failed"],
             cancelled=counts["cancelled"],
@@ -64,6 +72,10 @@ class Snapshot:
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
             ingest=IngestSnapshot.of(job["ingest"]) if job.get("ingest") else None,
             outage=_outage(job),
+            invalid=job.get("invalid_lines", (job.get("ingest") or {}).get("invalid", 0)),
+            run=run.get("number", 1),
+            run_total=run["total"],
+            run_done=sum(run["counts"][status] for status in ("succeeded", "failed", "cancelled")),
         )
 
     @property
@@ -73,11 +85,6 @@ class Snapshot:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
-
-    @property
-    def invalid(self) -> int:
-        """Number of invalid lines in the list."""
-        return self.ingest.invalid if self.ingest else 0
 
     @property
     def bad_list(self) -> str | None:
@@ -91,7 +98,7 @@ class Snapshot:
     @property
     def is_untouched(self) -> bool:
         """Whether no task was ingested yet, so that none can have run."""
-        return self.done == 0 and (self.ingest is None or self.ingest.tasks == 0)
+        return self.run == 1 and self.done == 0 and (self.ingest is None or self.ingest.tasks == 0)
 
     @property
     def exit_code(self) -> int:

@@ -95,9 +95,10 @@ class Client:
         with display_bytes(progress, "list", "uploading") as report:
             return drive(submission.upload(self._session, tasks, idempotency_key, report))
 
-    def job(self, job_id: str, verify: bool = False) -> JobHandle:
-        """Get a job by its id. `verify` compares its counts with its task rows. Raises NotFound."""
-        return JobHandle(self._session, drive(self._session.job(job_id, verify)))
+    def job(self, job_id: str, verify: bool = False, run: str | int | None = None) -> JobHandle:
+        """Get a job by its id. `verify` compares its counts with its task rows. `run`, the id or number of a run, gets
+        the counts and errors of that run alone. Raises NotFound."""
+        return JobHandle(self._session, drive(self._session.job(job_id, verify, run)))
 
     def jobs(self) -> Iterator[JobHandle]:
         """List all jobs, newest first."""
@@ -227,9 +228,9 @@ class AsyncClient:
         with display_bytes(progress, "list", "uploading") as report:
             return await submission.upload(self._session, tasks, idempotency_key, report)
 
-    async def job(self, job_id: str, verify: bool = False) -> AsyncJob:
+    async def job(self, job_id: str, verify: bool = False, run: str | int | None = None) -> AsyncJob:
         """As Client.job."""
-        return AsyncJob(self._session, await self._session.job(job_id, verify))
+        return AsyncJob(self._session, await self._session.job(job_id, verify, run))
 
     async def jobs(self) -> AsyncGenerator[AsyncJob, None]:
         """As Client.jobs."""

@@ -47,8 +47,8 @@ class ClientSession:
     async def create_job(self, spec: Mapping[str, Any], idempotency_key: str) -> Json:
         return await self.transport.json("POST", "/v1/jobs", body=spec, idempotency_key=idempotency_key)
 
-    async def job(self, job_id: str, verify: bool = False) -> Json:
-        query = {"verify": "true"} if verify else None
+    async def job(self, job_id: str, verify: bool = False, run: str | int | None = None) -> Json:
+        query = {**({"verify": "true"} if verify else {}), **({} if run is None else {"run": run})} or None
         return await self.transport.json("GET", path_of("jobs", job_id), query=query)
 
     def jobs(self) -> AsyncGenerator[Json, None]:

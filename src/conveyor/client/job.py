@@ -26,9 +26,10 @@ class JobHandle(JobView):
         super().__init__(data)
         self._session = session
 
-    def refresh(self, verify: bool = False) -> Self:
-        """Fetch the current status. `verify` compares the counts with the task rows."""
-        return self._update(drive(self._session.job(self.id, verify)))
+    def refresh(self, verify: bool = False, run: str | int | None = None) -> Self:
+        """Fetch the current status. `verify` compares the counts with the task rows; `run` gets the counts and errors
+        of one run alone."""
+        return self._update(drive(self._session.job(self.id, verify, run)))
 
     def wait(self, timeout: float | None = None, progress: bool | Callable[[JobView], None] = False) -> Self:
         """Wait until the job has finished; then check `ok` or `state`. Raises TimeoutError. `progress`: True shows it;
@@ -145,9 +146,9 @@ class AsyncJob(JobView):
         super().__init__(data)
         self._session = session
 
-    async def refresh(self, verify: bool = False) -> Self:
+    async def refresh(self, verify: bool = False, run: str | int | None = None) -> Self:
         """As Job.refresh."""
-        return self._update(await self._session.job(self.id, verify))
+        return self._update(await self._session.job(self.id, verify, run))
 
     async def wait(self, timeout: float | None = None, progress: bool | Callable[[JobView], None] = False) -> Self:
         """As Job.wait."""

@@ -143,8 +143,8 @@ class JobOptions(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Select tasks that match all conditions. `run` is the id or number of a run, "latest", or "latest-per-task": the
-    latest result of each task over all runs."""
+    """Select tasks that match all conditions, by their latest outcome over all runs. `run`, the id or number of a run
+    or "latest", selects in that run alone."""
 
     status: Status | None
     error_code: str | None

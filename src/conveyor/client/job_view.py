@@ -12,7 +12,8 @@ _BAR = "height:6px;border-radius:3px;overflow:hidden;background:rgba(128,128,128
 
 
 class JobView:
-    """The last known status of a job. `data` is the full JSON of the API."""
+    """The last known status of a job. `data` is the full JSON of the API. Counts are by the latest outcome of each
+    task, over all runs."""
 
     def __init__(self, data: Json) -> None:
         self.data = data
@@ -56,8 +57,9 @@ class JobView:
 
     @property
     def total(self) -> int:
-        """Number of tasks in the latest run; during the ingest, the tasks ingested so far."""
-        return int(self.data["run"]["total"])
+        """Number of tasks; during the ingest, the tasks ingested so far."""
+        # A server of an earlier version shows the latest run alone.
+        return int(self.data.get("total", self.data["run"]["total"]))
 
     @property
     def succeeded(self) -> int:
@@ -130,25 +132,33 @@ class JobView:
         )
 
     def _bar(self, colour: str) -> str:
-        good, bad = self._share(self.succeeded), self._share(self.failed + self.cancelled)
+        counts, total = self._shown_counts()
+        bad_count = counts.get("failed", 0) + counts.get("cancelled", 0)
+        good, bad = (min(100.0, 100.0 * part / total) if total else 0.0 for part in (counts["succeeded"], bad_count))
         return (
             f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{good + bad:.0f}" '
             f'style="{_BAR}"><div style="width:{good:.2f}%;background:{colour}"></div>'
             f'<div style="width:{bad:.2f}%;background:#c62828"></div></div>'
         )
 
-    def _share(self, number: int) -> float:
-        return min(100.0, 100.0 * number / self.total) if self.total else 0.0
+    def _shown_counts(self) -> tuple[Json, int]:
+        """The counts and the total of the progress: of a rerun while it runs, otherwise of the job."""
+        run = self.data["run"]
+        if run.get("number", 1) > 1 and not self.ended:
+            return run["counts"], int(run["total"])
+        return self.data.get("counts", run["counts"]), self.total
 
     def _progress(self) -> str:
         ingest: Any = self.data.get("ingest")
         if self.state == RunState.INGESTING and ingest:
             return f"{text.count(ingest['tasks'])} tasks read, {text.count(self.done)} done"
-        return f"{text.count(self.done)} of {text.count(self.total)} done"
+        counts, total = self._shown_counts()
+        done = sum(counts.get(status, 0) for status in ("succeeded", "failed", "cancelled"))
+        return f"{text.count(done)} of {text.count(total)} done"
 
     def _problems(self) -> list[tuple[str, int]]:
         problems = [("failed", self.failed), ("cancelled", self.cancelled), ("invalid lines", self.invalid)]
         return [(word, number) for word, number in problems if number]
 
     def _count(self, status: str) -> int:
-        return int(self.data["run"]["counts"].get(status, 0))
+        return int(self.data.get("counts", self.data["run"]["counts"]).get(status, 0))

@@ -57,15 +57,22 @@ class Event(ApiValue, frozen=True):
 
 
 class FinishedCounts(ApiValue, frozen=True):
-    """Finished tasks of a run, by state."""
+    """Finished tasks of a run or of a job, by state."""
 
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
 
 
+class JobProgress(ApiValue, frozen=True):
+    """The tasks of a job, by their latest outcome over all runs."""
+
+    total: int = 0
+    counts: FinishedCounts = FinishedCounts()
+
+
 class Progress(ApiValue, frozen=True):
-    """Progress of a run, in a stream: at most once per second, while it changes."""
+    """Progress of a run, in a stream: at most once per second, while it changes. `job` has the counts of the job."""
 
     job_id: str
     run_id: str
@@ -73,6 +80,7 @@ class Progress(ApiValue, frozen=True):
     total: int
     reason: str | None = None
     counts: FinishedCounts = FinishedCounts()
+    job: JobProgress = JobProgress()
 
 
 class InvalidLine(ApiValue, frozen=True):

@@ -6,11 +6,13 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from conveyor.errors import TasksElsewhere
-from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
+from conveyor.model import Counts, EventRecord, Page, Replaced, RunKey, Task, TaskEnd, TaskId, TaskSeed
 from conveyor.states import TaskStatus
 
 # Maximum number of rows that one scan reads.
 MAX_SCANNED = 5000
+# Error codes of replaced outcomes that are returned at most.
+MAX_CODES = 1000
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
@@ -74,13 +76,17 @@ class Tasks(Scans, Protocol):
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
         """Move each pending task to its terminal status, once. A finished or missing task does not move. The counts by
-        status and by error code change in the same transaction."""
+        status and by error code change in the same transaction, and for a rerun those of the outcomes it replaces."""
 
     async def cancel_pending(self, run: RunKey, limit: int, at: float) -> int:
         """Move up to `limit` pending tasks to cancelled. Returns how many moved."""
 
     async def counts(self, run: RunKey) -> Counts:
         """The stored counts, without a scan."""
+
+    async def replaced(self, run: RunKey) -> Replaced:
+        """The stored counts of the earlier outcomes that the finished tasks of a rerun replace, without a scan; of the
+        error codes the most frequent."""
 
     async def recount(self, run: RunKey) -> Counts:
         """Count the tasks, repair stored counts that drifted, and return the result."""

@@ -1,5 +1,5 @@
 """Direct export: a zip for a caller who waits for it, without a record (`exports`) or a background role (`exporter`).
-Gets a run, reads its tasks once with their bodies, and yields one archive: every body under a safe name, then
+Gets a job, reads its tasks once with their bodies, and yields one archive: every body under a safe name, then
 `manifest.jsonl` with the result of every task, in the order of the user's list.
 
 A temporary file holds what the end of the archive is made of. Engines that return tasks by id, which is a hash, need
@@ -26,6 +26,7 @@ from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
 from conveyor.faults import crashpoint
+from conveyor.jobs.latest_outcomes import hides
 from conveyor.model import Job, RunKey, Task, TaskId
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
@@ -33,6 +34,9 @@ from conveyor.read.walk import END, ROWS, Position, RunStream, TaskBatch, merged
 
 # Of the manifest and the central directory, in memory.
 _BUFFER_BYTES = 1024 * 1024
+
+# The index of a task and the place of its run, before its line in the spool.
+_KEY_DIGITS = 13 + 6
 
 _decode = msgspec.json.Decoder(Task).decode
 
@@ -56,15 +60,16 @@ async def export_zip(
     level: int = 0,
     spool_dir: Path | None = None,
     report: Report | None = None,
+    runs: Sequence[RunKey] = (),
 ) -> AsyncGenerator[bytes, None]:
-    """The archive of the job's latest run, in pieces of up to some megabytes. Raises EngineFailed at a missing or
-    damaged body; the archive is then incomplete. `level` 1 to 3 deflates; `spool_dir` is for temporary files, which
-    take some hundred bytes per task."""
+    """The archive of the latest outcome of each task over these runs, oldest first; without them, of the latest run. It
+    comes in pieces of up to some megabytes. Raises EngineFailed at a missing or damaged body; the archive is then
+    incomplete. `level` 1 to 3 deflates; `spool_dir` is for temporary files, which take some hundred bytes per task."""
     modified = datetime.fromtimestamp(job.run.created_at, UTC)
     with ExitStack() as stack:
         work = _DirectExport(ZipPart(modified, level, None), stack.enter_context(_Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
-        walk = in_order(tasks, job.key, spool)
+        walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
         async with aclosing(windows(blobs, prefetch(walk), with_bodies=True)) as stream:
             async for window in stream:
                 async for piece in work.pack(blobs, window):
@@ -81,6 +86,7 @@ async def export_to_file(
     *,
     level: int = 0,
     report: Report | None = None,
+    runs: Sequence[RunKey] = (),
 ) -> int:
     """Write the archive to a file; returns its size. It is `<path>.part` until it is complete and on disk; a failure
     removes that. Temporary files go to the same directory, which needs room for them."""
@@ -88,7 +94,7 @@ async def export_to_file(
     size = 0
     try:
         with await asyncio.to_thread(part.open, "wb") as file:
-            archive = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report)
+            archive = export_zip(tasks, blobs, job, level=level, spool_dir=path.parent, report=report, runs=runs)
             async with aclosing(archive) as pieces:
                 async for piece in pieces:
                     size += await asyncio.to_thread(file.write, piece)
@@ -100,22 +106,24 @@ async def export_to_file(
     return size
 
 
-def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
-    """The run in the order of its list: from an engine that stores it so, or sorted here."""
-    engine = by_index(tasks, run)
+def in_order(tasks: Tasks, runs: Sequence[RunKey], spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
+    """The latest outcomes over these runs, newest first, in the order of the list: from an engine that stores tasks so,
+    or sorted here."""
+    engine = by_index(tasks, runs[0])
     if engine is not None:
-        return merged([RunStream(engine, run, TaskFilter(), -1)], -1)
-    return _sorted(tasks, run, spool)
+        return merged([RunStream(engine, run, TaskFilter(), -1) for run in runs], -1)
+    return _sorted(tasks, runs, spool)
 
 
-async def _sorted(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
-    for shard in range(max(run.shard_count, 1)):
-        after: TaskId | None = None
-        while page := await tasks.page(run, shard, after, PAGE, TaskFilter()):
-            after = page[-1].task_id
-            await asyncio.to_thread(_spool, spool, page)
-    lines = iter(spool)
-    while batch := await asyncio.to_thread(_tasks, lines):
+async def _sorted(tasks: Tasks, runs: Sequence[RunKey], spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
+    for place, run in enumerate(runs):
+        for shard in range(max(run.shard_count, 1)):
+            after: TaskId | None = None
+            while page := await tasks.page(run, shard, after, PAGE, TaskFilter()):
+                after = page[-1].task_id
+                await asyncio.to_thread(_spool, spool, place, page)
+    lines = _latest(iter(spool))
+    while batch := await asyncio.to_thread(list, itertools.islice(lines, ROWS)):
         yield TaskBatch(batch, Position(), END, len(batch))
 
 
@@ -193,14 +201,25 @@ class _DirectExport:
             self._report(self._progress)
 
 
-def _spool(spool: SortedSpool, page: list[Task]) -> None:
-    """Lines sort by the index in front. Newlines in an input are whitespace between JSON tokens."""
+def _spool(spool: SortedSpool, place: int, page: list[Task]) -> None:
+    """Lines sort by the index in front, then by the place of the run. Newlines in an input are whitespace between JSON
+    tokens."""
     for task in page:
-        spool.add(b"%013d%s\n" % (task.index, msgspec.json.encode(task).replace(b"\n", b" ")))
+        spool.add(b"%013d%06d%s\n" % (task.index, place, msgspec.json.encode(task).replace(b"\n", b" ")))
 
 
-def _tasks(lines: Iterator[bytes]) -> list[Task]:
-    return [_decode(line[13:]) for line in itertools.islice(lines, ROWS)]
+def _latest(lines: Iterator[bytes]) -> Iterator[Task]:
+    """Each task once, with its latest outcome. The lines of a task follow each other, newest first."""
+    shown: Task | None = None
+    for line in lines:
+        task = _decode(line[_KEY_DIGITS:])
+        if shown is not None and shown.index != task.index:
+            yield shown
+            shown = None
+        if shown is None or not hides(shown, task):
+            shown = task
+    if shown is not None:
+        yield shown
 
 
 def _seal(file: IO[bytes]) -> None:

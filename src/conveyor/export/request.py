@@ -8,7 +8,7 @@ import msgspec
 
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import FormatUnavailable, InvalidField
-from conveyor.read.runs import LATEST
+from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.states import TaskStatus
 
 T = TypeVar("T")
@@ -90,14 +90,14 @@ _OUTER = {ExportCompression.GZIP: (".gz", "application/gzip"), ExportCompression
 
 
 class ExportSelect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tasks, by the filters of results, and of which run: its id or number, `latest`, or `latest-per-task` for
-    the latest result of each task."""
+    """Which tasks, by the filters of results: by their latest outcome over all runs (`latest-per-task`), or of one run:
+    its id or number, or `latest`."""
 
     status: str | None = None
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
-    run: str = LATEST
+    run: str = LATEST_PER_TASK
 
     @property
     def where(self) -> TaskFilter:

@@ -1,7 +1,8 @@
 """The ingest of a rerun. It copies tasks of earlier runs of the same job, page by page, instead of reading a list.
 
-Each range is one walk: the matching tasks of one run in one shard, without those that a later run has too. So over all
-walks each task occurs once, with its latest outcome. The index of the last copied task is the checkpoint of a walk.
+Each range is one walk: the matching tasks of one run in one shard, without those that have a later outcome. So over all
+walks each task occurs once, with its latest outcome, which is stored with the copy: it is what the copy replaces in the
+job's view. The index of the last copied task is the checkpoint of a walk.
 Where the engine stores rows by index, and the rerun does not select by status, a run is one walk over all shards, in
 the order of the list.
 """
@@ -10,12 +11,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-import msgspec
-
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.ingest.plan import LeaseLostError, Renew
+from conveyor.jobs.latest_outcomes import latest_outcomes, only_latest
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
 from conveyor.model import (
@@ -26,11 +26,11 @@ from conveyor.model import (
     ListFormat,
     Range,
     Run,
-    RunId,
     RunKey,
     Task,
     TaskSeed,
     Walk,
+    prior_text,
     task_id,
 )
 from conveyor.states import TaskStatus
@@ -40,9 +40,9 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     """The ranges of a rerun. Raises LeaseLostError."""
     lineage = _lineage(job)
     runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
-    if TaskStatus.CANCELLED in lineage.statuses:
-        for run in runs:
-            await _cancel_pending(tasks, clock, job, run, renew)
+    # From here on, the outcomes of all earlier runs are final.
+    for run in runs:
+        await _cancel_pending(tasks, clock, job, run, renew)
     if lineage.indexes:
         # They are read by index, whichever run and shard they are in.
         return [_range_of(0, Walk(lineage.parent, None, None))]
@@ -54,7 +54,14 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     if not lineage.statuses:
         shards = shards if by_index(tasks, job.key) is None else [None]
         statuses = [None]
-    walks = [Walk(run.run_id, shard, status) for run in runs for status in statuses for shard in shards]
+    walks = [
+        Walk(run.run_id, shard, status)
+        for run in runs
+        for status in statuses
+        # A task that is cancelled in the job's view is so in the first run.
+        if run.number == 1 or status is not TaskStatus.CANCELLED
+        for shard in shards
+    ]
     return [_range_of(number, walk) for number, walk in enumerate(walks)]
 
 
@@ -68,36 +75,35 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
             yield await _by_index(records, tasks, job, lineage)
         return
     where = TaskFilter(walk.status, lineage.error_code, lineage.http_status, lineage.tag)
-    later_runs = await _later_runs(records, job, lineage, walk)
-    run = _run_key(job, walk.run_id)
+    runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
+    keys = [job.key_of(run) for run in runs]
+    place = next(at for at, run in enumerate(runs) if run.run_id == walk.run_id)
+    run = keys[place]
     if walk.shard is None:
         pages = _run_pages(tasks, run, range_, where)
     else:
         pages = _shard_pages(tasks, run, walk.shard, range_, where)
     async with aclosing(pages):
         async for page in pages:
-            seeds = [
-                TaskSeed(task.index, InputJson(bytes(task.input).decode()))
-                for task in page.tasks
-                if task.detail.dead_lettered or not lineage.dead_lettered
-            ]
-            yield ListBatch(await _without_later(tasks, later_runs, seeds), [], page.last, page.rows_read)
+            chosen = [task for task in page.tasks if task.detail.dead_lettered or not lineage.dead_lettered]
+            if _is_selective(lineage):
+                latest = await only_latest(tasks, place == 0, keys[:place:-1], chosen)
+            else:
+                latest = await latest_outcomes(tasks, keys, chosen)
+            yield ListBatch(list(map(_seed, latest)), [], page.last, page.rows_read)
 
 
 async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) -> ListBatch:
-    """Tasks that were selected one by one, each from the latest run that has it."""
-    seeds: list[TaskSeed] = []
-    missing = set(lineage.indexes)
-    for run in reversed(_source_runs(lineage, await records.jobs.runs(job.job_id))):
-        tasks_of_run = await tasks.at(job.key_of(run), sorted(missing)) if missing else []
-        missing -= {task.index for task in tasks_of_run}
-        seeds += [
-            TaskSeed(task.index, InputJson(bytes(task.input).decode()))
-            for task in tasks_of_run
-            if task.status in lineage.statuses
-        ]
-    seeds.sort(key=lambda seed: seed.index)
+    """Tasks that were selected one by one, by their latest outcome."""
+    keys = [job.key_of(run) for run in _source_runs(lineage, await records.jobs.runs(job.job_id))]
+    latest = await latest_outcomes(tasks, keys, await tasks.at(keys[0], sorted(lineage.indexes)))
+    seeds = [_seed(task) for task in latest if task.status in lineage.statuses]
     return ListBatch(seeds, [], max(lineage.indexes), len(lineage.indexes))
+
+
+def _seed(latest: Task) -> TaskSeed:
+    """The copy of a task, with its latest outcome."""
+    return TaskSeed(latest.index, InputJson(bytes(latest.input).decode()), prior_text(latest))
 
 
 class _WalkPage(NamedTuple):
@@ -135,23 +141,6 @@ async def _run_pages(tasks: Tasks, run: RunKey, range_: Range, where: TaskFilter
             return
 
 
-async def _without_later(tasks: Tasks, later_runs: Sequence[RunKey], seeds: list[TaskSeed]) -> list[TaskSeed]:
-    """The seeds that no later run has. For the others, the later run has the latest outcome."""
-    for run in later_runs:
-        if seeds:
-            known = {task.index for task in await tasks.at(run, [seed.index for seed in seeds])}
-            seeds = [seed for seed in seeds if seed.index not in known]
-    return seeds
-
-
-async def _later_runs(records: Records, job: Job, lineage: Lineage, walk: Walk) -> list[RunKey]:
-    if not _is_selective(lineage):
-        return []
-    runs = _source_runs(lineage, await records.jobs.runs(job.job_id))
-    number = next(run.number for run in runs if run.run_id == walk.run_id)
-    return [job.key_of(run) for run in reversed(runs) if run.number > number]
-
-
 async def _cancel_pending(tasks: Tasks, clock: Clock, job: Job, run: Run, renew: Renew) -> None:
     """Pending tasks of a finished run count as cancelled, whether the sweeper has marked them yet or not."""
     key = job.key_of(run)
@@ -160,6 +149,9 @@ async def _cancel_pending(tasks: Tasks, clock: Clock, job: Job, run: Run, renew:
     while await tasks.cancel_pending(key, lists.BATCH, clock.now()):
         if not await renew():
             raise LeaseLostError
+    if (await tasks.counts(key)).ended < run.total:
+        # A process that moved tasks died before it counted them.
+        await tasks.recount(key)
 
 
 def _source_runs(lineage: Lineage, runs: Sequence[Run]) -> list[Run]:
@@ -175,10 +167,6 @@ def _is_selective(lineage: Lineage) -> bool:
 def _lineage(job: Job) -> Lineage:
     assert job.run.lineage is not None
     return job.run.lineage
-
-
-def _run_key(job: Job, run_id: RunId) -> RunKey:
-    return msgspec.structs.replace(job.key, run_id=run_id)
 
 
 def _range_of(number: int, walk: Walk) -> Range:

@@ -48,8 +48,10 @@ class ProgressEvents:
             data = {"total": total, "invalid": invalid}
             is_reported = reported.ingested or await self.report(run, document, changed, "job.ingested", data)
 
-    async def report_failures(self, run: RunKey, counts: Counts, errors: list[tuple[str, int]]) -> None:
-        """Report the failed tasks that were not reported yet."""
+    async def report_failures(
+        self, run: RunKey, counts: Counts, errors: list[tuple[str, int]], of_job: dict[str, Any]
+    ) -> None:
+        """Report the failed tasks of the run that were not reported yet. `of_job` are the counts of the job."""
         is_reported = False
         while not is_reported:
             document, reported = await self.read(run)
@@ -57,6 +59,7 @@ class ProgressEvents:
             data = {
                 "failed": counts.failed - reported.failures,
                 "counts": msgspec.structs.asdict(counts),
+                "job": of_job,
                 "top_errors": [{"code": code, "count": count} for code, count in errors],
             }
             is_reported = counts.failed <= reported.failures or await self.report(

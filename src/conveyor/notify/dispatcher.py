@@ -152,7 +152,9 @@ class OutboxDispatcher:
         job = await self._records.jobs.job(event.tenant, event.job_id) if counts.failed else None
         if job is not None:
             run = msgspec.structs.replace(job.key, run_id=event.run_id)
-            await self._progress.report_failures(run, counts, await self._tasks.error_codes(run, TOP_ERRORS))
+            errors = await self._tasks.error_codes(run, TOP_ERRORS)
+            of_job = event.data.get("job") or {"total": job.run.total, "counts": event.data["counts"]}
+            await self._progress.report_failures(run, counts, errors, of_job)
 
 
 def _receiver_and_lane(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:

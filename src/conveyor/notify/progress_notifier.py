@@ -6,6 +6,7 @@ reported progress, so that one of several notifiers reports it, once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -16,6 +17,7 @@ from conveyor.coordination.isolation import Isolation
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
+from conveyor.jobs.job_counts import JobCounts, counts_json, job_counts
 from conveyor.jobs.progress_events import ProgressEvents, ReportedProgress
 from conveyor.model import Counts, Job, RunId
 from conveyor.states import WORKABLE
@@ -105,6 +107,7 @@ class ProgressNotifier:
             "percent": quarter * 100 // _QUARTERS,
             "total": job.run.total,
             "counts": msgspec.structs.asdict(counts),
+            "job": await self._of_job(job, counts),
         }
         if not await self._progress.report(job.key, document, changed, "run.progress", data):
             return 0
@@ -116,8 +119,15 @@ class ProgressNotifier:
         self._seen[job.run.run_id] = reported
         if counts.failed <= reported.failures or not self._is_failure_report_due(reported):
             return 0
-        await self._progress.report_failures(job.key, counts, await self._tasks.error_codes(job.key, TOP_ERRORS))
+        errors = await self._tasks.error_codes(job.key, TOP_ERRORS)
+        await self._progress.report_failures(job.key, counts, errors, await self._of_job(job, counts))
         return 1
+
+    async def _of_job(self, job: Job, counts: Counts) -> dict[str, Any]:
+        """The counts of the job, for an event with the counts of its run."""
+        if job.run.number == 1:
+            return counts_json(JobCounts(job.run.total, counts))
+        return counts_json(await job_counts(self._records, self._tasks, job, self._coordinator))
 
     def _is_failure_report_due(self, reported: ReportedProgress) -> bool:
         return self._clock.now() - reported.failures_at >= self._failure_seconds

@@ -154,6 +154,7 @@ class StepAnswers:
             "total": None if run is None else run.total,
             "invalid": None if run is None else run.invalid,
             "counts": event.data.get("counts"),
+            "job": event.data.get("job"),
             "export": None,
             "export_url": None,
         }

@@ -18,6 +18,7 @@ from conveyor.clock import Clock
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import TooManyStreams
+from conveyor.jobs.job_counts import counts_json, job_counts
 from conveyor.model import EventRecord, Job, TenantId
 from conveyor.read.event_pages import event_json
 from conveyor.read.status import wait_json, wait_of
@@ -138,8 +139,8 @@ class JobStream:
 
     async def _progress(self) -> dict[str, Any]:
         job = self._job
-        counts = await self._tasks.counts(job.key)
-        wait = await wait_of(self._coordinator, self._clock, job, counts)
+        counted = await job_counts(self._records, self._tasks, job, self._coordinator, top_errors=0)
+        wait = await wait_of(self._coordinator, self._clock, job, counted.run)
         return {
             "job_id": job.job_id,
             "run_id": job.run.run_id,
@@ -148,7 +149,8 @@ class JobStream:
             "reason_code": job.run.reason_code,
             "waiting": None if wait is None else wait_json(wait),
             "total": job.run.total,
-            "counts": msgspec.structs.asdict(counts),
+            "counts": msgspec.structs.asdict(counted.run),
+            "job": counts_json(counted),
         }
 
 

@@ -1,4 +1,4 @@
-"""Listings of results: a page, or all as JSON lines, of one run or of the latest result of each task."""
+"""Listings of results: a page, or all as JSON lines, of one run or of the latest outcome of each task."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -9,7 +9,7 @@ import structlog
 
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import ConveyorError
-from conveyor.model import Page, RunKey, Task, TaskId
+from conveyor.model import Page, RunKey, Task
 from conveyor.read import cursors
 from conveyor.read.latest import latest_batches, latest_page
 from conveyor.read.results import result_page
@@ -21,7 +21,8 @@ _ROWS = 500
 
 # Makes the public form of tasks.
 Show = Callable[[Sequence[Task]], Awaitable[list[dict[str, Any]]]]
-_Batch = tuple[list[Task], list[TaskId | None]]
+# Tasks, and the cursor after them.
+_Batch = tuple[list[Task], str | None]
 
 
 async def listing_page(
@@ -38,42 +39,41 @@ async def listing_lines(
 ) -> AsyncIterator[bytes]:
     """All tasks after the cursor as JSON lines, read as the client takes them. An error before the first line is
     raised; a later one is reported in the last line, with the cursor to resume from. Raises BadCursor."""
-    positions = cursors.decode(cursor, runs[0].shard_count)
     has_lines = False
     try:
-        async with aclosing(_batches(tasks, runs, where, positions)) as batches:
+        async with aclosing(_batches(tasks, runs, where, cursor)) as batches:
             async for items, after in batches:
                 if items:
                     yield b"".join(map(_line, await show(items)))
                     has_lines = True
-                positions = after
+                cursor = after
     except Exception as error:
         if not has_lines:
             raise
         log.exception("result stream failed", run=runs[-1].run_id)
-        yield _line({"stream_error": _error_json(error, cursors.encode(positions))})
+        yield _line({"stream_error": _error_json(error, cursor)})
 
 
 def _batches(
-    tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, positions: Sequence[TaskId | None]
+    tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, cursor: str | None
 ) -> AsyncGenerator[_Batch, None]:
     if len(runs) == 1:
-        return _run_batches(tasks, runs[0], where, positions)
-    return latest_batches(tasks, runs, where, positions)
+        return _run_batches(tasks, runs[0], where, cursor)
+    return latest_batches(tasks, runs, where, cursor)
 
 
 async def _run_batches(
-    tasks: Tasks, run: RunKey, where: TaskFilter, positions: Sequence[TaskId | None]
+    tasks: Tasks, run: RunKey, where: TaskFilter, cursor: str | None
 ) -> AsyncGenerator[_Batch, None]:
     """Shard by shard: a reader of all tasks needs no common order."""
-    now = list(positions)
+    now = cursors.decode(cursor, run.shard_count)
     for shard in range(max(run.shard_count, 1)):
         more = True
         while more:
             scanned = await tasks.scan(run, shard, now[shard], _ROWS, where)
             more = scanned.last is not None
             now[shard] = scanned.last or (scanned.tasks[-1].task_id if scanned.tasks else now[shard])
-            yield scanned.tasks, list(now)
+            yield scanned.tasks, cursors.encode(now) if any(now) else None
 
 
 def _line(value: Any) -> bytes:
@@ -82,7 +82,7 @@ def _line(value: Any) -> bytes:
     return (text.replace(b"\n", b" ") if b"\n" in text else text) + b"\n"
 
 
-def _error_json(error: Exception, cursor: str) -> dict[str, str]:
+def _error_json(error: Exception, cursor: str | None) -> dict[str, str | None]:
     if isinstance(error, ConveyorError):
         return {"code": error.code, "detail": error.message, "next_cursor": cursor}
     return {"code": ConveyorError.code, "detail": ConveyorError().message, "next_cursor": cursor}

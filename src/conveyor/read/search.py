@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.jobs.latest_outcomes import latest_outcomes
 from conveyor.model import Page, RunKey, Task, TaskId, is_task_id
 from conveyor.read.listing import listing_page
 from conveyor.read.walk import matches
@@ -53,13 +54,14 @@ async def search_page(
 
 
 async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:
-    """The task with this index or id, from the newest run that has it."""
-    for run in reversed(runs):
-        if _INDEX.fullmatch(text) and (by_index := await tasks.at(run, [int(text)])):
-            return by_index
-        if is_task_id(text) and (task := await tasks.task(run, TaskId(text))):
-            return [task]
-    return []
+    """The task with this index, or with this id in one of the runs, with its latest outcome."""
+    indexes = [int(text)] if _INDEX.fullmatch(text) else []
+    if is_task_id(text):
+        for run in reversed(runs):
+            if task := await tasks.task(run, TaskId(text)):
+                indexes = [task.index]
+                break
+    return await latest_outcomes(tasks, runs, await tasks.at(runs[0], indexes)) if indexes else []
 
 
 def _containing(text: str, tasks: Sequence[Task], known: set[int]) -> list[Task]:

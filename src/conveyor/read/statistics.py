@@ -1,5 +1,6 @@
-"""Statistics of a run: its counts over time, the latency of its tasks, and their errors. All of it was collected while
-the run worked, so the cost does not depend on its size. Old samples, and those of a lost coordinator, are missing."""
+"""Statistics of a job: the counts of a run over time, the latency of its tasks, and the errors of the job. They were
+collected while runs worked, so the cost does not depend on their size. Old samples, and those of a lost coordinator,
+are missing."""
 
 import asyncio
 from typing import Any
@@ -10,7 +11,9 @@ from conveyor.coordination.history import Moment, history, moment
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
+from conveyor.jobs.job_counts import job_counts, run_counts
 from conveyor.model import Counts, EventRecord, Job, Run
+from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.states import ENDED
 
 TOP_ERRORS = 100
@@ -20,13 +23,17 @@ _EVENTS = 500
 
 
 async def statistics_json(
-    records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job, run: Run
+    records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job, chosen: Run | None
 ) -> dict[str, Any]:
-    """The statistics of one of the job's runs."""
-    key = job.key_of(run)
-    counts, errors, durations, samples, events = await asyncio.gather(
-        tasks.counts(key),
-        tasks.error_codes(key, TOP_ERRORS),
+    """The statistics of one of the job's runs; without one, of the latest run, with the errors of the job."""
+    run = chosen or job.run
+    counting = (
+        job_counts(records, tasks, job, coordinator, TOP_ERRORS)
+        if chosen is None
+        else run_counts(tasks, job, run, TOP_ERRORS)
+    )
+    counted, durations, samples, events = await asyncio.gather(
+        counting,
         read_histogram(coordinator, run.run_id),
         history(coordinator, run.run_id),
         records.outbox.events(job.tenant, job.job_id, None, _EVENTS),
@@ -35,9 +42,12 @@ async def statistics_json(
     reported = [sample for event in events.items if event.run_id == run.run_id and (sample := _sample_in(event))]
     return {
         "run_id": run.run_id,
-        "samples": [_sample_json(sample) for sample in _in_order(run, [*samples, *reported], moment(until, counts))],
+        "view": LATEST_PER_TASK if chosen is None else run.run_id,
+        "samples": [
+            _sample_json(sample) for sample in _in_order(run, [*samples, *reported], moment(until, counted.run))
+        ],
         "durations": [{"seconds": seconds, "count": count} for seconds, count in durations],
-        "errors": [{"code": code, "count": count} for code, count in errors],
+        "errors": [{"code": code, "count": count} for code, count in counted.top_errors(TOP_ERRORS)],
     }
 
 

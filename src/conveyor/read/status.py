@@ -1,6 +1,7 @@
-"""Status. Gets a job as stored, adds the current state of its run (counts, tasks in progress, rate, time left, what it
-waits for, task latency, top errors), and returns the public job. Nothing is counted for it: the cost does not grow with
-the job, and concurrent readers share one cached result.
+"""Status. Gets a job as stored, adds its counts and top errors, by the latest outcome of each task over all runs, and
+the current state of its run (counts, tasks in progress, rate, time left, what it waits for, task latency), and returns
+the public job. Nothing is counted for it: the cost does not grow with the job, and concurrent readers share one cached
+result.
 """
 
 import asyncio
@@ -18,8 +19,10 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks, is_reachable
 from conveyor.errors import TasksElsewhere
+from conveyor.jobs.job_counts import JobCounts, forget_job_counts, job_counts, run_counts
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
+from conveyor.read.runs import LATEST_PER_TASK
 from conveyor.states import ENDED, WORKABLE, RunState
 
 T = TypeVar("T")
@@ -54,7 +57,8 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     counts: Counts
     running: int
     rate: float
-    errors: list[tuple[str, int]]
+    # Of the job.
+    whole: JobCounts
     ingest: Ingested | None
     time: TaskTime | None
     wait: Wait | None
@@ -71,16 +75,24 @@ async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clo
     """A job as listings show it. `options` has only values that differ from the defaults. A job whose tasks are out of
     reach does not hide the others: its counts are 0, and its reason says why."""
     if not is_reachable(tasks, job.key):
-        return _unreachable_json(job, clock)
+        return _unreachable_json(job, clock, await _first_total(records, job))
     return _job_json(job, await _read_live(records, tasks, coordinator, clock, job))
 
 
-def _unreachable_json(job: Job, clock: Clock) -> dict[str, Any]:
+async def _first_total(records: Records, job: Job) -> int:
+    """How many tasks the job has. Its first run has them all."""
+    runs = await records.jobs.runs(job.job_id) if job.run.number > 1 else []
+    return next((run.total for run in runs if run.number == 1), job.run.total)
+
+
+def _unreachable_json(job: Job, clock: Clock, total: int) -> dict[str, Any]:
     wait = Wait(TasksElsewhere.code, f"The tasks of this job are in the task engine {job.task_store}, not open here.")
-    live = Live(clock.now(), _without_secrets(job.run), Counts(), 0, 0.0, [], None, None, wait)
+    whole = JobCounts(total, Counts())
+    live = Live(clock.now(), _without_secrets(job.run), Counts(), 0, 0.0, whole, None, None, wait)
     shown = _job_json(msgspec.structs.replace(job, reason=wait.detail), live)
+    # Nothing is known of them.
     counts = {**shown["run"]["counts"], "pending": 0}
-    return {**shown, "reason_code": wait.code, "run": {**shown["run"], "counts": counts}}
+    return {**shown, "reason_code": wait.code, "counts": counts, "run": {**shown["run"], "counts": counts}}
 
 
 async def status_json(
@@ -140,7 +152,7 @@ async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Ru
     return list(zip(runs, counts, strict=True))
 
 
-async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any]:
+async def verify_json(records: Records, tasks: Tasks, coordinator: Coordinator, job: Job) -> dict[str, Any]:
     """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
     tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
     runs: list[dict[str, Any]] = []
@@ -158,6 +170,7 @@ async def verify_json(records: Records, tasks: Tasks, job: Job) -> dict[str, Any
                 "exact": exact,
             }
         )
+    await forget_job_counts(coordinator, job)
     return {"drift": sum(run["drift"] for run in runs), "runs": runs}
 
 
@@ -169,16 +182,17 @@ def _drift(stored: Counts, counted: Counts, exact: bool) -> int:
 async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
     # Concurrently: each is a round trip to the store.
-    counts, errors, ingest = await asyncio.gather(
-        tasks.counts(job.key), tasks.error_codes(job.key, TOP_ERRORS), _ingest(records, coordinator, job)
+    whole, ingest = await asyncio.gather(
+        job_counts(records, tasks, job, coordinator, TOP_ERRORS), _ingest(records, coordinator, job)
     )
+    counts = whole.run
     return Live(
         at=clock.now(),
         run=_without_secrets(run),
         counts=counts,
         running=await _running(coordinator, run, counts),
         rate=await _rate(coordinator, clock, run, counts),
-        errors=errors if counts.failed else [],
+        whole=whole,
         ingest=ingest,
         time=await task_time(coordinator, run.run_id),
         wait=await wait_of(coordinator, clock, job, counts),
@@ -201,14 +215,37 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
         "options": msgspec.to_builtins(job.options),
         "created_at": iso_time(job.created_at),
         "expires_at": iso_time(job.expires_at),
+        **_counts_json(run, live),
         "run": run_json(run, live.counts, live.running),
         "ingest": None if live.ingest is None else msgspec.structs.asdict(live.ingest),
-        "invalid_lines": run.invalid,
+        "invalid_lines": live.whole.invalid,
         "rate": round(live.rate, 3),
         "eta": _eta(run, live.counts, live.rate),
         "task_time": live.time,
-        "top_errors": [{"code": code, "count": count} for code, count in live.errors],
     }
+
+
+def _counts_json(run: Run, live: Live) -> dict[str, Any]:
+    """The job by the latest outcome of each task: one that a rerun runs has its earlier outcome until it finishes."""
+    return {"view": LATEST_PER_TASK, **_view_json(live.whole, live.running if run.number == 1 else 0)}
+
+
+def _view_json(whole: JobCounts, running: int) -> dict[str, Any]:
+    return {
+        "total": whole.total,
+        "counts": {
+            "pending": max(whole.total - whole.counts.ended - running, 0),
+            "running": running,
+            **msgspec.structs.asdict(whole.counts),
+        },
+        "top_errors": [{"code": code, "count": count} for code, count in whole.top_errors(TOP_ERRORS)],
+    }
+
+
+async def of_run(tasks: Tasks, job: Job, run: Run, shown: dict[str, Any]) -> dict[str, Any]:
+    """The job with the total, the counts and the errors of one of its runs."""
+    running = shown["run"]["counts"]["running"] if run.run_id == job.run.run_id else 0
+    return {**shown, "view": run.run_id, **_view_json(await run_counts(tasks, job, run, TOP_ERRORS), running)}
 
 
 def run_json(run: Run, counts: Counts, running: int) -> dict[str, Any]:

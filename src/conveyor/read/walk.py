@@ -1,6 +1,6 @@
 """Walk: the tasks of an export in the order of the user's list, from any position.
 
-It reads one run, or several runs of a job and takes the latest result of each task. Each run, or each sorted object of
+It reads one run, or several runs of a job and takes the latest outcome of each task. Each run, or each sorted object of
 one, is a stream in order of index. The walk merges the streams up to the index that all of them have reached.
 """
 
@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from conveyor.engines.tasks import ReadsByIndex, TaskFilter
+from conveyor.jobs.latest_outcomes import hides
 from conveyor.model import RunKey, Task
 
 # Rows of one read.
@@ -54,8 +55,8 @@ class TaskStream(Protocol):
 async def merged(
     streams: Sequence[TaskStream], after: int, where: TaskFilter | None = None
 ) -> AsyncGenerator[TaskBatch, None]:
-    """The tasks after `after`. If several streams have a task, the first stream wins. `where` filters by the latest
-    result, which is known only after the merge."""
+    """The tasks after `after`. Streams of newer runs are before those of older ones: if several have a task, its latest
+    outcome is taken. `where` filters by that, which is known only after the merge."""
     done = after
     while done < END:
         while behind := [stream for stream in streams if stream.known <= done]:
@@ -65,7 +66,7 @@ async def merged(
         known = min((stream.known for stream in streams), default=END)
         position = Position(done, [stream.offset for stream in streams])
         by_stream = [_take(stream, done, known) for stream in streams]
-        tasks = by_stream[0] if len(by_stream) == 1 else _first_of(by_stream)
+        tasks = by_stream[0] if len(by_stream) == 1 else _latest_of(by_stream)
         if where is not None:
             tasks = [task for task in tasks if matches(task, where)]
         read = sum(stream.read for stream in streams)
@@ -115,11 +116,13 @@ def _take(stream: TaskStream, done: int, known: int) -> list[Task]:
     return taken
 
 
-def _first_of(by_stream: Sequence[list[Task]]) -> list[Task]:
+def _latest_of(by_stream: Sequence[list[Task]]) -> list[Task]:
     by_index: dict[int, Task] = {}
     for tasks in by_stream:
         for task in tasks:
-            by_index.setdefault(task.index, task)
+            newer = by_index.get(task.index)
+            if newer is None or not hides(newer, task):
+                by_index[task.index] = task
     return [by_index[index] for index in sorted(by_index)]
 
 

@@ -8,7 +8,7 @@ stay for its readers, until `clean` deletes them.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -17,6 +17,7 @@ from conveyor.engines.task_router import TaskRouter
 from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, Tasks
 from conveyor.errors import InvalidSetting
 from conveyor.faults import crashpoint
+from conveyor.jobs.latest_outcomes import latest_outcomes
 from conveyor.model import (
     Counts,
     EventRecord,
@@ -30,6 +31,7 @@ from conveyor.model import (
     TaskEnd,
     TaskSeed,
     is_resumable,
+    prior_text,
 )
 from conveyor.states import TaskStatus
 from conveyor.system import System
@@ -153,9 +155,9 @@ class TaskMover:
             return
         tallies = []
         runs = await self._jobs.runs(job.job_id)
-        for run in runs:
-            key = job.key_of(run)
-            copied = await self._copy(key)
+        keys = [job.key_of(run) for run in runs]
+        for place, (run, key) in enumerate(zip(runs, keys, strict=True)):
+            copied = await self._copy(key, keys[:place])
             stored = await self._counts.tally(key)
             if copied != stored or copied.rows != copied.counts.ended:
                 log.error("copied run differs", job=job.job_id, run=run.run_id, read=copied, stored=stored)
@@ -173,23 +175,23 @@ class TaskMover:
             await self._discard(job, runs)
         self._report(self.totals)
 
-    async def _copy(self, key: RunKey) -> RunTally:
-        """Copy a run, and count what was read."""
+    async def _copy(self, key: RunKey, before: Sequence[RunKey]) -> RunTally:
+        """Copy a run, which comes after others of its job, and count what was read."""
         source = self._router.engine_of(key)
         statuses: Counter[TaskStatus] = Counter()
         for shard in range(max(1, key.shard_count)):
             after = None
             while page := await source.page(key, shard, after, _ROWS, TaskFilter()):
                 after = page[-1].task_id
-                await self._copy_rows(key, page)
+                await self._copy_rows(key, page, await _priors(source, before, page))
                 statuses.update(task.status for task in page)
                 self.totals.tasks += len(page)
                 self._report(self.totals)
         counts = Counts(*(statuses[s] for s in (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)))
         return RunTally(statuses.total(), counts, await self._copy_events(source, key))
 
-    async def _copy_rows(self, key: RunKey, tasks: Sequence[Task]) -> None:
-        seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in tasks]
+    async def _copy_rows(self, key: RunKey, tasks: Sequence[Task], priors: Mapping[int, str]) -> None:
+        seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode()), priors.get(task.index)) for task in tasks]
         crashpoint("move.rows.before")
         await self._target.put(key, seeds)
         crashpoint("move.rows.between")
@@ -254,6 +256,14 @@ class TaskMover:
         for job in await self._jobs.active_jobs():
             if job.task_store != self._target_id:
                 unfinished[job.job_id] = job.state
+
+
+async def _priors(source: Tasks, before: Sequence[RunKey], tasks: Sequence[Task]) -> dict[int, str]:
+    """What the tasks of a rerun replace: the latest outcome of each in the runs before."""
+    if not before:
+        return {}
+    of_first_run = await source.at(before[0], [task.index for task in tasks])
+    return {task.index: prior_text(task) for task in await latest_outcomes(source, before, of_first_run)}
 
 
 def _end_of(task: Task) -> TaskEnd:

@@ -34,7 +34,9 @@
  * @property {Waiting | null} waiting
  * @property {string} created_at
  * @property {string | null} expires_at null while the latest run has not finished
- * @property {Run} run
+ * @property {number} total
+ * @property {Counts} counts by the latest outcome of each task, over all runs
+ * @property {Run} run the latest
  * @property {Run[]} runs only of a single job
  * @property {{tasks: number, bytes_read: number, bytes_total: number | null} | null} ingest
  * @property {number} invalid_lines
@@ -51,6 +53,7 @@
  * @property {Waiting | null} waiting
  * @property {number} total
  * @property {Ended} counts
+ * @property {{total: number, counts: Ended}} job
  *
  * @typedef {Ended & {at: string}} Sample
  * @typedef {{seconds: number, count: number}} Duration

@@ -21,7 +21,7 @@ from conveyor.engines.dynamodb.layout import count_key
 from conveyor.engines.dynamodb.table import Item, Table, plain
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, RunKey
+from conveyor.model import Counts, Replaced, RunKey
 
 SLOTS = 8
 
@@ -33,13 +33,18 @@ _EPOCH_SECONDS = 2.0
 _MOST_RUNS = 1000
 
 _STATUSES = ("succeeded", "failed", "cancelled")
+# Prefixes of attributes: of error codes, of replaced outcomes by status, and of their error codes.
+_CODE = "e:"
+_REPLACED = "replaced_"
+_REPLACED_CODE = "p:"
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Finished tasks by status, and failed tasks by code."""
+    """Finished tasks by status, failed tasks by code, and the earlier outcomes that those of a rerun replace."""
 
     counts: Counts
     codes: Counter[str]
+    replaced: Replaced = Replaced()
 
 
 class _Known:
@@ -136,22 +141,24 @@ class Counters:
     def _learn(self, known: _Known, item: Item) -> None:
         known.epoch = item.get("epoch", 0)
         known.epoch_until = self._clock.monotonic() + _EPOCH_SECONDS
-        known.codes = {name for name in item if name.startswith("e:")}
+        known.codes = {name for name in item if name.startswith((_CODE, _REPLACED_CODE))}
 
     def _addition(self, run: RunKey, known: _Known, epoch: int, tally: Tally) -> Update:
         expression = F(self._writer).set(known.sequence) & F("rev").add(1)
         for status in _STATUSES:
             if amount := getattr(tally.counts, status):
                 expression &= F(status).add(amount)
-        for code, amount in tally.codes.most_common():
-            expression &= self._code(known, f"e:{code[:_LONGEST_CODE]}", amount)
+            if amount := getattr(tally.replaced.counts, status):
+                expression &= F(f"{_REPLACED}{status}").add(amount)
+        for name, amount in _by_code(tally).most_common():
+            expression &= self._code(known, name, amount)
         fresh: Condition = F(self._writer).does_not_exist() | F(self._writer).lt(known.sequence)
         same = F("epoch").equals(epoch) if epoch else F("epoch").does_not_exist()
         return Update(self._table.name, count_key(run, self._slot)._asdict(), expression, same & fresh)
 
     def _code(self, known: _Known, name: str, amount: int) -> UpdateExpression:
         if name not in known.codes:
-            if len(known.codes) >= _MOST_CODES:
+            if sum(code[:2] == name[:2] for code in known.codes) >= _MOST_CODES:
                 return UpdateExpression()
             known.codes.add(name)
         return F(name).add(amount)
@@ -161,7 +168,15 @@ class Counters:
         kept: Item = {**key, "epoch": epoch, "rev": 1 if item is None else item["rev"] + 1}
         if slot == 0:
             kept |= {status: getattr(truth.counts, status) for status in _STATUSES}
-            kept |= {f"e:{code[:_LONGEST_CODE]}": count for code, count in truth.codes.most_common(_MOST_CODES)}
+            if truth.replaced != Replaced():
+                kept |= {f"{_REPLACED}{status}": getattr(truth.replaced.counts, status) for status in _STATUSES}
+            replaced_codes = Counter(truth.replaced.codes).most_common(_MOST_CODES)
+            most = Tally(
+                truth.counts,
+                Counter(dict(truth.codes.most_common(_MOST_CODES))),
+                Replaced(truth.replaced.counts, dict(replaced_codes)),
+            )
+            kept |= _by_code(most)
         condition = F("pk").does_not_exist() if item is None else F("rev").equals(item["rev"])
         return Put(self._table.name, kept, condition)
 
@@ -175,10 +190,23 @@ class CountItems(msgspec.Struct, frozen=True):
 def _sum(items: Iterable[Item]) -> Tally:
     totals: Counter[str] = Counter()
     codes: Counter[str] = Counter()
+    replaced_codes: Counter[str] = Counter()
     for item in items:
         for name, value in item.items():
-            if name in _STATUSES:
+            if name in _STATUSES or name.startswith(_REPLACED):
                 totals[name] += value
-            elif name.startswith("e:"):
-                codes[name[2:]] += value
-    return Tally(Counts(*(totals[status] for status in _STATUSES)), codes)
+            elif name.startswith(_CODE):
+                codes[name.removeprefix(_CODE)] += value
+            elif name.startswith(_REPLACED_CODE):
+                replaced_codes[name.removeprefix(_REPLACED_CODE)] += value
+    replaced = Counts(*(totals[f"{_REPLACED}{status}"] for status in _STATUSES))
+    return Tally(Counts(*(totals[status] for status in _STATUSES)), codes, Replaced(replaced, dict(replaced_codes)))
+
+
+def _by_code(tally: Tally) -> Counter[str]:
+    """The amounts of all attributes that count by error code."""
+    amounts: Counter[str] = Counter()
+    for prefix, codes in ((_CODE, tally.codes), (_REPLACED_CODE, tally.replaced.codes)):
+        for code, count in codes.items():
+            amounts[f"{prefix}{code[:_LONGEST_CODE]}"] += count
+    return amounts

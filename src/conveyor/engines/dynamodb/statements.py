@@ -24,9 +24,10 @@ Statement = dict[str, Any]
 
 
 class Insertion(NamedTuple):
-    """A task to put: its partition and the values of the statement."""
+    """A task to put: its partition, and the attributes and values of the statement."""
 
     pk: str
+    names: tuple[str, ...]
     parameters: list[Raw]
 
 
@@ -46,10 +47,12 @@ def task_item(run: RunKey, seed: TaskSeed) -> Insertion:
         {"N": str(seed.index)},
         {"S": seed.input},
     ]
-    tag = _tag(seed.input)
-    if tag is not None:
-        parameters.append({"S": tag})
-    return Insertion(key.pk, parameters)
+    names: tuple[str, ...] = ("pk", "sk", "v", "index", "input")
+    for name, text in (("tag", _tag(seed.input)), ("prior", seed.prior)):
+        if text is not None:
+            names = (*names, name)
+            parameters.append({"S": text})
+    return Insertion(key.pk, names, parameters)
 
 
 def task_of(item: Raw) -> Task:
@@ -76,14 +79,12 @@ def task_of(item: Raw) -> Task:
 
 async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
     """Put tasks. A task that already exists stays as it is."""
-    plain = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?}}"
-    tagged = f"INSERT INTO \"{table.name}\" VALUE {{'pk':?,'sk':?,'v':?,'index':?,'input':?,'tag':?}}"
+
+    def statement(names: tuple[str, ...]) -> str:
+        return f'INSERT INTO "{table.name}" VALUE {{' + ",".join(f"'{name}':?" for name in names) + "}"
 
     async def send(batch: list[Insertion]) -> list[Insertion]:
-        statements = [
-            {"Statement": plain if len(each.parameters) == 5 else tagged, "Parameters": each.parameters}
-            for each in batch
-        ]
+        statements = [{"Statement": statement(each.names), "Parameters": each.parameters} for each in batch]
         codes = await _execute(table, statements)
         return [each for each, code in zip(batch, codes, strict=True) if not _settled(code, "DuplicateItem")]
 

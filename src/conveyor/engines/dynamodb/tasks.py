@@ -18,7 +18,7 @@ writes, and counts them. Counts are separate items (counters.py).
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,9 +42,22 @@ from conveyor.engines.dynamodb.statements import Ender, Insertion, TaskFinish, i
 from conveyor.engines.dynamodb.table import Key, Table, query_payload
 from conveyor.engines.dynamodb.trail import Trail
 from conveyor.engines.dynamodb.wire import DynamoRefused
-from conveyor.engines.tasks import Finished, Scanned, TaskEvent, TaskFilter
+from conveyor.engines.tasks import MAX_CODES, Finished, Scanned, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
-from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed, is_task_id, shard_of
+from conveyor.model import (
+    Counts,
+    EventRecord,
+    Page,
+    Replaced,
+    RunKey,
+    Task,
+    TaskEnd,
+    TaskId,
+    TaskSeed,
+    count_replaced,
+    is_task_id,
+    shard_of,
+)
 from conveyor.states import TaskStatus
 
 _MOST_KNOWN_RUNS = 10_000
@@ -67,8 +80,8 @@ class DynamoTasks:
         self._counters = Counters(table, clock, writer)
         self._ender = Ender(table, writer)
         self._trail = Trail(table)
-        # Runs whose first item exists.
-        self._begun: set[tuple[str, str]] = set()
+        # Runs whose first item exists, and whether they are reruns.
+        self._begun: dict[tuple[str, str], bool] = {}
         # Where the search for pending tasks stopped in each shard.
         self._looked: dict[tuple[str, str, int], str] = {}
 
@@ -76,7 +89,7 @@ class DynamoTasks:
         if not seeds:
             return
         crashpoint("tasks.put.before")
-        await self._begin(run)
+        await self._begin(run, any(seed.prior for seed in seeds))
         lanes: dict[str, dict[int, Insertion]] = {}
         for seed in seeds:
             item = task_item(run, seed)
@@ -117,6 +130,10 @@ class DynamoTasks:
             if await self._counters.mend(run, before, truth):
                 break
         return truth.counts
+
+    async def replaced(self, run: RunKey) -> Replaced:
+        replaced = (await self._counters.read(run)).replaced
+        return Replaced(replaced.counts, dict(Counter(replaced.codes).most_common(MAX_CODES)))
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
         codes = (await self._counters.read(run)).codes
@@ -159,33 +176,48 @@ class DynamoTasks:
         keys = [key for part in parts for key in part][:limit]
         if not keys:
             self._counters.forget(run)
-            self._begun.discard((run.tenant, run.run_id))
+            self._begun.pop((run.tenant, run.run_id), None)
         await self._table.delete(keys)
         return len(keys)
 
-    async def _begin(self, run: RunKey) -> None:
+    async def _begin(self, run: RunKey, is_rerun: bool) -> None:
         """Write the first item of a run: without it, the run accepts no events."""
-        known = (run.tenant, run.run_id)
-        if known in self._begun:
+        if (run.tenant, run.run_id) in self._begun:
             return
         item = {**first_key(run)._asdict(), "v": 1, "events": 0}
+        if is_rerun:
+            item["rerun"] = True
         put = Put(self._table.name, item, F("pk").does_not_exist())
         with suppress(DynamoRefused):
             await self._table.wire.call("PutItem", put.to_request_payload()["Put"])
+        self._learn(run, is_rerun)
+
+    def _learn(self, run: RunKey, is_rerun: bool) -> None:
         if len(self._begun) >= _MOST_KNOWN_RUNS:
             self._begun.clear()
-        self._begun.add(known)
+        self._begun[run.tenant, run.run_id] = is_rerun
+
+    async def _priors(self, run: RunKey, ends: Sequence[TaskFinish]) -> dict[int, str | None]:
+        """The earlier outcomes of these tasks: those of a rerun have them, and they never change."""
+        if (run.tenant, run.run_id) not in self._begun:
+            item = await self._table.get(first_key(run))
+            if item is not None:
+                self._learn(run, "rerun" in item)
+        if not self._begun.get((run.tenant, run.run_id)):
+            return {}
+        found = await self._at(run, [finish.end.index for finish in ends], F("index") & F("prior"))
+        return {int(item["index"]["N"]): _prior(item) for item in found}
 
     async def _move(self, run: RunKey, ends: list[TaskFinish]) -> list[TaskEnd]:
         """Finish tasks and count those that moved, even if the call fails midway."""
         if not ends:
             return []
-        epoch = await self._counters.epoch(run)
+        epoch, priors = await asyncio.gather(self._counters.epoch(run), self._priors(run, ends))
         moved: list[TaskEnd] = []
         try:
             await self._ender.end(ends, moved)
         finally:
-            if moved and not await self._counters.add(run, epoch, _tally(moved)):
+            if moved and not await self._counters.add(run, epoch, _tally(moved, priors)):
                 await self.recount(run)
         return moved
 
@@ -213,19 +245,21 @@ class DynamoTasks:
         """Count the tasks."""
         statuses: Counter[TaskStatus] = Counter()
         codes: Counter[str] = Counter()
+        priors: Counter[tuple[TaskStatus, str | None]] = Counter()
 
         def count(items: list[Raw]) -> None:
             for item in items:
                 ended = item["ended"]["M"]
                 status = TaskStatus(int(ended["status"]["N"]))
                 statuses[status] += 1
+                priors[status, _prior(item)] += 1
                 if status is TaskStatus.FAILED and "error_code" in ended:
                     codes[ended["error_code"]["S"]] += 1
 
         everything = F("ended").exists()
         walks = [self._walk(run, shard, "", everything, count, lambda: _LARGEST_PAGE) for shard in shards(run)]
         await asyncio.gather(*walks)
-        return Tally(_counts(statuses), codes)
+        return Tally(_counts(statuses), codes, count_replaced(priors.elements()))
 
     async def _walk(
         self,
@@ -279,14 +313,18 @@ def _matching(where: TaskFilter) -> Condition | None:
     return matching
 
 
-def _tally(moved: Iterable[TaskEnd]) -> Tally:
+def _prior(item: Raw) -> str | None:
+    return item["prior"]["S"] if "prior" in item else None
+
+
+def _tally(moved: Sequence[TaskEnd], priors: Mapping[int, str | None]) -> Tally:
     statuses: Counter[TaskStatus] = Counter()
     codes: Counter[str] = Counter()
     for end in moved:
         statuses[end.status] += 1
         if end.status == TaskStatus.FAILED and end.error_code:
             codes[end.error_code] += 1
-    return Tally(_counts(statuses), codes)
+    return Tally(_counts(statuses), codes, count_replaced((end.status, priors.get(end.index)) for end in moved))
 
 
 def _counts(statuses: Counter[TaskStatus]) -> Counts:

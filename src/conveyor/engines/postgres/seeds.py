@@ -18,8 +18,8 @@ from conveyor.model import RunKey, TaskId, TaskSeed, shard_of
 
 SQL = named_texts("tasks.sql")
 
-_COLUMNS = ("run_no", "idx", "shard", "sort_key", "tag", "input")
-SeedRow = tuple[int, int, int, int, str | None, str]
+_COLUMNS = ("run_no", "idx", "shard", "sort_key", "tag", "input", "prior")
+SeedRow = tuple[int, int, int, int, str | None, str, str | None]
 
 # A signed 64-bit integer holds at most 60 bits of a hash, or 15 hexadecimal digits.
 _SORT_DIGITS = 15
@@ -48,7 +48,7 @@ async def copy_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Seq
 async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction: insert tasks of which some may already exist."""
     for suffix, rows in _parts(run, one, seeds):
-        _, indexes, shards, sort_keys, tags, inputs = map(list, zip(*rows, strict=True))
+        _, indexes, shards, sort_keys, tags, inputs, priors = map(list, zip(*rows, strict=True))
         values = {
             "run_no": one.number,
             "indexes": indexes,
@@ -56,6 +56,7 @@ async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: S
             "sort_keys": sort_keys,
             "tags": tags,
             "inputs": inputs,
+            "priors": priors,
         }
         await db.change(made_for(SQL["put"], suffix), values)
 
@@ -82,7 +83,7 @@ def _rows(run: RunKey, number: int, seeds: Sequence[TaskSeed]) -> list[SeedRow]:
         name = sha256(f"{prefix}{index}".encode()).hexdigest()
         shard = shard_of(TaskId(name), shards) if shards > 1 else 0
         tag = _tag(text) if text[:1] == "{" else None
-        rows.append((number, index, shard, int(name[:_SORT_DIGITS], 16), tag, text))
+        rows.append((number, index, shard, int(name[:_SORT_DIGITS], 16), tag, text, seed.prior))
     return rows
 
 

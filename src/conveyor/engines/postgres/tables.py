@@ -23,11 +23,13 @@ T = TypeVar("T")
 
 
 class Numbered(NamedTuple):
-    """A run's number, whether it has tables of its own, and the first index that they hold."""
+    """A run's number, whether it has tables of its own, and the first index that they hold; and whether it is a rerun,
+    whose tasks have earlier outcomes."""
 
     number: int
     own: bool
     own_from: int = OWN_FROM
+    rerun: bool = False
 
     @property
     def suffix(self) -> str:

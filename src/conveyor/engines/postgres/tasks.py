@@ -19,6 +19,7 @@ from conveyor.engines.postgres.queries import Query, made_for, named_texts
 from conveyor.engines.postgres.seeds import copy_tasks, highest, insert_tasks, sort_key
 from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_own, split
 from conveyor.engines.tasks import (
+    MAX_CODES,
     MAX_SCANNED,
     Finished,
     RunTally,
@@ -34,6 +35,7 @@ from conveyor.model import (
     Counts,
     EventRecord,
     Page,
+    Replaced,
     ResultDetail,
     RunId,
     RunKey,
@@ -42,6 +44,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    count_replaced,
     is_task_id,
     shard_of,
     task_id,
@@ -150,6 +153,17 @@ class PostgresTasks:
             return await self._database.write(lambda db: _recount(db, one))
 
         return await self._on(run, work, Counts())
+
+    async def replaced(self, run: RunKey) -> Replaced:
+        async def work(one: Numbered) -> Replaced:
+            if not one.rerun:
+                return Replaced()
+            row = await self._database.row(made_for(SQL["replaced"], ""), {"run_no": one.number})
+            values = {"run_no": one.number, "limit": MAX_CODES}
+            codes = await self._database.rows(made_for(SQL["replaced_codes"], ""), values)
+            return Replaced(Counts(*row), dict(codes))
+
+        return await self._on(run, work, Replaced(), ())
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
         async def work(one: Numbered) -> list[tuple[str, int]]:
@@ -328,17 +342,17 @@ class PostgresTasks:
 
     async def _find(self, run: RunKey) -> Numbered | None:
         row = await self._database.row(made_for(SQL["run_no"], ""), {"run_id": run.run_id, "tenant": run.tenant})
-        return Numbered(row["run_no"], row["own"], self._own_from) if row else None
+        return Numbered(row["run_no"], row["own"], self._own_from, row["rerun"]) if row else None
 
     async def number(self, db: PostgresSession, run: RunKey, seeds: Sequence[TaskSeed]) -> Numbered:
         """Part of a transaction: the run's number. Creates the run's own tables if these tasks need them."""
-        values = {"run_id": run.run_id, "tenant": run.tenant}
+        values = {"run_id": run.run_id, "tenant": run.tenant, "rerun": any(seed.prior for seed in seeds)}
         await db.change(made_for(SQL["insert_run_no"], ""), values)
-        number, own = await db.row(made_for(SQL["run_no"], ""), values)
+        number, own, rerun = await db.row(made_for(SQL["run_no"], ""), values)
         if not own and highest(seeds) >= self._own_from:
             await make_own(db, number)
             own = True
-        return Numbered(number, own, self._own_from)
+        return Numbered(number, own, self._own_from, rerun)
 
     def _remember(self, run: RunKey, one: Numbered) -> None:
         _bounded(self._known)[run.tenant, run.run_id] = one
@@ -363,34 +377,54 @@ async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> fr
             own += await db.value(made_for(SQL["finished_so"], suffix), values) or ()
         moved += await db.value(made_for(SQL["finish"], suffix), values) or ()
     now = set(moved)
-    await _count(db, one, [end for end in ends if end.index in now])
+    counted = [end for end in ends if end.index in now]
+    await _count(db, one, counted, await _replaced(db, one, counted) if one.rerun else Replaced())
     return frozenset(moved + own)
 
 
-async def _count(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> None:
+async def _replaced(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> Replaced:
+    """Part of a transaction: the earlier outcomes that these ends replace."""
+    priors: dict[int, str | None] = {}
+    indexes = [end.index for end in ends]
+    for suffix, part in split(one, indexes, indexes):
+        rows = await db.rows(made_for(SQL["priors"], suffix), {"run_no": one.number, "indexes": part})
+        priors |= dict(rows)
+    return count_replaced((end.status, priors.get(end.index)) for end in ends)
+
+
+async def _count(db: PostgresSession, one: Numbered, ends: list[TaskEnd], replaced: Replaced) -> None:
     """Lock the counters: the last locks of a transaction, always in this order."""
     if not ends:
         return
     statuses = Counter(end.status for end in ends)
-    await db.change(
-        made_for(SQL["count"], ""),
-        {
-            "run_no": one.number,
-            "succeeded": statuses[TaskStatus.SUCCEEDED],
-            "failed": statuses[TaskStatus.FAILED],
-            "cancelled": statuses[TaskStatus.CANCELLED],
-        },
-    )
+    counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
+    await db.change(made_for(SQL["count"], ""), _additions(one.number, counts, replaced.counts))
     codes = Counter(end.error_code for end in ends if end.status == TaskStatus.FAILED and end.error_code)
-    if codes:
-        values = {"run_no": one.number, "codes": sorted(codes), "counts": [codes[code] for code in sorted(codes)]}
+    if codes or replaced.codes:
+        names = sorted({*codes, *replaced.codes})
+        values = {
+            "run_no": one.number,
+            "codes": names,
+            "counts": [codes[code] for code in names],
+            "replaced": [replaced.codes.get(code, 0) for code in names],
+        }
         await db.change(made_for(SQL["count_errors"], ""), values)
+
+
+def _additions(number: int, counts: Counts, replaced: Counts) -> dict[str, int]:
+    """The parameters of the statement that adds to the stored counts."""
+    by_name = msgspec.structs.asdict(replaced)
+    return {
+        "run_no": number,
+        **msgspec.structs.asdict(counts),
+        **{f"replaced_{name}": count for name, count in by_name.items()},
+    }
 
 
 async def _cancel(db: PostgresSession, suffix: str, values: dict[str, Any]) -> tuple[int, int | None]:
     moved, last = await db.row(made_for(SQL["cancel_pending"], suffix), values)
     if moved:
-        more = {"run_no": values["run_no"], "succeeded": 0, "failed": 0, "cancelled": moved}
+        more = _additions(values["run_no"], Counts(cancelled=moved), Counts())
         await db.change(made_for(SQL["count"], ""), more)
     return moved, last
 
@@ -399,12 +433,18 @@ async def _recount(db: PostgresSession, one: Numbered) -> Counts:
     values = {"run_no": one.number}
     # One at a time: two concurrent recounts would repair the same drift twice.
     await db.value(made_for(SQL["lock_counts"], ""), values)
-    found = await db.row(_recount_query(tuple(one.suffixes)), values)
-    truth, kept = Counts(*found[:3]), Counts(*found[3:])
-    if truth != kept:
-        drift = {name: getattr(truth, name) - getattr(kept, name) for name in Counts.__struct_fields__}
-        await db.change(made_for(SQL["count"], ""), {**values, **drift})
+    truth, drift = await _compare(db, one, "recount", "ends_of")
+    replaced_drift = (await _compare(db, one, "recount_replaced", "priors_of"))[1] if one.rerun else Counts()
+    if (drift, replaced_drift) != (Counts(), Counts()):
+        await db.change(made_for(SQL["count"], ""), _additions(one.number, drift, replaced_drift))
     return truth
+
+
+async def _compare(db: PostgresSession, one: Numbered, query: str, rows: str) -> tuple[Counts, Counts]:
+    """The counts by the rows, and by how much the stored counts are lower."""
+    found = await db.row(_recount_query(query, rows, tuple(one.suffixes)), {"run_no": one.number})
+    truth, kept = found[:3], found[3:]
+    return Counts(*truth), Counts(*(ours - theirs for ours, theirs in zip(truth, kept, strict=True)))
 
 
 async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[TaskEvent], again: bool = False) -> None:
@@ -439,9 +479,9 @@ def _over(name: str, one: Numbered, tail: str = "") -> Query:
 
 
 @lru_cache(maxsize=1024)
-def _recount_query(suffixes: tuple[str, ...]) -> Query:
-    ends = " UNION ALL ".join(SQL["ends_of"].replace("{own}", suffix) for suffix in suffixes)
-    return made_for(SQL["recount"].replace("{all_ends}", ends), "")
+def _recount_query(query: str, rows: str, suffixes: tuple[str, ...]) -> Query:
+    ends = " UNION ALL ".join(SQL[rows].replace("{own}", suffix) for suffix in suffixes)
+    return made_for(SQL[query].replace("{all_ends}", ends), "")
 
 
 def _bounded(known: dict[Any, T]) -> dict[Any, T]:

@@ -2,10 +2,10 @@
 -- A lookup by indexes is fenced (OFFSET 0), so that it stays one: it is not to be turned round into a scan of the run.
 
 -- name: run_no
-SELECT run_no, own FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
+SELECT run_no, own, rerun FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
 
 -- name: insert_run_no
-INSERT INTO task_runs (run_id, tenant) VALUES (:run_id, :tenant) ON CONFLICT DO NOTHING;
+INSERT INTO task_runs (run_id, tenant, rerun) VALUES (:run_id, :tenant, :rerun) ON CONFLICT DO NOTHING;
 
 -- name: own_tables
 -- As the shared ones, without the run's number in the keys.
@@ -20,9 +20,9 @@ CREATE INDEX IF NOT EXISTS events{own}_by_task ON events{own} (idx, seq);
 DROP TABLE IF EXISTS tasks{own}, ends{own}, events{own};
 
 -- name: put
-INSERT INTO tasks{own} (run_no, idx, shard, sort_key, tag, input)
+INSERT INTO tasks{own} (run_no, idx, shard, sort_key, tag, input, prior)
 SELECT :run_no::integer, s.* FROM unnest(
-    :indexes::bigint[], :shards::smallint[], :sort_keys::bigint[], :tags::text[], :inputs::text[]
+    :indexes::bigint[], :shards::smallint[], :sort_keys::bigint[], :tags::text[], :inputs::text[], :priors::text[]
 ) AS s
 ON CONFLICT DO NOTHING;
 
@@ -61,17 +61,32 @@ WHERE EXISTS (
 );
 
 -- name: count
-INSERT INTO task_counts AS c (run_no, slot, succeeded, failed, cancelled)
-VALUES (:run_no, pg_backend_pid() % 16, :succeeded, :failed, :cancelled)
+INSERT INTO task_counts AS c (
+    run_no, slot, succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled
+)
+VALUES (
+    :run_no, pg_backend_pid() % 16, :succeeded, :failed, :cancelled,
+    :replaced_succeeded, :replaced_failed, :replaced_cancelled
+)
 ON CONFLICT (run_no, slot) DO UPDATE SET
     succeeded = c.succeeded + excluded.succeeded, failed = c.failed + excluded.failed,
-    cancelled = c.cancelled + excluded.cancelled;
+    cancelled = c.cancelled + excluded.cancelled,
+    replaced_succeeded = c.replaced_succeeded + excluded.replaced_succeeded,
+    replaced_failed = c.replaced_failed + excluded.replaced_failed,
+    replaced_cancelled = c.replaced_cancelled + excluded.replaced_cancelled;
 
 -- name: count_errors
-INSERT INTO task_errors AS c (run_no, error_code, slot, count)
-SELECT :run_no::integer, e.code, pg_backend_pid() % 16, e.count
-FROM unnest(:codes::text[], :counts::bigint[]) AS e (code, count)
-ON CONFLICT (run_no, error_code, slot) DO UPDATE SET count = c.count + excluded.count;
+INSERT INTO task_errors AS c (run_no, error_code, slot, count, replaced)
+SELECT :run_no::integer, e.code, pg_backend_pid() % 16, e.count, e.replaced
+FROM unnest(:codes::text[], :counts::bigint[], :replaced::bigint[]) AS e (code, count, replaced)
+ON CONFLICT (run_no, error_code, slot) DO UPDATE SET
+    count = c.count + excluded.count, replaced = c.replaced + excluded.replaced;
+
+-- name: priors
+SELECT t.idx, t.prior FROM unnest(:indexes::bigint[]) AS wanted (idx)
+CROSS JOIN LATERAL (
+    SELECT idx, prior FROM tasks{own} WHERE run_no = :run_no AND idx = wanted.idx OFFSET 0
+) AS t;
 
 -- name: cancel_pending
 WITH pending AS MATERIALIZED (
@@ -90,6 +105,15 @@ SELECT (SELECT count(*) FROM moved), (SELECT max(idx) FROM pending);
 -- name: counts
 SELECT coalesce(sum(succeeded), 0)::bigint, coalesce(sum(failed), 0)::bigint, coalesce(sum(cancelled), 0)::bigint
 FROM task_counts WHERE run_no = :run_no;
+
+-- name: replaced
+SELECT coalesce(sum(replaced_succeeded), 0)::bigint, coalesce(sum(replaced_failed), 0)::bigint,
+    coalesce(sum(replaced_cancelled), 0)::bigint
+FROM task_counts WHERE run_no = :run_no;
+
+-- name: replaced_codes
+SELECT error_code, sum(replaced)::bigint FROM task_errors WHERE run_no = :run_no
+GROUP BY error_code HAVING sum(replaced) > 0 ORDER BY 2 DESC, 1 LIMIT :limit;
 
 -- name: lock_counts
 SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' counts ' || :run_no::integer, 0));
@@ -112,11 +136,23 @@ SELECT (SELECT count(*) FROM tasks{own} WHERE run_no = :run_no) AS rows,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 1) AS succeeded,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 2) AS failed,
     (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 3) AS cancelled,
-    (SELECT count(*) FROM events{own} WHERE run_no = :run_no) AS events
+    (SELECT count(*) FROM events{own} WHERE run_no = :run_no) AS events;
+
+-- name: recount_replaced
+SELECT count(*) FILTER (WHERE e.prior LIKE '1%'), count(*) FILTER (WHERE e.prior LIKE '2%'),
+    count(*) FILTER (WHERE e.prior LIKE '3%'),
+    (SELECT coalesce(sum(replaced_succeeded), 0)::bigint FROM task_counts WHERE run_no = :run_no),
+    (SELECT coalesce(sum(replaced_failed), 0)::bigint FROM task_counts WHERE run_no = :run_no),
+    (SELECT coalesce(sum(replaced_cancelled), 0)::bigint FROM task_counts WHERE run_no = :run_no)
+FROM ({all_ends}) AS e;
+
+-- name: priors_of
+SELECT t.prior FROM ends{own} AS e JOIN tasks{own} AS t ON t.run_no = e.run_no AND t.idx = e.idx
+WHERE e.run_no = :run_no AND e.status IN (1, 2)
 
 -- name: error_codes
 SELECT error_code, sum(count)::bigint FROM task_errors WHERE run_no = :run_no
-GROUP BY error_code ORDER BY 2 DESC, 1 LIMIT :limit;
+GROUP BY error_code HAVING sum(count) > 0 ORDER BY 2 DESC, 1 LIMIT :limit;
 
 -- name: task
 SELECT t.sort_key, t.idx, t.input, e.status, e.attempts, e.http_status, e.error_code, e.detail, e.finished_at

@@ -11,6 +11,7 @@ from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
 from conveyor.engines.tasks import (
+    MAX_CODES,
     MAX_SCANNED,
     Finished,
     Scanned,
@@ -24,6 +25,7 @@ from conveyor.model import (
     Counts,
     EventRecord,
     Page,
+    Replaced,
     ResultDetail,
     RunId,
     RunKey,
@@ -32,6 +34,7 @@ from conveyor.model import (
     TaskId,
     TaskSeed,
     TenantId,
+    count_replaced,
     is_task_id,
     shard_of,
     task_id,
@@ -57,13 +60,16 @@ class SqliteTasks:
         self._database = database
         # The number of a run never changes, so it is cached.
         self._numbers: dict[tuple[TenantId, RunId], int] = {}
+        # The numbers of reruns, whose tasks have earlier outcomes.
+        self._reruns: set[int] = set()
         # Where the cancellation of a run's pending tasks stopped, so that the next call resumes there.
         self._cancelled: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         rows = seed_rows(run, seeds)
         crashpoint("tasks.put.before")
-        await self._database.write(lambda db: insert_tasks(db, run, rows))
+        is_rerun = any(seed.prior for seed in seeds)
+        await self._database.write(lambda db: insert_tasks(db, run, rows, is_rerun))
         crashpoint("tasks.put.after")
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
@@ -78,7 +84,8 @@ class SqliteTasks:
         if number is None:
             return Finished(frozenset(), Counts())
         crashpoint("tasks.finish.before")
-        finished = await self._database.write(lambda db: _finish(db, number, ends))
+        is_rerun = number in self._reruns
+        finished = await self._database.write(lambda db: _finish(db, number, ends, is_rerun))
         crashpoint("tasks.finish.after")
         return finished
 
@@ -125,18 +132,26 @@ class SqliteTasks:
         if number is None:
             return Counts()
 
-        def look(db: apsw.Connection) -> tuple[list[int], Counts]:
+        def look(db: apsw.Connection) -> tuple[list[int], list[int]]:
             kept, *truth = _row(db, SQL["recount"], {"run_no": number})
-            return _indexes.decode(kept or "[]"), Counts(*truth)
+            return _indexes.decode(kept or "[]"), truth
 
-        def mend(db: apsw.Connection) -> Counts:
+        def mend(db: apsw.Connection) -> list[int]:
             _, truth = look(db)
-            db.execute(SQL["set_counts"], {"run_no": number, **msgspec.structs.asdict(truth)})
+            db.execute(SQL["set_counts"], {"run_no": number, **{f"c{at}": count for at, count in enumerate(truth)}})
             return truth
 
         kept, truth = await self._database.read(look)
-        right = kept == [truth.succeeded, truth.failed, truth.cancelled]
-        return truth if right else await self._database.write(mend)
+        right = truth if kept == truth else await self._database.write(mend)
+        return Counts(*right[:3])
+
+    async def replaced(self, run: RunKey) -> Replaced:
+        number = await self._number(run)
+        if number is None or number not in self._reruns:
+            return Replaced()
+        row = await self._database.read(lambda db: db.execute(SQL["replaced"], {"run_no": number}).fetchone())
+        codes = await self._database.rows(SQL["replaced_codes"], {"run_no": number, "limit": MAX_CODES})
+        return Replaced(Counts(*row) if row else Counts(), dict(codes))
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
         number = await self._number(run)
@@ -250,9 +265,12 @@ class SqliteTasks:
         known = (run.tenant, run.run_id)
         number = self._numbers.get(known)
         if number is None:
-            number = await self._database.read(lambda db: _find_number(db, run))
-            if number is not None:
+            row = await self._database.read(lambda db: _find_run(db, run))
+            if row is not None:
+                number, is_rerun = row
                 self._numbers[known] = number
+                if is_rerun:
+                    self._reruns.add(number)
         return number
 
 
@@ -262,16 +280,18 @@ def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
     rows = []
     for seed in seeds:
         name = task_id(run.run_id, seed.index)
-        rows.append((seed.index, shard_of(name, shards), sort_key(name), seed.input))
+        row = (seed.index, shard_of(name, shards), sort_key(name), seed.input)
+        rows.append(row if seed.prior is None else (*row, seed.prior))
     return _encode(rows).decode()
 
 
-def insert_tasks(db: apsw.Connection, run: RunKey, rows: str) -> None:
+def insert_tasks(db: apsw.Connection, run: RunKey, rows: str, is_rerun: bool = False) -> None:
     """Part of a transaction."""
-    number = _find_number(db, run)
-    if number is None:
-        number = _row(db, SQL["insert_run_no"], {"run_id": run.run_id, "tenant": run.tenant})[0]
-    db.execute(SQL["put"], {"run_no": number, "seeds": rows})
+    found = _find_run(db, run)
+    if found is None:
+        values = {"run_id": run.run_id, "tenant": run.tenant, "rerun": is_rerun}
+        found = _row(db, SQL["insert_run_no"], values)
+    db.execute(SQL["put"], {"run_no": found[0], "seeds": rows})
 
 
 def sort_key(task: TaskId) -> int:
@@ -284,16 +304,16 @@ def _row(db: apsw.Connection, query: str, values: dict[str, Any]) -> Any:
     return row
 
 
-def _find_number(db: apsw.Connection, run: RunKey) -> int | None:
-    row = db.execute(SQL["run_no"], {"run_id": run.run_id, "tenant": run.tenant}).fetchone()
-    return int(row[0]) if row else None
+def _find_run(db: apsw.Connection, run: RunKey) -> Any:
+    """The number of the run, and whether it is a rerun; None for an unknown run."""
+    return db.execute(SQL["run_no"], {"run_id": run.run_id, "tenant": run.tenant}).fetchone()
 
 
 def _unfinished(db: apsw.Connection, values: dict[str, Any]) -> frozenset[int]:
     return frozenset(_indexes.decode(_row(db, SQL["unfinished"], values)[0]))
 
 
-def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
+def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd], is_rerun: bool) -> Finished:
     # If a batch finishes a task twice, the first outcome must win; the update would keep the last.
     first = {end.index: end for end in reversed(ends)}
     live = _unfinished(db, {"run_no": number, "indexes": _encode(list(first)).decode()})
@@ -305,7 +325,19 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finish
     codes = Counter(end.error_code for end in moving if end.status == TaskStatus.FAILED and end.error_code)
     if codes:
         db.execute(SQL["count_errors"], {"run_no": number, "counts": _encode(codes).decode()})
+    if is_rerun:
+        _count_replaced(db, number, moving)
     return Finished(live, _count(db, number, Counts(*by_status)))
+
+
+def _count_replaced(db: apsw.Connection, number: int, moving: Sequence[TaskEnd]) -> None:
+    indexes = _encode([end.index for end in moving]).decode()
+    rows: list[Any] = db.execute(SQL["priors"], {"run_no": number, "indexes": indexes}).fetchall()
+    priors: dict[int, str | None] = dict(rows)
+    replaced = count_replaced((end.status, priors.get(end.index)) for end in moving)
+    db.execute(SQL["count_replaced"], {"run_no": number, **msgspec.structs.asdict(replaced.counts)})
+    if replaced.codes:
+        db.execute(SQL["count_replaced_errors"], {"run_no": number, "counts": _encode(replaced.codes).decode()})
 
 
 def _count(db: apsw.Connection, number: int, more: Counts) -> Counts:

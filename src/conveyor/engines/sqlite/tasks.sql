@@ -1,12 +1,12 @@
 -- name: run_no
-SELECT run_no FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
+SELECT run_no, rerun FROM task_runs WHERE run_id = :run_id AND tenant = :tenant;
 
 -- name: insert_run_no
-INSERT INTO task_runs (run_id, tenant) VALUES (:run_id, :tenant) RETURNING run_no;
+INSERT INTO task_runs (run_id, tenant, rerun) VALUES (:run_id, :tenant, :rerun) RETURNING run_no;
 
 -- name: put
-INSERT INTO tasks (run_no, idx, shard, sort_key, status, input)
-SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, 0, value ->> 3 FROM jsonb_each(:seeds) WHERE TRUE
+INSERT INTO tasks (run_no, idx, shard, sort_key, status, input, prior)
+SELECT :run_no, value ->> 0, value ->> 1, value ->> 2, 0, value ->> 3, value ->> 4 FROM jsonb_each(:seeds) WHERE TRUE
 ON CONFLICT (run_no, idx) DO NOTHING;
 
 -- name: unfinished
@@ -39,6 +39,20 @@ INSERT INTO task_errors (run_no, error_code, count)
 SELECT :run_no, key, value FROM json_each(:counts) WHERE TRUE
 ON CONFLICT (run_no, error_code) DO UPDATE SET count = count + excluded.count;
 
+-- name: priors
+SELECT idx, prior FROM tasks WHERE run_no = :run_no AND idx IN (SELECT value FROM json_each(:indexes));
+
+-- name: count_replaced
+UPDATE task_runs
+SET replaced_succeeded = replaced_succeeded + :succeeded, replaced_failed = replaced_failed + :failed,
+    replaced_cancelled = replaced_cancelled + :cancelled
+WHERE run_no = :run_no;
+
+-- name: count_replaced_errors
+INSERT INTO task_errors (run_no, error_code, count, replaced)
+SELECT :run_no, key, 0, value FROM json_each(:counts) WHERE TRUE
+ON CONFLICT (run_no, error_code) DO UPDATE SET replaced = replaced + excluded.replaced;
+
 -- name: pending
 SELECT idx FROM tasks WHERE run_no = :run_no AND idx >= :start AND status = 0 ORDER BY idx LIMIT :limit;
 
@@ -49,17 +63,33 @@ WHERE run_no = :run_no AND idx IN (SELECT value FROM json_each(:indexes)) AND st
 -- name: counts
 SELECT succeeded, failed, cancelled FROM task_runs WHERE run_no = :run_no;
 
+-- name: replaced
+SELECT replaced_succeeded, replaced_failed, replaced_cancelled FROM task_runs WHERE run_no = :run_no;
+
+-- name: replaced_codes
+SELECT error_code, replaced FROM task_errors WHERE run_no = :run_no AND replaced > 0
+ORDER BY replaced DESC, error_code LIMIT :limit;
+
 -- name: recount
 -- With the kept counts beside them: one statement sees one moment.
-SELECT (SELECT json_array(succeeded, failed, cancelled) FROM task_runs WHERE run_no = :run_no),
-    count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3)
+SELECT (
+        SELECT json_array(
+            succeeded, failed, cancelled, replaced_succeeded, replaced_failed, replaced_cancelled
+        ) FROM task_runs WHERE run_no = :run_no
+    ),
+    count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), count(*) FILTER (WHERE status = 3),
+    count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '1%'),
+    count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '2%'),
+    count(*) FILTER (WHERE status IN (1, 2) AND prior LIKE '3%')
 FROM tasks WHERE run_no = :run_no;
 
 -- name: set_counts
-UPDATE task_runs SET succeeded = :succeeded, failed = :failed, cancelled = :cancelled WHERE run_no = :run_no;
+UPDATE task_runs SET succeeded = :c0, failed = :c1, cancelled = :c2,
+    replaced_succeeded = :c3, replaced_failed = :c4, replaced_cancelled = :c5
+WHERE run_no = :run_no;
 
 -- name: error_codes
-SELECT error_code, count FROM task_errors WHERE run_no = :run_no ORDER BY count DESC, error_code LIMIT :limit;
+SELECT error_code, count FROM task_errors WHERE run_no = :run_no AND count > 0 ORDER BY count DESC, error_code LIMIT :limit;
 
 -- name: task
 -- Left alone, the planner takes the primary key and walks the whole run.

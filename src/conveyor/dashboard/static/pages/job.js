@@ -121,13 +121,18 @@ export async function jobPage(root, signal, jobId) {
 function advanced(job, now) {
   const left = Math.max(0, now.total - ended(now.counts));
   const running = Math.min(job.run.counts.running, left);
-  const counts = { ...now.counts, running, pending: left - running };
+  const run = { ...job.run, total: now.total, counts: { ...now.counts, running, pending: left - running } };
+  const { total, counts } = now.job;
+  const open = Math.max(0, total - ended(counts));
+  const busy = job.run.number > 1 ? 0 : Math.min(running, open);
   return {
     ...job,
     state: now.state,
     reason: now.reason,
     waiting: now.waiting,
-    run: { ...job.run, total: now.total, counts },
+    total,
+    counts: { ...counts, running: busy, pending: open - busy },
+    run,
   };
 }
 

@@ -110,7 +110,6 @@ function row(first) {
   return {
     node: h("li", {}, link),
     update(/** @type {Job} */ job) {
-      const { run } = job;
       renew(
         head,
         h("span", { class: "job-name" }, job.name ?? job.id),
@@ -119,7 +118,7 @@ function row(first) {
       );
       renew(
         body,
-        bar(run, job.name ?? job.id),
+        bar(job, job.name ?? job.id),
         h("span", { class: "job-counts" }, counts(job)),
         h("span", { class: "muted job-speed" }, speed(job)),
       );
@@ -129,13 +128,12 @@ function row(first) {
 
 /** @param {Job} job */
 function counts(job) {
-  const { run } = job;
   if (job.reason_code === "tasks_elsewhere") return h("span", { class: "muted" }, "tasks elsewhere");
-  if (run.total === 0) return h("span", { class: "muted" }, "no tasks");
+  if (job.total === 0) return h("span", { class: "muted" }, "no tasks");
   return [
-    h("b", {}, percent(run.counts.succeeded + run.counts.failed, run.total)),
-    ` of ${count(run.total)}`,
-    run.counts.failed > 0 && h("span", { class: "failed-count" }, ` · ${count(run.counts.failed)} failed`),
+    h("b", {}, percent(job.counts.succeeded + job.counts.failed, job.total)),
+    ` of ${count(job.total)}`,
+    job.counts.failed > 0 && h("span", { class: "failed-count" }, ` · ${count(job.counts.failed)} failed`),
   ];
 }
 

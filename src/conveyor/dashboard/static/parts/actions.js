@@ -37,14 +37,12 @@ export function jobActions(jobId, after) {
   };
   const rerun = async () => {
     const key = newKey();
-    const resumed = job.run.total === 0;
+    const resumed = job.total === 0;
     const done = await ask({
       title: resumed ? "Resume the ingest?" : "Rerun failed tasks?",
       text: resumed
         ? "The ingest continues where it stopped."
-        : `${
-          count(job.run.counts.failed)
-        } tasks of the latest run failed. A new run repeats them; earlier results stay.`,
+        : `${count(job.counts.failed)} tasks have failed. A new run repeats them; earlier results stay.`,
       action: resumed ? "Resume" : "Rerun failed",
       act: () => send("POST", `${path}/rerun`, { select: "failed" }, { key }).then(() => true),
     });
@@ -70,7 +68,7 @@ export function jobActions(jobId, after) {
   const remove = async () => {
     const done = await ask({
       title: "Delete this job?",
-      text: `The job, its ${count(job.run.total)} tasks, and all results and exports are deleted permanently.${
+      text: `The job, its ${count(job.total)} tasks, and all results and exports are deleted permanently.${
         hasEnded(job.state) ? "" : " Running tasks stop."
       }`,
       action: "Delete",
@@ -91,14 +89,14 @@ export function jobActions(jobId, after) {
     show(now) {
       job = now;
       const over = hasEnded(job.state);
-      const unread = job.state === "failed" && job.ingest && !job.run.total;
+      const unread = job.state === "failed" && job.ingest && !job.total;
       renew(
         node,
         !over && job.waiting?.target && button("Reset breaker", reset, "primary"),
         !over && job.state !== "paused" && button("Pause", control("pause", "The job is paused.")),
         job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
         !over && button("Cancel", cancel),
-        over && (job.run.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
+        over && (job.counts.failed > 0 || unread) && button("Rerun failed", rerun, "primary"),
         button("Export", exported),
         button("Delete", remove, "quiet-danger"),
       );

@@ -30,7 +30,7 @@ export function jobSummary(actions) {
       renew(state, pill(job.state));
       renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, ...expires);
       renew(notice, noticeOf(job));
-      renew(line, bar(job.run, "All tasks"));
+      renew(line, bar(job, "All tasks"));
       renew(tiles, tilesOf(job));
     },
   };
@@ -50,15 +50,16 @@ function ingestOf({ state, ingest }) {
 }
 
 /** @param {Job} job */
-function tilesOf({ run, state, rate: speed, eta, task_time: time }) {
-  const { counts, total } = run;
+function tilesOf({ total, counts, run, state, rate: speed, eta, task_time: time }) {
   const over = hasEnded(state) && run.ended_at ? Date.parse(run.ended_at) : Date.now();
   const lasted = duration((over - Date.parse(run.created_at)) / 1000);
   return [
     tile("Finished", percent(counts.succeeded + counts.failed, total), `of ${count(total)}`),
     tile("Succeeded", count(counts.succeeded), null, "succeeded"),
     tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
-    tile("Running", count(counts.running), `${count(counts.pending)} pending`),
+    run.number > 1 && !hasEnded(state) &&
+    tile("Rerun", percent(run.total - run.counts.pending - run.counts.running, run.total), `of ${count(run.total)}`),
+    tile("Running", count(run.counts.running), `${count(run.counts.pending)} pending`),
     tile("Throughput", rate(speed), time && `p50 ${duration(time.p50)}`),
     hasEnded(state) ? tile("Duration", lasted) : tile("Time left", duration(eta), `after ${lasted}`),
   ];
