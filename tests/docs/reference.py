@@ -58,6 +58,7 @@ REASON_CODES = {
     ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
     ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
     ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
+    ReasonCode.MAX_LIFETIME: "The run was unfinished at its maximum lifetime, and the rest was cancelled.",
     ReasonCode.CANCELLED: "A user cancelled the run.",
     ReasonCode.PAUSED: "A user paused the run.",
     ReasonCode.IDLE_TIMEOUT: "The open job was closed because nobody added to it for `idle_timeout`.",
