@@ -7,7 +7,18 @@ from conveyor.errors import ConveyorError
 from conveyor.handlers import Cancelled, Context, Handlers, task
 
 if TYPE_CHECKING:
-    from conveyor.client import AsyncClient, AsyncExport, AsyncJob, Client, Event, Export, Job, Progress, Result
+    from conveyor.client import (
+        AsyncClient,
+        AsyncExport,
+        AsyncJob,
+        Client,
+        Event,
+        Export,
+        Job,
+        Progress,
+        RemoteList,
+        Result,
+    )
 
 __all__ = [
     "AsyncClient",
@@ -22,6 +33,7 @@ __all__ = [
     "Handlers",
     "Job",
     "Progress",
+    "RemoteList",
     "Result",
     "task",
 ]

@@ -22,7 +22,9 @@ from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.jobs.orphans import forget_note, note_submit
 from conveyor.lifecycle import Lifecycle
+from conveyor.lists.list_bytes import RemoteLists
 from conveyor.lists.list_files import list_format, pieces_of
+from conveyor.lists.url_lists import UrlLists
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
 from conveyor.notify.callback_monitor import Callbacks
 from conveyor.notify.deliverer import Deliverer
@@ -161,7 +163,16 @@ class Embedded:
     def ingesters(self) -> list[Role]:
         """The roles that ingest lists."""
         system = self.system
-        ingest = IngestPipeline(
+        return [
+            Ingester(self._ingest(), system.coordinator, system.clock.new_id("ingester"))
+            for _ in range(system.settings.ingesters)
+        ]
+
+    def _ingest(self) -> IngestPipeline:
+        """One for each ingester, which closes it."""
+        system = self.system
+        urls = UrlLists(self._outbound(), system.settings.schedule_fetch_seconds)
+        return IngestPipeline(
             system.settings,
             system.clock,
             system.records,
@@ -169,11 +180,8 @@ class Embedded:
             system.queue,
             system.blobs,
             self.lifecycle,
+            RemoteLists(system.source_buckets, urls),
         )
-        return [
-            Ingester(ingest, system.coordinator, system.clock.new_id("ingester"))
-            for _ in range(system.settings.ingesters)
-        ]
 
     def exporters(self) -> list[Role]:
         """The roles that make exports."""

@@ -3,16 +3,17 @@
 ConveyorError
 ├── BadInput (400)
 │   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
-│   ├── UploadRefused · FormatUnavailable
+│   ├── MalformedHttp · UploadRefused · FormatUnavailable
 │   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
-│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
+│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── Forbidden (403) ── CrossSite
+├── Forbidden (403) ── CrossSite · SourceRefused
 ├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed
+│   └── ReplacementInFlight · AlreadyReplaced
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable · TasksElsewhere
     └── Overloaded ── NoWorkers
 """
 
@@ -36,6 +37,12 @@ class BadInput(ConveyorError):
 
     code = "bad_input"
     status = 400
+
+
+class MalformedHttp(BadInput):
+    """The request is not valid HTTP. Check that the client speaks HTTP/1.1 without TLS."""
+
+    code = "malformed_http"
 
 
 class MalformedJson(BadInput):
@@ -118,6 +125,13 @@ class BodyTooLarge(BadInput):
     status = 413
 
 
+class HeadTooLarge(BadInput):
+    """The head of the request is too large. Send fewer or shorter headers, or a shorter URL."""
+
+    code = "head_too_large"
+    status = 431
+
+
 class UnsupportedMediaType(BadInput):
     """The body is not declared as JSON. Send `Content-Type: application/json`."""
 
@@ -189,6 +203,13 @@ class Forbidden(ConveyorError):
     status = 403
 
 
+class SourceRefused(Forbidden):
+    """The server does not read from this bucket. Ask its operator to list it in CONVEYOR_SOURCE_BUCKETS, or upload the
+    list."""
+
+    code = "source_refused"
+
+
 class CrossSite(Forbidden):
     """The request comes from another site. Use the dashboard's own pages, or send an API key."""
 
@@ -219,6 +240,18 @@ class IdempotencyInFlight(Conflict):
     """A request with this Idempotency-Key is still in progress. Retry in a moment."""
 
     code = "idempotency_key_in_flight"
+
+
+class ReplacementInFlight(Conflict):
+    """Another request is about to replace the same job. Retry in a moment."""
+
+    code = "replacement_in_flight"
+
+
+class AlreadyReplaced(Conflict):
+    """Another job took the place of this request before it was accepted."""
+
+    code = "already_replaced"
 
 
 class JobClosed(Conflict):
@@ -315,10 +348,22 @@ class ServerUnreachable(Unavailable):
     code = "server_unreachable"
 
 
+class SourceUnavailable(Unavailable):
+    """The list cannot be read from its source now. Retry in a moment."""
+
+    code = "source_unavailable"
+
+
 class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
+
+
+class TasksElsewhere(Unavailable):
+    """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
+
+    code = "tasks_elsewhere"
 
 
 class Overloaded(Unavailable):

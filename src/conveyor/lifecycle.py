@@ -14,7 +14,7 @@ from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.progress_events import ProgressEvents
-from conveyor.model import Counts, FailureThreshold, Job, OutboxEvent, Run
+from conveyor.model import Counts, FailureThreshold, Job, JobId, OutboxEvent, Run
 from conveyor.states import ENDED, ReasonCode, RunState, sources_of
 from conveyor.telemetry import traces
 
@@ -62,6 +62,12 @@ class Lifecycle:
         if run is not None:
             latched = msgspec.structs.replace(job, run=run)
             await self.settle(latched, await self._tasks.counts(job.key))
+
+    async def cancel_replaced(self, job: Job, successor: JobId) -> RunState | None:
+        """Cancel a job that another one replaces; None if its run has finished already."""
+        reason = f"replaced by {successor}"
+        counts = await self._tasks.counts(job.key)
+        return await self.move(job, RunState.CANCELLED, reason, counts, code=ReasonCode.REPLACED)
 
     async def move(
         self,

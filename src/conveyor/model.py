@@ -122,6 +122,13 @@ class OnInvalid(StrEnum):
     REJECT = "reject"
 
 
+class OnExhausted(StrEnum):
+    """What becomes of a task that fails because no retry is left: it only fails, or it is a dead letter as well."""
+
+    FAIL = "fail"
+    DEAD_LETTER = "dead_letter"
+
+
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delay before attempt n+1: random in [0, min(cap, base * rate**(n-1))] when `jitter`, else that bound."""
 
@@ -230,6 +237,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     retry_errors: Sequence[str] | None = None
     # None: every retry waits for the backoff.
     outage: Outage | None = None
+    on_exhausted: OnExhausted = OnExhausted.FAIL
     # The name of the target that the tasks depend on; None: the host of each task, and the gateway.
     upstream: str | None = None
     breaker: Breaking = Breaking()
@@ -290,6 +298,8 @@ class RunKey(msgspec.Struct, frozen=True, array_like=True):
     job_id: JobId
     run_id: RunId
     shard_count: int = 1
+    # The id of the task engine that holds the rows; empty: the configured one.
+    store: str = ""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -306,17 +316,33 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     code: str = ""
     # Its generation: how often the monitor had requeued its task. A message of an older generation is dropped.
     turn: int = 0
+    # When its retry is due, by the wall clock; 0 if it waits for a breaker, and may start as soon as that closes.
+    due: float = 0.0
+
+
+class RemoteSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A list that the ingester reads where it is: an object in a bucket, or the response of a URL. The version is the
+    one that the client named, or the one that the ingest found first."""
+
+    url: str
+    headers: dict[str, str] = {}
+    version_id: str | None = None
+    etag: str | None = None
+    last_modified: str | None = None
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A staged list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
+    """A list at the time when the job was accepted. Ingest refuses one whose hash has changed."""
 
+    # Empty for a list that is not staged.
     key: str
     size: int
+    # Empty for a list that nobody has read yet.
     sha256: str
     # None: detected from the first bytes.
     format: ListFormat | None = None
     compression: Compression | None = None
+    remote: RemoteSource | None = None
 
 
 class Walk(NamedTuple):
@@ -476,6 +502,8 @@ class Outcome(msgspec.Struct, gc=False):
     spends_attempt: bool = True
     # When the task's first attempt started, if the executor knows it and the reference may not; else 0.
     since: int = 0
+    # Whether the task waits for a breaker.
+    is_blocked: bool = False
 
 
 class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -487,6 +515,8 @@ class ResultDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: list[tuple[str, str]] | None = None
     body: BodyRef | None = None
     elapsed: float = 0.0
+    # It failed and waits for a redrive.
+    dead_lettered: bool = False
 
 
 # The kind of the documents of exports.
@@ -607,6 +637,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str | None = None
     # Only these tasks; empty: all.
     indexes: Sequence[int] = ()
+    # Only dead-lettered tasks.
+    dead_lettered: bool = False
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 
@@ -655,6 +687,8 @@ class Job(msgspec.Struct, frozen=True):
     source: Source | None = None
     # Incremented with every change of the options.
     version: int = 1
+    # The id of the task engine that holds the rows of all its runs; empty in jobs of earlier versions.
+    task_store: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -663,7 +697,7 @@ class Job(msgspec.Struct, frozen=True):
 
     def key_of(self, run: Run) -> RunKey:
         """Where the rows of one of its runs are."""
-        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count)
+        return RunKey(self.tenant, self.job_id, run.run_id, self.task_shard_count, self.task_store)
 
 
 def invalid_prefix(job: Job) -> str:
@@ -675,6 +709,11 @@ def lifetime_of(job: Job, limit: float) -> float:
     """Seconds after its creation at which an unfinished run of the job fails: its own maximum or `limit`, the
     operator's, whichever is lower. Of either, 0 or None is no limit."""
     return min(job.options.max_lifetime or math.inf, limit or math.inf)
+
+
+def invalid_key(job: Job, range_number: int, index: int) -> str:
+    """The key of the object with the invalid lines of a range before this index: a repeated ingest overwrites it."""
+    return f"{invalid_prefix(job)}{range_number:06d}-{index:012d}.jsonl"
 
 
 def is_resumable(job: Job) -> bool:

@@ -28,6 +28,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     records: str | None = None
     # Where to keep tasks: postgres://… or dynamodb://…. Default: the embedded database.
     tasks: str | None = None
+    # Task engines beside `tasks` that still hold jobs, separated by spaces: postgres://…, dynamodb://… or `embedded`.
+    # Their jobs stay readable and run to their end there; new jobs go to `tasks`.
+    other_tasks: str | None = None
     # Where to keep messages: postgres://… or sqs://…. Default: the embedded database.
     queue: str | None = None
     # Where to keep leases and limits: redis://…. Default: the embedded database.
@@ -60,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_inline_tasks: int = 100_000
     # Maximum number of tasks of a job that the request itself writes; a larger job is ingested.
     sync_task_limit: int = 1000
+    # Maximum size of a stored list that the request itself reads, in bytes; a larger list is ingested.
+    sync_list_bytes: int = 64 * 1024
     # Shards of a large or open job, on engines that shard.
     task_shard_count: int = 8
     # For tests: shard on engines that do not need it, too.
@@ -68,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_list_bytes: int = 8 * 1024 * 1024 * 1024
     # Size of the ranges that a plain list is split into for ingest workers, in bytes.
     ingest_range_bytes: int = 4 * 1024 * 1024
+    # Buckets from which the server reads lists for its tenants, separated by spaces: TENANT=s3://BUCKET/PREFIX, with
+    # ?region= and &endpoint= where they differ from the environment; * is every tenant. Default: none.
+    source_buckets: str | None = None
     # Ingest loops in this process.
     ingesters: int = 2
     # How long to keep an upload that no job uses, in seconds.
@@ -179,7 +187,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_catch_up: int = 100
     # How late a fire may be before it counts as missed, in seconds.
     schedule_grace_seconds: float = 60.0
-    # How long a schedule may take to read its list from a URL, in seconds.
+    # How long reading a whole list from a URL may take, in seconds: for a schedule, or for a job whose URL serves no
+    # ranges.
     schedule_fetch_seconds: float = 600.0
     # Region of the state machines that wait for jobs: stepfunctions://REGION. Without it, jobs cannot have task tokens.
     step_functions: str | None = None
@@ -195,6 +204,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     intake: str | None = None
     # Tenant of the jobs that arrive by queue.
     intake_tenant: str = "local"
+    # Maximum number of messages that the intake receives in one batch (BatchSize); SQS returns at most 10.
+    intake_batch_size: int = 5
+    # Maximum number of batches that all intakes together accept at once (MaximumConcurrency).
+    intake_concurrency: int = 10
+    # How many batches the intake takes from a queue for each batch of the next queue, while both have messages.
+    intake_priority_ratio: int = 4
+    # How long a message stays in its queue when there is no capacity for its job, in seconds.
+    intake_delay_seconds: float = 300.0
     # Export loops in this process.
     exporters: int = 1
     # How long to keep an export, in seconds.
@@ -321,6 +338,10 @@ _MINIMUM = {
     "callback_heartbeat_seconds": 1,
     "callback_stuck_after": 1,
     "callback_log_seconds": 1,
+    "intake_batch_size": 1,
+    "intake_concurrency": 1,
+    "intake_priority_ratio": 1,
+    "intake_delay_seconds": 1,
     "max_webhooks": 0,
     "failure_notice_seconds": 0,
     "max_streams": 0,

@@ -62,6 +62,8 @@ class ReasonCode(StrEnum):
     MAX_LIFETIME = "max_lifetime"
     CANCELLED = "cancelled"
     PAUSED = "paused"
+    # Another job replaces it.
+    REPLACED = "replaced"
     # An open job was closed because nobody added to it. It then completes, or fails with NO_TASKS.
     IDLE_TIMEOUT = "idle_timeout"
 

@@ -4,9 +4,9 @@ A URL in the settings selects the engine of each seam; without one, the seam is 
 one engine: records, tasks and queue on one Postgres are one database, so one transaction accepts a small job.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,9 @@ from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AtomicAccept, Records
+from conveyor.engines.source_buckets import NoSourceBuckets, SourceBuckets
 from conveyor.engines.step_functions import StepFunctions
+from conveyor.engines.task_router import ReachableJobs, TaskRouter, store_id
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
 from conveyor.settings import Settings
@@ -25,6 +27,8 @@ from conveyor.telemetry.seams import measured_engine, metered_records
 from conveyor.telemetry.traces import tracing_to
 
 EMBEDDED = ""
+# The name of the embedded engine in CONVEYOR_OTHER_TASKS.
+EMBEDDED_NAME = "embedded"
 
 SEAMS = ("records", "tasks", "queue", "coordinator", "blobs")
 
@@ -32,6 +36,7 @@ SEAMS = ("records", "tasks", "queue", "coordinator", "blobs")
 _SCHEMES = {
     "records": ("postgres", "dynamodb"),
     "tasks": ("postgres", "dynamodb"),
+    "other_tasks": ("postgres", "dynamodb"),
     "queue": ("postgres", "sqs"),
     "coordinator": ("redis", "rediss"),
     "blobs": ("s3", "gs", "az"),
@@ -60,10 +65,15 @@ class System:
     signing_key: bytes
     # Whether large and open jobs are split over shards (settings.task_shard_count).
     sharded: bool
+    # The id of the engine that takes the tasks of new jobs, and those of all open task engines by URL.
+    task_store: str
+    task_stores: Mapping[str, str]
     # None if Step Functions are not configured.
     step_functions: StepFunctions | None = None
     # Queues from which jobs are taken in, in order of preference.
     inboxes: Sequence[Inbox] = ()
+    # Buckets of tenants from which lists are read.
+    source_buckets: SourceBuckets = field(default_factory=NoSourceBuckets)
 
 
 @asynccontextmanager
@@ -75,10 +85,13 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with opened_engines(settings, clock) as engines, AsyncExitStack() as stack:
         records = engines["records"]
+        router, stores = await _task_router(settings, clock, engines, stack)
         one_database = records is engines["tasks"] is engines["queue"]
         key = signing_key(settings)
         await _traces(settings, stack)
         measured = {seam: _measured(settings, clock, seam, getattr(engines[seam], seam)) for seam in SEAMS}
+        measured["tasks"] = router
+        measured["records"] = replace(measured["records"], jobs=ReachableJobs(measured["records"].jobs, router))
         yield System(
             settings=settings,
             clock=clock,
@@ -90,9 +103,50 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             signing_key=key,
             # SQL engines have no partitions to spread writes over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
+            task_store=router.stores[0],
+            task_stores=stores,
             step_functions=await _step_functions(settings, key, stack),
             inboxes=await _inboxes(settings, clock, measured["queue"], stack),
+            source_buckets=await _source_buckets(settings, stack),
         )
+
+
+async def _task_router(
+    settings: Settings, clock: Clock, engines: dict[str, Any], stack: AsyncExitStack
+) -> tuple[TaskRouter, dict[str, str]]:
+    """The task engines: the configured one first, then those of CONVEYOR_OTHER_TASKS. Also their ids by URL."""
+    routed: dict[str, Tasks] = {}
+    stores: dict[str, str] = {}
+
+    async def add(engine: Any, url: str) -> None:
+        scheme = _scheme_of(url) or "sqlite"
+        stores[url] = store = await store_id(engine.records.documents, scheme, clock)
+        routed.setdefault(store, measured_engine("tasks", engine.tasks, scheme, clock))
+
+    await add(engines["tasks"], _url(settings, "tasks"))
+    opened = {_url(settings, seam): engines[seam] for seam in SEAMS if hasattr(engines[seam], "tasks")}
+    for url in _other_urls(settings):
+        if url not in opened:
+            opened[url] = await stack.enter_async_context(_other_tasks(settings, clock, url))
+        await add(opened[url], url)
+    return TaskRouter(routed), stores
+
+
+def _other_urls(settings: Settings) -> list[str]:
+    return [EMBEDDED if name == EMBEDDED_NAME else name for name in (settings.other_tasks or "").split()]
+
+
+def _engine_urls(settings: Settings) -> list[tuple[str, str]]:
+    """Each seam and its URL, and the URLs of the other task engines."""
+    return [(seam, _url(settings, seam)) for seam in SEAMS] + [("other_tasks", url) for url in _other_urls(settings)]
+
+
+def _other_tasks(settings: Settings, clock: Clock, url: str) -> AbstractAsyncContextManager[Any]:
+    if url == EMBEDDED:
+        from conveyor.engines.sqlite import SqliteEngine
+
+        return SqliteEngine.open(settings.data, clock)
+    return _opener(settings, clock, "other_tasks", url, {})
 
 
 def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
@@ -161,20 +215,29 @@ async def _inboxes(settings: Settings, clock: Clock, queue: Queue, stack: AsyncE
     return inboxes
 
 
+async def _source_buckets(settings: Settings, stack: AsyncExitStack) -> SourceBuckets:
+    if settings.source_buckets is None:
+        return NoSourceBuckets()
+    try:
+        from conveyor.engines.s3_source_buckets import S3SourceBuckets
+    except ImportError as error:
+        raise _extra_missing("SOURCE_BUCKETS", "aws", error) from None
+    return await stack.enter_async_context(S3SourceBuckets.open(settings.source_buckets))
+
+
 async def migrate(settings: Settings, clock: Clock) -> list[str]:
     """Create or update the tables, queues and buckets that the settings name. Returns which."""
     done = []
     async with AsyncExitStack() as stack:
         engines: dict[str, Any] = {}
         opened: dict[str, Any] = {}
-        for seam in SEAMS:
-            url = _url(settings, seam)
+        for seam, url in _engine_urls(settings):
             if url == EMBEDDED:
                 continue
             if url in opened:
                 engines[seam] = opened[url]
                 continue
-            if _scheme(settings, seam) == "postgres":
+            if _scheme_of(url) == "postgres":
                 from conveyor.engines.postgres import migrate as migrate_postgres
 
                 await migrate_postgres(url)
@@ -189,22 +252,27 @@ async def migrate(settings: Settings, clock: Clock) -> list[str]:
 async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:
     """The checks of every engine that has a URL: the name of each check, and what to fix, or None."""
     findings: list[tuple[str, str | None]] = []
-    asked: set[str] = set()
+    asked: dict[str, Any] = {}
     engines: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
-        for seam in SEAMS:
-            url = _url(settings, seam)
+        for seam, url in _engine_urls(settings):
             if url in asked:
                 continue
-            asked.add(url)
+            asked[url] = None
             try:
                 engine = await stack.enter_async_context(_opener(settings, clock, seam, url, engines))
             except ConveyorError as error:
                 findings.append((f"{seam}: opens", error.message))
                 continue
-            engines[seam] = engine
+            engines[seam] = asked[url] = engine
             if url != EMBEDDED:
                 findings += [(f"{seam}: {name}", problem) for name, problem in await engine.checks()]
+        for seam, url in _engine_urls(settings):
+            if seam in ("tasks", "other_tasks") and hasattr(asked[url], "records"):
+                # The checks above say what is wrong with an engine that has no tables.
+                with suppress(ConveyorError):
+                    store = await store_id(asked[url].records.documents, _scheme_of(url) or "sqlite", clock)
+                    findings.append((f"{seam}: its id is {store}", None))
     return findings
 
 
@@ -224,7 +292,7 @@ async def step_functions_findings(url: str) -> list[tuple[str, str | None]]:
 def _opener(
     settings: Settings, clock: Clock, seam: str, url: str, engines: dict[str, Any]
 ) -> AbstractAsyncContextManager[Any]:
-    scheme = _scheme(settings, seam)
+    scheme = _scheme_of(url)
     if url == EMBEDDED:
         return _embedded(settings, clock)
     if scheme not in _SCHEMES[seam]:
@@ -316,7 +384,11 @@ def _url(settings: Settings, seam: str) -> str:
 
 
 def _scheme(settings: Settings, seam: str) -> str:
-    scheme = _url(settings, seam).partition(":")[0]
+    return _scheme_of(_url(settings, seam))
+
+
+def _scheme_of(url: str) -> str:
+    scheme = url.partition(":")[0]
     return "postgres" if scheme == "postgresql" else scheme
 
 

@@ -31,6 +31,19 @@ class TestClaims:
         assert claimed.granted
         assert claimed.row == claim
 
+    async def test_a_claim_can_be_read(self, records: Records, clock: ManualClock) -> None:
+        job, claim = make_job(clock), make_claim(clock)
+        asked = (claim.tenant, claim.route, claim.key)
+        assert await records.access.stored_claim(*asked) is None
+        await records.access.claim(claim)
+        assert await records.access.stored_claim(*asked) == claim
+        assert await records.access.stored_claim(OTHER, claim.route, claim.key) is None
+        assert await records.access.stored_claim(claim.tenant, "another route", claim.key) is None
+        await records.jobs.create_job(job, make_notice(clock, job), answered(claim))
+        assert await records.access.stored_claim(*asked) == answered(claim)
+        clock.advance(claim.expires_at - clock.now() + 1)
+        assert await records.access.stored_claim(*asked) is None
+
     async def test_one_of_many_at_once_gets_it(self, records: Records, clock: ManualClock) -> None:
         claims = [make_claim(clock) for _ in range(CALLERS)]
         claimed = await asyncio.gather(*map(records.access.claim, claims))

@@ -795,3 +795,99 @@ class TestSweeping:
         job = await in_state(records, clock, RunState.FAILED)
         clock.advance(100 * DAY)
         assert [found.job_id for found in await records.jobs.unswept_jobs(10)] == [job.job_id]
+
+
+class TestTaskStore:
+    """Which task engine holds the rows of a job."""
+
+    async def rested(self, records: Records, clock: ManualClock, store: str = "old", **fields: object) -> Job:
+        """A job whose run has completed and is swept."""
+        job = replace(make_job(clock, **fields), task_store=store)  # type: ignore[arg-type]
+        await records.jobs.create_job(job, make_notice(clock, job), None)
+        await self.end(records, job)
+        return await stored(records, job)
+
+    async def end(self, records: Records, job: Job, swept: bool = True) -> None:
+        run_id = job.run.run_id
+        await records.jobs.latch(job.job_id, run_id)
+        target = RunState.COMPLETED
+        assert await records.jobs.move_run(job.job_id, run_id, sources_of(target), target, None, None)
+        if swept:
+            await records.jobs.mark_swept(job.job_id, run_id)
+
+    async def finished(self, records: Records, outside: str, limit: int = 2) -> list[JobId]:
+        found: list[JobId] = []
+        cursor: str | None = None
+        while True:
+            page = await records.jobs.finished_jobs(outside, cursor, limit)
+            assert len(page.items) <= limit
+            found += [job.job_id for job in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                assert len(found) == len(set(found))
+                return sorted(found)
+
+    def rerun(self, clock: ManualClock, job: Job) -> Job:
+        run = replace(job.run, run_id=RunId(clock.new_id("run")), number=job.run.number + 1, state=RunState.INGESTING)
+        return replace(job, run=replace(run, last_batch=False, ended_at=None), state=RunState.INGESTING)
+
+    async def test_finished_jobs_are_those_at_rest_outside_an_engine(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        old = [(await self.rested(records, clock)).job_id for _ in range(5)]
+        bare = (await self.rested(records, clock, store="", tenant=OTHER)).job_id
+        new = (await self.rested(records, clock, store="new")).job_id
+        await created(records, clock)
+        unswept = await created(records, clock)
+        await self.end(records, unswept, swept=False)
+        deleted = await self.rested(records, clock)
+        await records.jobs.mark_deleted(ACME, deleted.job_id)
+        assert await self.finished(records, "new") == sorted([*old, bare])
+        assert await self.finished(records, "old", 100) == sorted([new, bare])
+
+    async def test_a_missing_record_is_written_once(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock)
+        await records.jobs.record_task_store(job.job_id, "old")
+        await records.jobs.record_task_store(job.job_id, "new")
+        assert (await stored(records, job)).task_store == "old"
+        await records.jobs.record_task_store(JobId("job_nothing"), "old")
+
+    async def test_a_job_at_rest_is_switched_by_one_caller(self, records: Records, clock: ManualClock) -> None:
+        job = await self.rested(records, clock)
+        switch = records.jobs.switch_task_store
+        assert not await switch(job.job_id, job.run.run_id, "another", "new")
+        assert not await switch(job.job_id, RunId("run_another"), "old", "new")
+        given = (job.job_id, job.run.run_id, "old", "new")
+        assert sorted(await asyncio.gather(*(switch(*given) for _ in range(CALLERS)))) == [False] * (CALLERS - 1) + [
+            True
+        ]
+        found = await stored(records, job)
+        assert found == replace(job, task_store="new")
+        assert found.key.store == "new"
+
+    async def test_an_active_or_unswept_job_is_not_switched(self, records: Records, clock: ManualClock) -> None:
+        job = replace(make_job(clock), task_store="old")
+        await records.jobs.create_job(job, make_notice(clock, job), None)
+        assert not await records.jobs.switch_task_store(job.job_id, job.run.run_id, "old", "new")
+        await self.end(records, job, swept=False)
+        assert not await records.jobs.switch_task_store(job.job_id, job.run.run_id, "old", "new")
+        await records.jobs.mark_swept(job.job_id, job.run.run_id)
+        assert await records.jobs.switch_task_store(job.job_id, job.run.run_id, "old", "new")
+
+    async def test_of_a_rerun_and_a_switch_one_gives_way(self, records: Records, clock: ManualClock) -> None:
+        for _ in range(5):
+            job = await self.rested(records, clock)
+            rerun = self.rerun(clock, job)
+            added, switched = await asyncio.gather(
+                records.jobs.add_run(rerun, make_notice(clock, rerun), None),
+                records.jobs.switch_task_store(job.job_id, job.run.run_id, "old", "new"),
+            )
+            assert added is not switched
+            found = await stored(records, job)
+            assert (found.task_store, found.run.number) == (("new", 1) if switched else ("old", 2))
+
+    async def test_a_run_is_added_to_a_job_without_a_record(self, records: Records, clock: ManualClock) -> None:
+        job = await self.rested(records, clock, store="")
+        rerun = self.rerun(clock, replace(job, task_store="old"))
+        assert await records.jobs.add_run(rerun, make_notice(clock, rerun), None) is True
+        assert not await self.finished(records, "new")

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.queue import CONTROL, Delivery, Depth, Outgoing, Queue, QueueName, ReportsMessageAge, run_queue
+from conveyor.engines.queue import (
+    CONTROL,
+    Delivery,
+    Depth,
+    Hastens,
+    Outgoing,
+    Queue,
+    QueueName,
+    ReportsMessageAge,
+    run_queue,
+)
 from conveyor.errors import BadCursor
 from conveyor.model import RunId
 from tests.support.clocks import ManualClock
@@ -501,3 +511,25 @@ async def test_no_message_is_lost_or_held_twice(
     for step, number, value in steps:
         await getattr(story, step)(number, value)
         await story.check()
+
+
+class TestHastening:
+    async def test_delayed_messages_become_visible(self, queue: Queue, clock: ManualClock) -> None:
+        if not isinstance(queue, Hastens):
+            # SQS has no call for it: workers delay its messages for less long.
+            return
+        await queue.send(ONE, [Outgoing(b"held", 5)])
+        clock.advance(5)
+        held = await take(queue)
+        await queue.send(ONE, [Outgoing(b"late %d" % number, 100.0 + number) for number in range(30)])
+        await queue.send(ONE, [Outgoing(b"now")])
+        await queue.send(TWO, [Outgoing(b"another", 100)])
+        await queue.release(ONE, [(await take(queue)).receipt], 200)
+        await queue.hasten(ONE)
+        assert await queue.depth(ONE) == Depth(31, 1, 0)
+        got = await drain(queue, ONE)
+        assert Counter(each.body for each in got) == Counter([b"now", *(b"late %d" % number for number in range(30))])
+        assert await queue.ack(ONE, [held.receipt]) == frozenset()
+        assert await queue.receive(TWO, 1, HOLD) == []
+        await queue.hasten(ONE)
+        assert await queue.depth(ONE) == Depth(0, 31, 0), "what is in flight stays in flight"

@@ -4,6 +4,9 @@ import asyncio
 import copy
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from conveyor.engines.dynamodb.tasks import DynamoTasks
 from conveyor.engines.postgres import tasks as postgres_tasks
 from conveyor.engines.sqlite import tasks as sqlite_tasks
-from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
+from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, Tasks
 from conveyor.errors import BadCursor
 from conveyor.model import (
     BodyRef,
@@ -33,6 +36,7 @@ from conveyor.model import (
 from conveyor.read.results import result_page
 from conveyor.read.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
+from tests.conformance.conftest import ENGINES
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import OTHER, end, make_run, seeds
 
@@ -716,3 +720,34 @@ class TestTenants:
         assert [(await tasks.counts(run)).ended for run in runs] == [0, 10, 0]
         assert len({run.run_id for run in runs}) == 3
         assert await tasks.unfinished(msgspec.structs.replace(runs[0], run_id=RunId("run_x")), [0]) == frozenset()
+
+
+@pytest.mark.server
+class TestCopy:
+    """Engines to which runs can be copied: every step may repeat."""
+
+    @pytest.fixture
+    async def target(self, place: Path, clock: ManualClock) -> AsyncIterator[Any]:
+        async with ENGINES["postgres"].open(place, clock) as engine:
+            assert isinstance(engine.tasks, CopiesRuns)
+            yield engine.tasks
+
+    async def test_events_are_copied_once_however_often(self, target: Any, clock: ManualClock) -> None:
+        # Above 50, a run has tables of its own here.
+        run = make_run(clock, 4)
+        await target.put(run, seeds(80))
+        noted = [TaskEvent(n % 80, 10.0 + n, "task.retried", f'{{"n":{n}}}') for n in range(200)]
+        for start in (0, 0, 50, 100, 150, 50):
+            await target.copy_events(run, noted[start : start + 50])
+        await target.copy_events(run, [])
+        found = (await target.events(run, None, None, 1000)).items
+        assert sorted((event.index, event.at) for event in found) == sorted((each.index, each.at) for each in noted)
+
+    async def test_the_tally_counts_rows(self, target: Any, clock: ManualClock) -> None:
+        run = make_run(clock)
+        assert await target.tally(run) == RunTally(0, Counts(), 0)
+        await target.put(run, seeds(80))
+        await target.finish(run, [end(index) for index in range(70)])
+        await target.finish(run, [end(70, FAILED, code="x"), end(71, CANCELLED)])
+        await target.copy_events(run, [TaskEvent(3, 1.0, "task.retried", "{}"), TaskEvent(75, 1.0, "a", "{}")])
+        assert await target.tally(run) == RunTally(80, Counts(70, 1, 1), 2)

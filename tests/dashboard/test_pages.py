@@ -353,6 +353,24 @@ class TestOperations:
         confirm(page, "Redrive")
         expect(page.get_by_role("status").get_by_text("1 redriven.")).to_be_visible()
 
+    def test_dead_lettered_tasks_are_redriven_by_error(self, here: World, visit: Open) -> None:
+        spec = {"tasks": [f"{here.site.url}/gone"], "retry_statuses": [404], "attempts": 1}
+        job = here.submit(**spec, on_exhausted="dead_letter")
+        here.ended(job)
+        page = visit("#/dead-letters")
+        letters = page.get_by_role("table", name="Dead letters")
+        expect(letters.get_by_role("row").filter(has_text=job).get_by_text("http_404")).to_be_visible()
+        page.get_by_label("Error code").fill("http_500")
+        page.get_by_label("Error code").press("Enter")
+        expect(page.get_by_text("No dead letters")).to_be_visible()
+        page.get_by_label("Error code").fill("http_404")
+        page.get_by_label("Error code").press("Enter")
+        expect(letters.get_by_role("link", name="task 0")).to_be_visible()
+        button(page, "Redrive all http_404").click()
+        confirm(page, "Redrive")
+        expect(page.get_by_role("status").get_by_text("1 redriven.")).to_be_visible()
+        assert here.ask("GET", f"/v1/jobs/{job}")["run"]["number"] == 2
+
     def test_schedules_are_paused_and_deleted(self, here: World, visit: Open) -> None:
         for name in ("Every night", "Hourly"):
             spec = {"cron": "0 3 * * *", "name": name, "job": {"tasks": [f"{here.site.url}/page"]}}
@@ -392,6 +410,10 @@ class TestOperations:
         expect(breakers.get_by_text("open", exact=True)).to_be_visible()
         lanes = page.get_by_role("table", name="Lanes")
         expect(lanes.get_by_role("row").filter(has_text="Nobody answers")).to_contain_text("breaker open")
+        expect(breakers.get_by_text("connect_failed")).to_be_visible()
+        button(page, "Reset http://127.0.0.2:1").click()
+        confirm(page, "Reset")
+        expect(page.get_by_text("Tasks that waited start now.")).to_be_visible()
         expect(lanes.get_by_role("row").filter(has_text="Thumbnails")).to_contain_text("4 of 4")
         expect(page.locator(".tile").filter(has_text="Workers")).to_contain_text("1")
         page.goto(f"{here.url}/#/jobs")

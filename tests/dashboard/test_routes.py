@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from conveyor.api import schemas as shapes
-from conveyor.coordination.breaker import BreakerState, breaker_key
+from conveyor.coordination.breaker_states import BreakerState, breaker_key
 from conveyor.coordination.durations import count_durations
 from conveyor.coordination.history import MAX_MOMENTS, Moment, add_moment, history
 from conveyor.engines.queue import Outgoing, run_queue

@@ -75,6 +75,12 @@ def requests() -> list[Limit]:
             "Above it, the response is 202 and the list is ingested.",
         ),
         Limit(
+            "A stored list that the request itself reads; decompressed, 16 times as much",
+            size(default.sync_list_bytes),
+            _set("sync_list_bytes"),
+            "Above it, the response is 202 and the list is ingested.",
+        ),
+        Limit(
             "A list, stored and decompressed",
             size(default.max_list_bytes),
             _set("max_list_bytes"),

@@ -44,7 +44,7 @@ EVENT_DATA = {
 TASK_EVENTS = {
     "task.retried": "An attempt failed and will be retried. The error, the attempt, `retry_in`.",
     "task.failed": "The last attempt failed. The error and the number of attempts.",
-    "task.dead_lettered": "The task was dead-lettered: it kills its worker, or makes no progress.",
+    "task.dead_lettered": "The task was dead-lettered: poison, stuck, or without retries left (`on_exhausted`).",
     "task.succeeded": "The task succeeded. Derived from its row.",
     "task.cancelled": "The task was cancelled with its run. Derived from its row.",
 }
@@ -58,8 +58,9 @@ REASON_CODES = {
     ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
     ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
     ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
-    ReasonCode.MAX_LIFETIME: "The run was unfinished at its maximum lifetime, and the rest was cancelled.",
+    ReasonCode.MAX_LIFETIME: "The run was unfinished when its `max_lifetime` was over.",
     ReasonCode.CANCELLED: "A user cancelled the run.",
+    ReasonCode.REPLACED: "Another job took the place of this one (`replaces`).",
     ReasonCode.PAUSED: "A user paused the run.",
     ReasonCode.IDLE_TIMEOUT: "The open job was closed because nobody added to it for `idle_timeout`.",
 }
@@ -121,6 +122,7 @@ OPTIONS = {
     "retry_errors": "Error codes that are retried. Default: those marked in [Errors of tasks](errors.md).",
     "outage": "While the target is unavailable: after every `quick_tries` attempts in a row, wait `delay` seconds in "
     "the queue.",
+    "on_exhausted": "A task without retries left: `fail`, or `dead_letter`: it fails and can be redriven.",
     "upstream": "Your own name for the system that the tasks depend on: one breaker for all of them.",
     "breaker": "Whether tasks wait while the breaker of their target is open, and for how many seconds at most.",
     "task_deadline": "Seconds after the start of a task's first attempt in which another may start.",

@@ -27,7 +27,7 @@ from conveyor.accept import submit as accept_submit
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.control import Control
 from conveyor.accept.option_changes import change_options
-from conveyor.accept.redrive import redrive
+from conveyor.accept.redrive import redrive, redrive_all
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.resume import resume_ingest
 from conveyor.accept.spec import JobSpec, SourceSpec, TasksSpec
@@ -45,6 +45,7 @@ from conveyor.export.writer import ExportWriter
 from conveyor.ingest import ingester as ingest_worker
 from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs.dead_lettered_tasks import DeadLetterFilter
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists import reader as lists
 from conveyor.lists.uploads import Uploads, UploadSpec
@@ -55,6 +56,7 @@ from conveyor.model import (
     JobKind,
     ListFormat,
     Mode,
+    OnExhausted,
     Outcome,
     ResultLayout,
     RunKey,
@@ -87,6 +89,7 @@ SCENARIOS = (
     "staged_steps",
     "list",  # a file of this machine
     "upload",  # promised, filled, then a job is made of it
+    "small_list",  # the same, small enough to be read in the request; a line of it is invalid
     "open",  # two batches, the last one closes
     "closed",  # two batches, then /close
     "resumed",  # the list is missing; it comes back and the ingest is resumed
@@ -98,6 +101,7 @@ SCENARIOS = (
     "exported_sorted",  # the same where tasks can not be walked in order
     "export_failed",
     "rerun",  # what failed once more, then all of it
+    "parked",  # the same, and what failed is dead-lettered and redriven
     "paused",  # before its list is read; its options are changed, and it is resumed
     "removed",  # a job of an upload is deleted once it has ended
     "poison",
@@ -128,7 +132,7 @@ def expected(scenario: str, index: int) -> tuple[TaskStatus, int, str | None]:
     if scenario == "poison" and index == POISON:
         return TaskStatus.FAILED, 1, "worker_lost"
     if index % 50 == 13:
-        return TaskStatus.FAILED, 1, "result_not_json"
+        return (TaskStatus.FAILED, *((4, "handler_raised") if scenario == "parked" else (1, "result_not_json")))
     return TaskStatus.SUCCEEDED, 2 if index % 10 == 7 else 1, None
 
 
@@ -156,9 +160,9 @@ class Scripted(LocalExecutor):
     def _outcome(self, ref: TaskRef) -> Outcome:
         if self._scenario == "poison" and ref.index == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
-        if ref.index % 50 == 13:
+        if ref.index % 50 == 13 and self._scenario != "parked":
             return Outcome(TaskStatus.FAILED, error=TaskError("result_not_json", "for good"))
-        if ref.index % 10 == 7 and ref.attempt == 1:
+        if ref.index % 50 == 13 or (ref.index % 10 == 7 and ref.attempt == 1):
             return Outcome(TaskStatus.FAILED, error=TaskError("handler_raised", "at first"))
         return Outcome(TaskStatus.SUCCEEDED, body=body_of(ref.index), content_type="text/plain")
 
@@ -196,7 +200,9 @@ class Client:
     def spec(self) -> JobSpec:
         layout = ResultLayout.OBJECT if self.scenario == "steps" else ResultLayout.PACKED
         backoff = Backoff(base=0.001, jitter=False)
-        return JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, result_layout=layout)
+        spec = JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, result_layout=layout)
+        on_exhausted = OnExhausted.DEAD_LETTER if self.scenario == "parked" else OnExhausted.FAIL
+        return msgspec.structs.replace(spec, on_exhausted=on_exhausted)
 
     async def accepted(self) -> JobId:
         """The job, submitted or found again."""
@@ -205,7 +211,7 @@ class Client:
         spec = self.spec()
         if self.scenario in ("open", "closed"):
             return await self._open_job(msgspec.structs.replace(spec, mode=Mode.OPEN))
-        if self.scenario in ("upload", "removed", "resumed", "redriven"):
+        if self.scenario in ("upload", "small_list", "removed", "resumed", "redriven"):
             source = SourceSpec(await self._uploaded(), ListFormat.JSONL)
             spec = msgspec.structs.replace(spec, source=source)
         else:
@@ -241,12 +247,13 @@ class Client:
 
     async def _uploaded(self) -> str:
         uploads = Uploads(self.system)
-        spec = UploadSpec(len(LIST), sha256(LIST).hexdigest())
+        data = LIST + b"{nonsense\n" if self.scenario == "small_list" else LIST
+        spec = UploadSpec(len(data), sha256(data).hexdigest())
         answer = await self.ask("upload", lambda request: uploads.promise(TENANT, spec, "{}/{}".format, request))
         upload_id, _, signature = json.loads(answer.body)["url"].partition("/")
         # It is stored already if the answer was lost with the last process.
         with suppress(UploadConflict):
-            await uploads.fill(upload_id, signature, None, None, _pieces())
+            await uploads.fill(upload_id, signature, None, None, _pieces(data))
         if self.scenario in ("resumed", "redriven") and not (self.directory / "mended").exists():
             await self.system.blobs.delete([f"uploads/{TENANT}/{upload_id}"])
         return upload_id
@@ -256,9 +263,9 @@ def _tasks(start: int, stop: int) -> list[msgspec.Raw]:
     return [msgspec.Raw(b"%d" % index) for index in range(start, stop)]
 
 
-async def _pieces() -> AsyncIterator[bytes]:
-    for start in range(0, len(LIST), 100):
-        yield LIST[start : start + 100]
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 100):
+        yield data[start : start + 100]
 
 
 async def until(client: Client, job_id: JobId, patience: float) -> Job:
@@ -309,7 +316,10 @@ async def retire(client: Client) -> None:
 async def rerun(client: Client, job_id: JobId, patience: float) -> None:
     """What failed once more, then everything once more."""
     again = Rerun(client.system)
-    for number, select in ((2, "failed"), (3, "all")):
+    if client.scenario == "parked" and (await client.job(job_id)).run.number == 1:
+        await redrive_all(client.system, TENANT, DeadLetterFilter())
+        await until(client, job_id, patience)
+    for number, select in ((2, "failed"), (3, "all"))[client.scenario == "parked" :]:
         job, spec = await client.job(job_id), RerunSpec(select)
         await client.ask(select, lambda request, job=job, spec=spec: again.rerun(job, spec, request))
         # It has ended already if the last process came so far.
@@ -447,7 +457,7 @@ async def meanwhile(client: Client, job_id: JobId, patience: float) -> None:
     """What is done with a job that has ended, with every role at work."""
     if client.scenario in EXPORTED:
         await exported(client, job_id, patience)
-    if client.scenario == "rerun":
+    if client.scenario in ("rerun", "parked"):
         await rerun(client, job_id, patience)
 
 
@@ -511,6 +521,8 @@ def run(
         ingest_range_bytes=300,
         export_piece_bytes=64 * 1024,
         sync_task_limit=50 if scenario in ("staged", "staged_steps", "stale", "paused") else 1000,
+        # A small list is read in the request only in one scenario.
+        sync_list_bytes=64 * 1024 if scenario == "small_list" else 0,
         force_task_shards=scenario in ("open", "staged_steps"),
         task_shard_count=4,
     )

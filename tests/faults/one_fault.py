@@ -29,7 +29,7 @@ READS = {
     "tasks": "unfinished counts error_codes task at page scan events walk",
     "queue": "dead_letters find_dead_letters depth waiting_since",
     "coordinator": "permits_in_use cached",
-    "blobs": "get size listing stream presigned_put presigned_get",
+    "blobs": "get size listing stream presigned_put presigned_get part_bytes presigned_part stored_parts",
 }
 # Modules whose functions call a seam for somebody else, who is the caller.
 _HELPERS = ("telemetry/seams.py", "jobs/chunks.py")

@@ -34,6 +34,7 @@ from conveyor.states import ENDED
 from conveyor.system import System, migrate, open_system
 from tests.faults.one_fault import Injector
 from tests.support.clocks import ManualClock
+from tests.support.dead_letters import dead_letters
 from tests.support.make_jobs import ACME
 from tests.support.places import quick_place
 from tests.support.small_fleet import Fleet, Recording
@@ -196,7 +197,7 @@ class World:
         page = await system.records.jobs.jobs(ACME, None, 100)
         for number, job in enumerate(sorted(page.items, key=lambda job: (job.name or "", job.created_at))):
             state[f"{number} {job.name}"] = await self._job_state(job)
-        state["letters"] = Counter(letter.reason for letter in (await system.queue.dead_letters(None, 100)).items)
+        state["letters"] = Counter(letter["reason"] for letter in await dead_letters(system))
         return state
 
     async def _job_state(self, job: Job) -> State:

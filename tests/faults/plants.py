@@ -196,7 +196,7 @@ def _ingest_in_order(steps: str) -> None:
     """The pipeline with its steps in another order: p(ut), e(nqueue), c(heckpoint)."""
 
     async def ingest_range(self: pipeline.IngestPipeline, job: Any, range_: Any, lease: Any, renew: Any) -> bool:
-        pieces = pipeline.range_pieces(self.blobs, range_, self.settings.max_list_bytes)
+        pieces = pipeline.range_pieces(self._lists(job), range_)
         async for batch in pipeline.read(pieces, pipeline.reading_of(range_, job.kind)):
             range_ = pipeline._advanced(range_, batch)
             for step in steps:

@@ -17,6 +17,7 @@ from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
 from tests.faults.forks import Forks
 from tests.faults.recovery_child import HANGS, TENANT, TOTAL
+from tests.support.dead_letters import dead_letters
 
 CHILD = "tests.faults.recovery_child"
 # Seconds until there is another process: what the dead one held has lapsed, and its tasks have not moved for long.
@@ -80,7 +81,7 @@ async def test_stuck_tasks_and_lost_workers(children: Forks, place: Path, points
         assert job.state is RunState.COMPLETED
         tasks = await system.tasks.page(job.key, 0, None, 10, TaskFilter())
         assert {(task.status, task.attempts) for task in tasks} == {(TaskStatus.SUCCEEDED, 1)}
-        assert (await system.queue.dead_letters(None, 10)).items == []
+        assert await dead_letters(system, job.tenant) == []
 
 
 @pytest.mark.parametrize("point", OVERDUE)
@@ -92,7 +93,7 @@ async def test_a_run_past_its_deadline(children: Forks, place: Path, point: str)
         told = await events(system, job)
         assert [event for event in told if event != "run.overdue"] == ["job.accepted", "run.completed"]
         assert (await system.tasks.counts(job.key)).succeeded == TOTAL
-        assert (await system.queue.dead_letters(None, 10)).items == []
+        assert await dead_letters(system, job.tenant) == []
 
 
 @pytest.mark.parametrize("point", EXPIRED)

@@ -478,6 +478,19 @@ class TestQueues:
             tags = (await engine._calls.ask("list_queue_tags", QueueUrl=url))["Tags"]
             assert tags["conveyor"] == parse(url_of(site.place)).prefix
 
+    async def test_the_shared_queue_has_no_redrive_policy_and_keeps_messages_longest(self, site: Site) -> None:
+        """Receivers of other runs receive its messages too, any number of times."""
+        engine = await site.engine()
+        await engine.migrate()
+        queues = engine.queue.queues
+        place = await queues._to_shared()
+        kept = {}
+        for name, url in (("shared", place.url), ("dead", await queues.dead()), ("control", await queues.own(CONTROL))):
+            found = await engine._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
+            assert ("RedrivePolicy" in found["Attributes"]) == (name == "control")
+            kept[name] = int(found["Attributes"]["MessageRetentionPeriod"]) // 86_400
+        assert kept == {"shared": 14, "dead": 14, "control": 10}
+
     async def test_what_the_policy_moves_is_a_dead_letter(self, site: Site) -> None:
         engine = await site.engine()
         queue = engine.queue

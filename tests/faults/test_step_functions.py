@@ -21,6 +21,7 @@ from conveyor.engines.step_functions import CallOutcome
 from conveyor.jobs.callbacks import Callback, CallbackStatus, callback_of, seal_name
 from conveyor.notify import intake
 from conveyor.settings import Settings
+from conveyor.states import ENDED
 from conveyor.system import System, open_system
 from tests.faults.forks import Forks
 from tests.faults.test_crashpoints import points_in_source
@@ -43,6 +44,8 @@ PASSED_IN: dict[str, dict[str, tuple[int, ...]]] = {
     "answered": {
         "intake.receive.after": (1,),
         "intake.job.after": (1,),
+        "callback.attach.before": (1,),
+        "callback.attach.after": (1,),
         "intake.done.after": (1,),
         "callback.claim.before": (1, 2, 3),
         "callback.claim.after": (1, 2, 3, 4),
@@ -237,7 +240,11 @@ class TestCrashPoints:
 
         await waiter.until_sent("reprocess")
         await story.take(second)
-        await story.take(finished)
+        jobs = (await system.records.jobs.jobs(ACME, None, 10)).items
+        (new,) = [job for job in jobs if job.state not in ENDED]
+        assert [(job.state, job.run.reason_code) for job in jobs if job is not new] == [("cancelled", "replaced")]
+        await story.roles.ingest(new.job_id)
+        await story.roles.finish(new.job_id)
         await story.take(sent)
         assert (await waiter.output(execution))["counts"]["succeeded"] == 3
 

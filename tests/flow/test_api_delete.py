@@ -27,7 +27,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return Settings.load({}, data=settings.data, ingest_range_bytes=2000)
+    return Settings.load({}, data=settings.data, ingest_range_bytes=2000, sync_list_bytes=0)
 
 
 def text(count: int) -> bytes:

@@ -55,10 +55,14 @@ async def large_job(api: Api) -> Case:
     return Case("/v1/jobs", json.dumps({"tasks": urls(1200)}).encode(), 202, "id", b'{"tasks": []}')
 
 
-async def uploaded_job(api: Api) -> Case:
-    upload_id = await api.upload("\n".join(urls(50)).encode())
+async def uploaded_job(api: Api, count: int = 1200, status: int = 202) -> Case:
+    upload_id = await api.upload("\n".join(urls(count)).encode())
     body = json.dumps({"source": {"upload_id": upload_id}}).encode()
-    return Case("/v1/jobs", body, 202, "id", b'{"source": {"upload_id": "upload_nothing"}}')
+    return Case("/v1/jobs", body, status, "id", b'{"source": {"upload_id": "upload_nothing"}}')
+
+
+async def small_uploaded_job(api: Api) -> Case:
+    return await uploaded_job(api, 50, 201)
 
 
 async def open_job(api: Api) -> Case:
@@ -80,6 +84,7 @@ CASES: dict[str, Make] = {
     "small job": small_job,
     "large job": large_job,
     "uploaded job": uploaded_job,
+    "small uploaded job": small_uploaded_job,
     "open job": open_job,
     "upload": upload,
     "batch": batch,

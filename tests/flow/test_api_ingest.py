@@ -25,6 +25,12 @@ ACME = TenantId("acme")
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zstd": zstd.compress}
 
 
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Every stored list is ingested, however small."""
+    return Settings.load({}, data=settings.data, allow_private_targets=True, sync_list_bytes=0)
+
+
 def urls(count: int, start: int = 0) -> list[str]:
     return [f"http://example.com/{number}" for number in range(start, start + count)]
 
@@ -160,7 +166,7 @@ class TestForms:
 class TestRanges:
     @pytest.fixture
     def settings(self, settings: Settings) -> Settings:
-        return Settings.load({}, data=settings.data, ingest_range_bytes=2000, ingesters=3)
+        return Settings.load({}, data=settings.data, ingest_range_bytes=2000, ingesters=3, sync_list_bytes=0)
 
     async def test_a_list_is_shared(self, server: Api) -> None:
         lines = urls(1000)
@@ -393,7 +399,7 @@ class TestLists:
 class TestBombs:
     @pytest.fixture
     def settings(self, settings: Settings) -> Settings:
-        return Settings.load({}, data=settings.data, max_list_bytes=1_000_000)
+        return Settings.load({}, data=settings.data, max_list_bytes=1_000_000, sync_list_bytes=0)
 
     @pytest.mark.parametrize("compression", ["gzip", "zstd"])
     async def test_a_list_is_not_inflated_without_end(self, server: Api, compression: str) -> None:
@@ -411,7 +417,7 @@ class TestShards:
     @pytest.fixture
     def settings(self, settings: Settings) -> Settings:
         environ = {"CONVEYOR_FORCE_TASK_SHARDS": "1", "CONVEYOR_TASK_SHARD_COUNT": "16"}
-        return Settings.load(environ, data=settings.data, ingest_range_bytes=20_000)
+        return Settings.load(environ, data=settings.data, ingest_range_bytes=20_000, sync_list_bytes=0)
 
     async def test_a_sharded_job_is_listed_as_any_other(self, server: Api) -> None:
         count = 3000

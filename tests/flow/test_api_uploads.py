@@ -137,7 +137,7 @@ class TestFill:
         assert kept(server.system) == [f"uploads/acme/{promised['upload_id']}"]
         assert await server.system.blobs.get(f"uploads/acme/{promised['upload_id']}") == LIST
         job = await server.submit({"source": {"upload_id": promised["upload_id"]}})
-        assert (job.status, job.json["state"]) == (202, "ingesting")
+        assert (job.status, job.json["state"]) == (201, "running")
 
     async def test_a_job_of_a_list_that_was_not_sent(self, server: Api) -> None:
         promised = await promise(server)

@@ -92,7 +92,7 @@ async def test_parked_tried_and_released(system: System, clock: JumpingClock, ba
         await until(lambda: system.tasks.counts(job.key), lambda counts: counts.succeeded == 400)
         said = await waiting(system.coordinator, job.run.run_id)
         assert said is not None
-        assert "breaker open for 127.0.0.1" in said.detail
+        assert f"breaker open for {bad.url(0)[:-2]} until" in said.detail
         tried = bad.asked
         assert 20 <= tried <= 200, "those that had not begun were called back"
         assert good.asked == 400

@@ -97,11 +97,11 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @contextmanager
-def serving(place: Path, *arguments: str) -> Iterator[Cli]:
+def serving(place: Path, *arguments: str, **more: str) -> Iterator[Cli]:
     """`conveyor up` on a free port, and a command line that knows its address; it ends by SIGTERM, cleanly."""
     settings = {"CONVEYOR_DATA": str(place / "data"), "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"}
     # The tests share a server and a site: that pages of one fail must not open a breaker for the next.
-    settings["CONVEYOR_BREAKER_LEAST"] = "1000000"
+    settings |= {"CONVEYOR_BREAKER_LEAST": "1000000", **more}
     # Into a file: a pipe that nobody reads fills up, and then the server waits for it.
     log = place / "up.log"
     with (
@@ -421,6 +421,19 @@ def test_exports_of_every_form(up: Cli, site: str) -> None:
     assert sorted(path.name for path in up.place.glob("*.part")) == []
 
 
+def test_a_job_takes_the_place_of_another(up: Cli, site: str) -> None:
+    old = up("submit", "-", "--rate", "0.1", given="".join(f"{site}/quick/{index}\n" for index in range(9)))
+    job_id = old.stdout.strip()
+    done = up("submit", "-", "--replaces", job_id, "--wait", given=f"{site}/quick/1\n")
+    assert done.returncode == 0, done.stderr
+    shown = up.json("show", job_id)
+    assert (shown["state"], shown["reason_code"]) == ("cancelled", "replaced")
+    assert "replaced by job_" in shown["reason"]
+    unknown = up("submit", "-", "--replaces", "job_" + "0" * 26, given=f"{site}/quick/1\n")
+    assert unknown.returncode != 0
+    assert "not found" in unknown.stderr
+
+
 def test_submit_and_wait(up: Cli, site: str) -> None:
     done = up("submit", "-", "--wait", "--json", given=f"{site}/quick/1\n")
     assert done.returncode == 0, done.stderr
@@ -506,6 +519,26 @@ def test_submit_of_lines_that_are_no_task(up: Cli, site: str) -> None:
     assert up.json("invalid", done.stdout.partition(":")[0]) == lines
 
 
+def test_exhausted_retries_are_redriven_by_error_and_job(tmp_path: Path) -> None:
+    with serving(tmp_path) as cli:
+        (tmp_path / "down.txt").write_text("".join(f"http://127.0.0.1:9/{n}\n" for n in range(3)))
+        parked = ("--attempts", "1", "--on-exhausted", "dead_letter")
+        done = cli("submit", "down.txt", "--wait", "--json", *parked)
+        assert done.returncode == 3
+        job_id = json.loads(done.stdout)["id"]
+        assert {letter["index"] for letter in cli.json("dead-letters", "list", "--job", job_id)} == {0, 1, 2}
+        assert cli.json("dead-letters", "list", "--error-code", "timeout") == []
+        assert f"{job_id}:1:0" in cli("dead-letters").stdout
+        assert cli("dead-letters", "redrive", f"{job_id}:1:0", "--all").returncode == 2
+        assert cli.json("dead-letters", "redrive", "--error-code", "connect_failed")["redriven"] == 3
+        wait_for(lambda: cli.json("show", job_id)["state"] == "completed")
+        again = cli("dead-letters", "redrive", "--job", job_id)
+        assert "3 redriven, 0 skipped" in again.stdout
+        assert job_id in again.stdout
+        wait_for(lambda: cli.json("show", job_id)["state"] == "completed")
+        assert cli.json("dead-letters", "redrive", f"{job_id}:3:2")["redriven"] == 1
+
+
 def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
     with serving(tmp_path) as cli:
         (tmp_path / "bad.txt.gz").write_bytes(broken_gzip([f"http://127.0.0.1:9/{n}" for n in range(1000)]))
@@ -520,7 +553,7 @@ def test_dead_letters_rerun_and_delete(tmp_path: Path) -> None:
 
         assert cli("dead-letters", "redrive").returncode == 2
         one_line(cli("dead-letters", "redrive", "999999"), "not_found")
-        assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0}
+        assert cli.json("dead-letters", "redrive", letter["id"]) == {"redriven": 1, "skipped": 0, "runs": []}
         wait_for(lambda: len(cli.json("dead-letters")) == 1 and cli.json("show", job_id)["state"] == "failed")
         assert "1 redriven" in cli("dead-letters", "redrive", "--all").stdout
         wait_for(lambda: cli.json("show", job_id)["state"] == "failed")

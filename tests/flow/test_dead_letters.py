@@ -21,7 +21,7 @@ ACME = TenantId("acme")
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return Settings.load({}, data=settings.data, ingest_range_bytes=200)
+    return Settings.load({}, data=settings.data, ingest_range_bytes=200, sync_list_bytes=0)
 
 
 def text(count: int) -> bytes:

@@ -211,6 +211,7 @@ class TestStream:
             "state": "completed",
             "reason": None,
             "reason_code": None,
+            "waiting": None,
             "total": 1200,
             "counts": {"succeeded": 1200, "failed": 0, "cancelled": 0},
         }

@@ -26,6 +26,7 @@ from conveyor.errors import ListChanged
 from conveyor.ingest.ingester import LEASE_SECONDS, Ingester
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
 from conveyor.lists import reader as lists
+from conveyor.lists.list_bytes import ListBytes
 from conveyor.model import (
     Counts,
     IngestJob,
@@ -46,7 +47,7 @@ from conveyor.read.invalid_lines import invalid_page
 from conveyor.read.merge import merged_page
 from conveyor.read.results import result_page
 from conveyor.states import RunState, TaskStatus
-from tests.support.make_jobs import make_run
+from tests.support.make_jobs import ACME, make_run
 from tests.support.small_fleet import Fleet, failure, open_fleet, success
 
 LEASE = LEASE_SECONDS
@@ -171,6 +172,10 @@ async def held() -> bool:
     return True
 
 
+def bytes_of(blobs: Any) -> ListBytes:
+    return ListBytes(blobs, ACME, MOST)
+
+
 def source_of(data: bytes, form: ListFormat | None = None) -> Source:
     return Source("key", len(data), sha256(data).hexdigest(), form)
 
@@ -192,7 +197,7 @@ class TestPlan:
 
     async def _check(self, data: bytes, range_bytes: int, piece: int, form: ListFormat) -> None:
         blobs: Any = _OneBlob(data, piece)
-        ranges = await make_plan(blobs, source_of(data, form), JobKind.PYTHON, range_bytes, MOST, held)
+        ranges = await make_plan(bytes_of(blobs), source_of(data, form), JobKind.PYTHON, range_bytes, held)
         assert [one.number for one in ranges] == list(range(len(ranges)))
         assert (ranges[0].start, ranges[0].first_index, ranges[-1].end) == (0, 0, None)
         for one, following in itertools.pairwise(ranges):
@@ -200,31 +205,31 @@ class TestPlan:
             assert following.start - one.start >= min(range_bytes, len(data))
             assert data[following.start - 1 : following.start] == b"\n"
             assert following.first_index == data[: following.start].count(b"\n")
-        (entire,) = await make_plan(blobs, source_of(data, form), JobKind.PYTHON, MOST, MOST, held)
+        (entire,) = await make_plan(bytes_of(blobs), source_of(data, form), JobKind.PYTHON, MOST, held)
         parts = [await self._read(blobs, one) for one in ranges]
         assert list(itertools.chain.from_iterable(parts)) == await self._read(blobs, entire)
 
     async def _read(self, blobs: Any, one: Range) -> list[Any]:
-        batches = [b async for b in lists.read(range_pieces(blobs, one, MOST), reading_of(one, JobKind.PYTHON))]
+        batches = [b async for b in lists.read(range_pieces(bytes_of(blobs), one), reading_of(one, JobKind.PYTHON))]
         return [item for batch in batches for item in [*batch.seeds, *batch.invalid]]
 
     @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
     async def test_a_compressed_list_is_one_range(self, pack: Callable[[bytes], bytes]) -> None:
         data = pack(b'"x"\n' * 1000)
-        (one,) = await make_plan(_OneBlob(data, 1000), source_of(data), JobKind.PYTHON, 10, MOST, held)  # type: ignore[arg-type]
+        (one,) = await make_plan(bytes_of(_OneBlob(data, 1000)), source_of(data), JobKind.PYTHON, 10, held)
         assert one.format is ListFormat.JSONL
         assert len(await self._read(_OneBlob(data, 1000), one)) == 1000
 
     async def test_a_first_member_that_is_empty(self) -> None:
         data = gzip.compress(b"") + gzip.compress(b'"x"\n')
-        (one,) = await make_plan(_OneBlob(data, 1000), source_of(data), JobKind.PYTHON, 10, MOST, held)  # type: ignore[arg-type]
+        (one,) = await make_plan(bytes_of(_OneBlob(data, 1000)), source_of(data), JobKind.PYTHON, 10, held)
         assert one.format is ListFormat.JSONL
 
     @pytest.mark.parametrize("other", [b'"a"\n"c"\n', b'"a"\n"b"\n\n', b""])
     async def test_a_list_that_is_not_the_accepted_one(self, other: bytes) -> None:
         blobs: Any = _OneBlob(other, 10)
         with pytest.raises(ListChanged):
-            await make_plan(blobs, source_of(b'"a"\n"b"\n', ListFormat.JSONL), JobKind.PYTHON, 10, MOST, held)
+            await make_plan(bytes_of(blobs), source_of(b'"a"\n"b"\n', ListFormat.JSONL), JobKind.PYTHON, 10, held)
 
 
 class TestLists:

@@ -9,10 +9,12 @@ import pytest
 
 from conveyor.accept.spec import decode_spec
 from conveyor.coordination.waits import waiting
+from conveyor.egress.origins import plain_origin
+from conveyor.egress.target_guard import TargetGuard
 from conveyor.embedded import Embedded
 from conveyor.engines.tasks import TaskFilter
-from conveyor.model import ExportApi, Job, JobId
-from conveyor.process.executors.download.export_api_executor import api_host
+from conveyor.model import InputJson, Job, JobId, TaskRef
+from conveyor.process.executors.download.export_api_executor import ExportDownloadExecutor
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState
 from conveyor.system import System
@@ -138,7 +140,7 @@ async def test_a_host_that_is_down_is_left_alone_and_probed(
         site.ready_after = 0
 
         async def later() -> Job:
-            clock.advance(50)
+            clock.advance(5)
             return await embedded.job(ACME, job.job_id)
 
         found = await until(later, lambda found: found.state in ENDED)
@@ -160,6 +162,13 @@ async def test_the_host_of_the_files_is_not_the_api(system: System, site: Export
         assert all((task.detail.final_url or "").startswith(files.url("")) for task in tasks)
 
 
-async def test_the_target_is_the_host_of_the_api(site: ExportSite) -> None:
-    assert api_host(msgspec.convert(site.described(), ExportApi)) == "127.0.0.1"
-    assert api_host(None) is None
+async def test_the_target_is_the_host_of_the_api(system: System, site: ExportSite) -> None:
+    embedded = Embedded(system)
+    async with embedded.running(set()):
+        job = await submit(embedded, spec_of(site, "export_download", 1))
+    executor = ExportDownloadExecutor(system.settings, system.clock, TargetGuard(), system.records, system.blobs)
+    ref = TaskRef(0, InputJson('{"a": 1}'))
+    assert executor.targets(job)(ref) == "127.0.0.1"
+    assert executor.origins(job)(ref) == plain_origin(site.url(""))
+    none = msgspec.structs.replace(job, options=msgspec.structs.replace(job.options, export=None))
+    assert executor.targets(none)(ref) is executor.origins(none)(ref) is None

@@ -5,7 +5,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from conveyor.coordination.breaker import Breakers, breaker_key
+from conveyor.coordination.breaker import Breakers, Sign
+from conveyor.coordination.breaker_states import breaker_key
 from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
 from conveyor.model import BEAT, BEAT_TENANT, Beat, JobId, LongTask, RunId
@@ -82,12 +83,12 @@ async def test_the_places_of_canaries_come_free_though_giving_one_back_failed() 
             keys = [breaker_key(ACME, host) for host in ("a.example", "b.example")]
             for key in keys:
                 for _ in range(20):
-                    breakers.count(key, down=True)
+                    breakers.count(key, Sign.DOWN)
             await breakers.report()
             fleet.clock.advance(31)
             assert [await breakers.acquire_probe(key) for key in keys] == [True, True]
             for key in keys:
-                breakers.record_probe(key, up=None)
+                breakers.record_probe(key, None)
             await breakers.report()
             assert lost.made
             for _ in range(4):

@@ -17,6 +17,7 @@ from conveyor.model import (
     TaskRef,
 )
 from conveyor.states import RunState, TaskStatus
+from tests.support.dead_letters import dead_letters
 from tests.support.make_jobs import end
 from tests.support.small_fleet import Fleet, Recording, failure, kill, open_fleet, success
 
@@ -211,10 +212,10 @@ class TestPoison:
         assert (tasks[3].status, tasks[3].error_code) == (TaskStatus.FAILED, "worker_lost")
         assert tasks[3].detail.error is not None
         assert "3 times" in tasks[3].detail.error.message
-        (letter,) = (await fleet.system.queue.dead_letters(None, 10)).items
-        assert letter.queue == queue
-        assert [ref.index for ref in decode(letter.body).refs] == [3]
-        assert "3 times" in letter.reason
+        (letter,) = await dead_letters(fleet.system)
+        assert (letter["index"], letter["error_code"], letter["queue"]) == (3, "worker_lost", "run")
+        assert "3 times" in letter["reason"]
+        assert (await fleet.system.queue.depth(queue)).total == 0
         assert [(event.index, event.event) for event in await fleet.events(job)] == [(3, "task.dead_lettered")]
 
     async def test_a_chunk_of_which_one_is_left_is_given_up_without_a_detour(self, fleet: Fleet) -> None:

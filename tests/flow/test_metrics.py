@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from conveyor.api.scrape import serve_metrics
-from conveyor.coordination.breaker import BreakerState, breaker_key
+from conveyor.coordination.breaker_states import BreakerState, breaker_key
 from conveyor.engines.queue import CONTROL, Outgoing, run_queue
 from conveyor.errors import InvalidSetting, QuotaExceeded, Unavailable
 from conveyor.model import Job, TaskEnd

@@ -40,6 +40,7 @@ from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import Monitor, monitor_of
 from conveyor.recover.monitored import Monitored
 from conveyor.states import RunState, TaskStatus
+from tests.support.dead_letters import dead_letters
 from tests.support.make_jobs import ACME
 from tests.support.small_fleet import Fleet, Recording, failure, open_fleet, success
 
@@ -122,8 +123,8 @@ class TestStuck:
         assert executor.lost == [0, 1, 2]
         tasks = await fleet.check(job)
         assert (tasks[0].status, tasks[0].error_code) == (TaskStatus.FAILED, "stuck")
-        (letter,) = (await fleet.system.queue.dead_letters(None, 10)).items
-        assert "3 times in a row" in letter.reason
+        (letter,) = await dead_letters(fleet.system)
+        assert "3 times in a row" in letter["reason"]
 
     async def test_one_that_moves_now_and_then_is_not(self, fleet: Fleet) -> None:
         executor, monitor = Long(fleet), monitor_of(fleet.system)

@@ -128,6 +128,10 @@ async def test_what_is_beyond_is_refused_alike_by_every_way() -> None:
             assert answer.code in (first.code, None), f"{name}: {entry} says {answer.code}, http {first.code}"
 
 
+# The command line itself refuses other values of these.
+CHOICES = {"--on-invalid", "--on-exhausted"}
+
+
 class TestCommandLine:
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
@@ -147,7 +151,7 @@ class TestCommandLine:
             monkeypatch.setenv("CONVEYOR_API_KEY", world.api.key)
             for name in COMMANDS:
                 job_id = await waiting_job(world, cancelled=name == "rerun")
-                for flag in sorted(set(flags_of(name)) & FLAGS.keys() - {"--on-invalid"}):
+                for flag in sorted(set(flags_of(name)) & FLAGS.keys() - CHOICES):
                     # Just below and just above. Far beyond is no matter of the way in.
                     for value in by_path[FLAGS[flag]].beyond[:2]:
                         said = await command(*arguments_of(world, name, place, job_id), f"{flag}={value}")

@@ -24,6 +24,7 @@ from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import ENDED, RunState, TaskStatus
 from conveyor.system import System, open_system
+from tests.support.dead_letters import dead_letters
 from tests.support.handlers_app import handlers
 from tests.support.make_jobs import ACME, make_job
 from tests.support.places import quick_place
@@ -225,8 +226,7 @@ class TestDeath:
         assert tasks[7].error_code == "worker_lost"
         assert tasks[7].detail.error is not None
         assert tasks[7].detail.error.message == reason
-        letters = (await system.queue.dead_letters(None, 10)).items
-        assert [letter.reason for letter in letters] == [reason]
+        assert [letter["reason"] for letter in await dead_letters(system, job.tenant)] == [reason]
         assert noted(tmp_path, "began")[7] == 3
         events = (await system.tasks.events(job.key, tasks[7].task_id, None, 10)).items
         assert [event.event for event in events] == ["task.dead_lettered"]

@@ -37,6 +37,7 @@ def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
         {},
         data=settings.data,
         sync_task_limit=1 if request.param > 1 else 10_000,
+        sync_list_bytes=0,
         force_task_shards=request.param > 1,
         task_shard_count=request.param,
     )
@@ -279,6 +280,7 @@ async def test_its_lineage_is_shown(server: Api) -> None:
         "http_status": None,
         "tag": None,
         "indexes": [],
+        "dead_lettered": False,
         "options": {"attempts": 7, "headers": {"X-Key": "[hidden]"}, "gateway": {"url": "[hidden]"}},
     }
     assert [run["number"] for run in third["runs"]] == [3, 2, 1]

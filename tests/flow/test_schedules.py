@@ -33,8 +33,9 @@ from conveyor.accept.schedules import (
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
+from conveyor.engines.s3_source_buckets import S3SourceBuckets
 from conveyor.errors import InvalidField
-from conveyor.model import Job, UploadRecord
+from conveyor.model import Job, ListFormat, RemoteSource, Source, UploadRecord
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
@@ -530,6 +531,25 @@ class TestSources:
         assert (await shown(server, schedule["id"]))["fires"][-1]["error"] is None
         (data,) = await self.lists(system)
         assert (gzip.decompress(data) if packed else data) == f"{URL}1\n{URL}2\n".encode()
+
+    @pytest.mark.server
+    async def test_an_object_in_a_bucket_is_read_by_the_ingest(
+        self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler
+    ) -> None:
+        listed = "acme=s3://listed-bucket/mine?region=eu-central-1"
+        refused = {"cron": "0 * * * *", "job": {"source": {"url": "s3://listed-bucket/mine/list.txt"}}}
+        answer = await server.post("/v1/schedules", refused)
+        assert (answer.status, answer.json["code"]) == (403, "source_refused")
+        async with S3SourceBuckets.open(listed) as buckets:
+            object.__setattr__(system, "source_buckets", buckets)
+            await made(server, job={"source": {"url": "s3://listed-bucket/mine/list.txt", "format": "text"}})
+            for _ in range(2):
+                clock.advance(HOUR)
+                await run(scheduler)
+        jobs = await jobs_of(system)
+        assert len(jobs) == 2
+        expected = Source("", 0, "", ListFormat.TEXT, None, RemoteSource("s3://listed-bucket/mine/list.txt"))
+        assert [job.source for job in jobs] == [expected, expected]
 
     async def test_an_upload_serves_every_fire_and_outlives_their_jobs(
         self, server: Api, system: System, clock: ManualClock, scheduler: Scheduler

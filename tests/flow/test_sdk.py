@@ -230,7 +230,7 @@ async def test_keys_and_strangers(server: Api) -> None:
             client.job("job_unknown")
         assert client.health()["status"] == "ok"
         assert list(client.dead_letters()) == []
-        assert client.redrive([]) == {"redriven": 0, "skipped": 0}
+        assert client.redrive([]) == {"redriven": 0, "skipped": 0, "runs": []}
         with pytest.raises(errors.RouteNotFound):
             client.request("GET", "/v1/nothing")
 

@@ -52,7 +52,8 @@ class TestWaiting:
 
     async def test_for_its_list(self, server: Api) -> None:
         upload_id = await server.upload(b"http://example.com/\n")
-        job_id = (await server.submit({"source": {"upload_id": upload_id}})).json["id"]
+        spec = {"source": {"upload_id": upload_id}}
+        job_id = (await server.submit(spec, headers={"prefer": "respond-async"})).json["id"]
         shown = await status(server, job_id)
         assert (shown["state"], shown["waiting"]["code"], shown["reason"]) == ("ingesting", "ingesting", None)
 
@@ -86,6 +87,8 @@ class TestWaiting:
             "code": "breaker_open",
             "detail": "example.com does not answer.",
             "until": "2026-09-21T14:13:20.000Z",
+            "target": None,
+            "error": None,
         }
         assert (shown["reason"], shown["reason_code"]) == ("example.com does not answer.", "breaker_open")
         listed = (await server.get("/v1/jobs")).json["items"][0]

@@ -20,13 +20,16 @@ import pytest
 from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
+from conveyor.coordination.limits import run_slots
 from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
 from conveyor.engines.records import Document, Records
+from conveyor.errors import ConveyorError
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
-from conveyor.notify.intake import Intake
+from conveyor.notify.intake import Intake, IntakePass
 from conveyor.notify.step_functions import StepAnswers
+from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings
 from conveyor.states import RunState
@@ -52,6 +55,13 @@ def name_of(place: Path) -> str:
 def emulator(request: pytest.FixtureRequest) -> str:
     """Where state machines run; a test of heartbeats asks for the other."""
     return aws() if request.param == "ministack" else moto()
+
+
+class Failing:
+    """A submission that fails on our side each time."""
+
+    async def submit(self, *_: Any) -> None:
+        raise ConveyorError("the store is on fire")
 
 
 minds_heartbeats = pytest.mark.parametrize("emulator", ["moto"], indirect=True)
@@ -132,15 +142,94 @@ class TestFlow:
         async with working(system, echo):
             await until(roles.all)
             clock.advance(system.settings.callback_stuck_after + 1)
-            await until(roles.all, lambda all: len(all) == 2)
+            old, _ = sorted(await until(roles.all, lambda all: len(all) == 2), key=lambda one: one.created_at)
+            slots = run_slots(old.run_id)
+            await until(lambda: system.coordinator.permits_in_use(slots), lambda count: count == 0)
             echo.gate.set()
             output = await waiter.output(execution)
-        first, second = await roles.all()
+        first, second = sorted(await roles.all(), key=lambda callback: callback.created_at)
         assert first.answer is not None
         assert first.answer.error == "WORKER_STUCK"
         assert output["job_id"] == second.job_id
+        # It was cancelled, and none of its tasks ran beside those of the other.
+        replaced = await roles.job(first.job_id)
+        assert (replaced.state, replaced.reason) == (RunState.CANCELLED, f"replaced by {second.job_id}")
+        assert {run for run, _ in echo.ran} == {second.run_id}
         assert sorted(between.answers().values()) == [1, 1]
         assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 2
+
+    async def test_a_token_that_comes_late_is_answered_at_once(
+        self, system: System, roles: Roles, waiter: Machine, between: Between
+    ) -> None:
+        """The job completed while its state machine had stopped waiting, and sends its message once more."""
+
+        def hasty(definition: dict[str, Any]) -> None:
+            definition["States"]["Submit"]["TimeoutSeconds"] = 3
+            definition["States"]["Pause"]["Seconds"] = 1
+            definition["States"]["Cancel and reprocess"]["Result"] = "attach"
+
+        await waiter.make(hasty)
+        execution = await waiter.start(JOB)
+        await waiter.until_sent("intake")
+        await roles.take_in()
+        job_id = (await roles.only()).job_id
+        await waiter.until_sent("reprocess")
+        await roles.finish(job_id)
+        await roles.answer()
+        await roles.take_in()
+        await roles.callbacks.run_once()
+        output = await waiter.output(execution)
+        assert (output["job_id"], output["event"]) == (job_id, "run.completed")
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_a_message_that_was_sent_twice_makes_one_job_with_both_tokens(
+        self, system: System, roles: Roles, waiter: Machine
+    ) -> None:
+        """A state that retries to send has another token each time, and waits with the last."""
+        await waiter.make()
+        for token in ("a" * 40, "b" * 40):
+            message = {"task_token": token, "job": JOB, "idempotency_key": "execution-1"}
+            await waiter.sqs.send_message(QueueUrl=waiter.urls["intake"], MessageBody=json.dumps(message))
+            await roles.intake.run_once()
+        first, second = await roles.all()
+        assert first.job_id == second.job_id
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_a_message_whose_place_is_taken_makes_no_job(
+        self, system: System, roles: Roles, waiter: Machine
+    ) -> None:
+        """The reprocess queue was faster."""
+        await waiter.make()
+        sent = [
+            ("reprocess", {"task_token": "b" * 40, "job": JOB, "replaces": "execution-1"}),
+            ("intake", {"task_token": "a" * 40, "job": JOB, "idempotency_key": "execution-1"}),
+        ]
+        taken = []
+        for queue, message in sent:
+            await waiter.sqs.send_message(QueueUrl=waiter.urls[queue], MessageBody=json.dumps(message))
+            taken.append(await roles.intake.run_once())
+        assert (taken[0].jobs, taken[1].jobs, taken[1].stale) == (1, 0, 1)
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+
+    async def test_of_a_job_and_one_that_replaces_it_at_the_same_time_one_is_left(
+        self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
+    ) -> None:
+        await waiter.make()
+        sent = [
+            ("reprocess", {"task_token": "b" * 40, "job": JOB, "replaces": "execution-1"}),
+            ("intake", {"task_token": "a" * 40, "job": JOB, "idempotency_key": "execution-1"}),
+        ]
+        for queue, message in sent:
+            await waiter.sqs.send_message(QueueUrl=waiter.urls[queue], MessageBody=json.dumps(message))
+        await roles.intake.run_once()
+        assert len(await system.records.jobs.active_jobs()) <= 1
+        try:
+            clock.advance(61)
+            server_time().advance(61)
+            await roles.intake.run_once()
+        finally:
+            server_time().reset()
+        assert len(await system.records.jobs.active_jobs()) == 1
 
     async def test_when_retries_are_used_up_somebody_has_to_look(
         self, system: System, roles: Roles, waiter: Machine, clock: JumpingClock
@@ -298,12 +387,92 @@ class TestIntake:
             # Nobody is there who would do the work.
             assert (await Intake(system).run_once()).put_off == 1
             assert len(between.taken("SendTaskHeartbeat")) == 1
-            server_time().advance(61)
             try:
+                # Received in between for a heartbeat only, whether or not there is capacity by then.
+                clock.advance(HEARTBEAT * 0.4 + 1)
+                server_time().advance(HEARTBEAT * 0.4 + 1)
+                able = dataclasses.replace(system, settings=Settings.load({}, **waiter.settings(between)))
+                assert (await Intake(able).run_once()).put_off == 1
+                assert len(between.taken("SendTaskHeartbeat")) == 2
+                clock.advance(HEARTBEAT)
+                server_time().advance(HEARTBEAT)
                 async with working(system):
                     await waiter.output(execution)
             finally:
                 server_time().reset()
+
+    async def test_a_message_is_put_off_for_as_long_as_is_set(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load({}, data=tmp_path / "late", intake="jobs", min_workers=1, intake_delay_seconds=700)
+        async with open_system(settings, clock) as system:
+            await system.queue.send(QueueName("jobs"), [Outgoing(json.dumps({"job": JOB}).encode())])
+            intake = Intake(system)
+            assert (await intake.run_once()).put_off == 1
+            able = Intake(dataclasses.replace(system, settings=msgspec.structs.replace(settings, min_workers=0)))
+            clock.advance(690)
+            assert await able.run_once() == IntakePass()
+            clock.advance(11)
+            assert (await able.run_once()).jobs == 1
+
+    async def test_waiting_for_capacity_is_not_failing(self, tmp_path: Path, clock: JumpingClock) -> None:
+        """A message that was put off many times is not dead-lettered for the first server error."""
+        settings = Settings.load({}, data=tmp_path / "often", intake="jobs", min_workers=1)
+        async with open_system(settings, clock) as system:
+            await system.queue.send(QueueName("jobs"), [Outgoing(json.dumps({"job": JOB}).encode())])
+            intake = Intake(system)
+            for _ in range(25):
+                assert (await intake.run_once()).put_off == 1
+                clock.advance(301)
+            able = dataclasses.replace(system, settings=msgspec.structs.replace(settings, min_workers=0))
+            broken = Intake(able)
+            broken._submit = Failing()  # type: ignore[assignment]
+            for failure in range(1, 21):
+                assert (await broken.run_once()).put_off == (failure < 20)
+                clock.advance(61)
+            (letter,) = (await system.queue.dead_letters(None, 10)).items
+            assert "the store is on fire" in letter.reason
+
+    async def test_the_first_queue_goes_first_within_a_bound(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load(
+            {},
+            data=tmp_path / "order",
+            intake="urgent normal",
+            intake_tenant="acme",
+            intake_batch_size=2,
+            intake_concurrency=1,
+            intake_priority_ratio=3,
+        )
+        async with open_system(settings, clock) as system:
+            for queue in ("normal", "urgent"):
+                bodies = [json.dumps({"job": {**JOB, "name": queue}}).encode() for _ in range(20)]
+                await system.queue.send(QueueName(queue), [Outgoing(body) for body in bodies])
+            intake, order = Intake(system), []
+            for _ in range(20):
+                before = {job.job_id for job in (await system.records.jobs.jobs(ACME, None, 100)).items}
+                assert (await intake.run_once()).jobs == 2
+                made = (await system.records.jobs.jobs(ACME, None, 100)).items
+                names = {job.name for job in made if job.job_id not in before}
+                assert len(names) == 1, "a batch is of one queue"
+                order += names
+            assert await intake.run_once() == IntakePass()
+        # Three urgent batches for each normal one while both wait, then what is left.
+        assert order == (["urgent"] * 3 + ["normal"]) * 3 + ["urgent"] + ["normal"] * 7
+
+    async def test_batches_and_how_many_at_once_are_as_set(self, tmp_path: Path, clock: JumpingClock) -> None:
+        settings = Settings.load(
+            {}, data=tmp_path / "flood", intake="jobs", intake_tenant="acme", intake_batch_size=3, intake_concurrency=4
+        )
+        async with open_system(settings, clock) as system:
+            body = json.dumps({"job": JOB}).encode()
+            await system.queue.send(QueueName("jobs"), [Outgoing(body)] * 40)
+            first, second = Intake(system), Intake(system)
+            assert (await first.run_once()).jobs == 12
+            # All intakes together: what another one accepts at the moment counts.
+            await system.coordinator.acquire("role:intake", "another", 4, 4, 60.0)
+            assert (await second.run_once()).jobs == 0
+            await system.coordinator.acquire("role:intake", "another", 3, 4, 60.0)
+            clock.advance(1.0)
+            assert (await second.run_once()).jobs == 3
+            assert await system.coordinator.permits_in_use("role:intake") == 3
 
     async def test_a_queue_of_our_own_needs_no_aws(self, tmp_path: Path, clock: JumpingClock) -> None:
         settings = Settings.load({}, data=tmp_path / "own", intake="again jobs", intake_tenant="acme")
@@ -500,6 +669,8 @@ class TestHeartbeats:
 
         def hasty(definition: dict[str, Any]) -> None:
             definition["States"]["Pause"]["Seconds"] = 0
+            # This emulator calls it States.Timeout.
+            definition["States"]["Cancel and reprocess"] = definition["States"]["Wait on"]
 
         await waiter.make(hasty)
         execution = await waiter.start(JOB)
@@ -508,10 +679,12 @@ class TestHeartbeats:
         await pass_time(clock, HEARTBEAT + 1)
         await waiter.until_sent("reprocess")
         await roles.take_in()
-        for callback in await roles.all():
-            await roles.finish(callback.job_id)
+        # The job was well: its state machine waits for the same job with another token.
+        first, second = await roles.all()
+        assert first.job_id == second.job_id
+        assert len((await system.records.jobs.jobs(ACME, None, 10)).items) == 1
+        await roles.finish(second.job_id)
         await roles.answer()
-        _, second = await roles.all()
         # The answer to the first comes too late, though this emulator takes it.
         assert (await waiter.output(execution))["job_id"] == second.job_id
 
@@ -592,6 +765,38 @@ async def test_on_engines_that_processes_share(stack: str, tmp_path: Path, waite
         (found,) = await until(lambda: Roles(second).all(), lambda all: all[0].status is CallbackStatus.SENT)
     assert output["job_id"] == found.job_id
     assert set(between.answers().values()) == {1}
+
+
+@pytest.mark.parametrize("stack", ["aws", "postgres"])
+async def test_the_function_of_lambda_keeps_and_answers_callbacks(
+    stack: str, tmp_path: Path, waiter: Machine, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one minder of a state machine: its first pass sends the heartbeat, the one after the run's end the answer."""
+    given = {**urls(stack, tmp_path / "data"), **waiter.settings(between), "signing_key": "s" * 32}
+    settings = Settings.load({}, data=tmp_path / "data", **given)
+    for name, value in {**given, "data": tmp_path / "lambda"}.items():
+        monkeypatch.setenv(f"CONVEYOR_{name.upper()}", str(value))
+    await migrate(settings, SystemClock())
+    await waiter.make()
+    execution = await waiter.start({**JOB, "stuck_after": 3600})
+    await waiter.until_sent("intake")
+
+    async def called_by_a_rule() -> Any:
+        event = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
+        return json.loads(json.dumps(await asyncio.to_thread(handler, event, None)))
+
+    async with open_system(settings, SystemClock()) as system:
+        roles = Roles(system)
+        await roles.take_in()
+        assert (await called_by_a_rule())["others"]["callback_heartbeats"] == 1
+        callback = await roles.only()
+        assert callback.answered_at is None
+        await roles.finish(callback.job_id)
+        await roles.notifier.run_once()
+        assert (await called_by_a_rule())["others"]["callback_answers"] == 1
+        assert (await roles.only()).status is CallbackStatus.SENT
+    assert (await waiter.output(execution))["job_id"] == callback.job_id
+    assert list(between.answers().values()) == [1]
 
 
 class Counted:

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from conveyor.coordination.breaker import list_breakers
+from conveyor.coordination.breaker_states import list_breakers
 from conveyor.errors import ConveyorError
 from conveyor.model import WORKERS, Job, RunKey
 from conveyor.states import ENDED, RunState, TaskStatus
@@ -182,7 +182,7 @@ async def _unfinished(world: World) -> str:
 
 async def _check_patience(world: World, since: float) -> None:
     """No task waits for a target that is down for longer than the patience of its job."""
-    opened = dict(await list_breakers(world.system.coordinator, world.clock, ACME))
+    opened = {target: state for _, target, state in await list_breakers(world.system.coordinator, ACME)}
     for job in await world.jobs():
         state = opened.get(f"upstream:{job.options.upstream}")
         breaker = job.options.breaker

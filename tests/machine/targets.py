@@ -20,7 +20,7 @@ from conveyor.model import Gateway, Job, JobKind, Options, Outcome, RunId, TaskE
 from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.download.download_executor import DownloadExecutor
 from conveyor.process.executors.fetch.child import ChildFetcher as FetcherOfChild
-from conveyor.process.executors.fetch.fetch_executor import host_of
+from conveyor.process.executors.fetch.fetch_executor import host_of, input_origin
 from conveyor.process.executors.fetch.launch import Launched
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -175,6 +175,9 @@ class Handlers(LocalExecutor):
 
     def target(self, ref: TaskRef) -> str | None:
         return host_of(ref.input)
+
+    def origin(self, ref: TaskRef) -> str | None:
+        return input_origin(ref.input)
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         return list(await asyncio.gather(*(self._one(job, ref) for ref in refs)))

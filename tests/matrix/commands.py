@@ -23,9 +23,11 @@ FLAGS = {
     "--on-invalid": "on_invalid",
     "--retention-days": "retention_days",
     "--max-lifetime": "max_lifetime",
+    "--patience": "breaker.patience",
+    "--on-exhausted": "on_exhausted",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
-OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export"}
+OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export", "--no-breaker"}
 COMMANDS = ("run", "submit", "rerun", "change", "schedules create")
 
 

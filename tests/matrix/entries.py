@@ -119,7 +119,7 @@ async def by_intake(world: World, cases: Sequence[Case]) -> dict[int, Answer]:
     found = await _made(world, cases)
     numbers = {case.name: case.number for case in cases}
     # A run that is past its deadline leaves one too.
-    letters = [each for each in (await queue.dead_letters(None, _PAGE)).items if each.queue == INTAKE]
+    letters = [letter for letter in (await queue.dead_letters(None, _PAGE)).items if letter.queue == INTAKE]
     for letter in letters:
         name = json.loads(letter.body)["job"]["name"]
         found[numbers[name]] = Refusal(None, letter.reason)

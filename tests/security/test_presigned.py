@@ -380,7 +380,7 @@ class TestTheWay:
         shown = await self.stored(server, given)
         assert shown["stored"] is True
         assert "url" not in shown
-        assert (await server.submit(job)).status == 202
+        assert (await server.submit(job)).status == 201
         assert (await server.system.records.access.upload(given["upload_id"])).stored_at is not None  # type: ignore[union-attr]
 
     async def test_a_new_link_is_given_until_it_is_stored(self, server: Api) -> None:

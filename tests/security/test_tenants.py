@@ -87,6 +87,7 @@ WITHOUT_ID = {
     "/v1/schedules",
     "/v1/stream",
     "/v1/breakers",
+    "/v1/breakers/reset",
     "/v1/lanes",
     "/v1/workers",
     "/v1/session",
@@ -247,7 +248,7 @@ async def test_dead_letters_are_ones_own(server: Api) -> None:
     assert b"acme" not in listed.body
     foreign = comparable(await intruder.post("/v1/dead-letters/redrive", {"ids": theirs}))
     assert foreign == comparable(await intruder.post("/v1/dead-letters/redrive", {"ids": ["998", "999"]}))
-    assert json.loads(foreign[2]) == {"redriven": 0, "skipped": 2}
+    assert json.loads(foreign[2]) == {"redriven": 0, "skipped": 2, "runs": []}
     assert len((await server.get("/v1/dead-letters")).json["items"]) == 2
 
 

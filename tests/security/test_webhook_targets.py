@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from conveyor.accept.schedules import ListSource
-from conveyor.accept.sources import Sources, SourceUnavailable
+from conveyor.accept.sources import Sources
 from conveyor.clock import SystemClock
 from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.target_guard import TargetGuard, refusal
 from conveyor.engines.records import Document
-from conveyor.errors import BadInput
+from conveyor.errors import BadInput, SourceUnavailable
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_id
 from conveyor.model import JobId
 from conveyor.notify.deliverer import Deliverer

@@ -12,6 +12,7 @@ from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.settings import Settings
 from conveyor.system import System, migrate, open_system
+from tests.servers import sources
 from tests.support.api import Api, client, new_key
 from tests.support.target_site import Site
 
@@ -46,7 +47,13 @@ def stack(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def settings(stack: str, tmp_path: Path) -> Settings:
     given = urls(stack, tmp_path / "data")
-    ours = {"allow_private_targets": True, "fetchers": 1, "app": "tests.stacks.app"}
+    ours = {
+        "allow_private_targets": True,
+        "fetchers": 1,
+        "app": "tests.stacks.app",
+        "ingest_range_bytes": 100_000,
+        "source_buckets": sources.listed("acme"),
+    }
     made = Settings.load({}, data=tmp_path / "data", **ours, **given)
     await migrate(made, SystemClock())
     return made

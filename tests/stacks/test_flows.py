@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import socket
+import time
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,8 +17,10 @@ from conveyor.engines.queue import run_queue
 from conveyor.model import JobId, TenantId
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.system import System
+from tests.servers import sources
 from tests.support.api import Api, client
 from tests.support.clocks import JumpingClock
+from tests.support.list_site import ListSite
 from tests.support.target_site import Site
 
 ENDED = {"completed", "failed", "cancelled"}
@@ -113,6 +117,36 @@ async def test_a_staged_list_is_ingested_run_and_listed(api: Api, system: System
     await check_counted(system, job["id"], MANY)
 
 
+async def test_a_small_stored_list_is_written_whole(api: Api, site: Site, system: System) -> None:
+    data = "".join(f"{site.url(f'/ok?size={n}')}\n" for n in (1, 2, 3)).encode()
+    made = await api.submit({"source": {"upload_id": await staged(api, data)}})
+    assert made.status == 201, made.body
+    assert (made.json["task_shard_count"], made.json["run"]["total"]) == (1, 3)
+    assert len(await results(api, made.json["id"])) == 3
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 3)
+    await check_counted(system, job["id"], 3)
+
+
+@pytest.mark.parametrize("place", ["bucket", "url", "url without ranges"])
+async def test_a_list_is_read_where_it_is(api: Api, system: System, place: str) -> None:
+    data = b"".join(b'{"n": %d}\n' % n for n in range(MANY))
+    async with ListSite(data) as site:
+        site.ranges = place == "url"
+        url = sources.put(f"{api.key[:8]}/list.jsonl", data) if place == "bucket" else site.url
+        spec = {"kind": "python", "handler": "tests.echo", "source": {"url": url}, "concurrency": 8}
+        made = await api.submit(spec)
+        assert made.status == 202, made.body
+        job = await ended(api, made.json["id"])
+    assert (job["state"], job["run"]["total"]) == ("completed", MANY), job
+    items = await results(api, job["id"])
+    assert sorted((item["index"], item["input"]["n"]) for item in items) == [(n, n) for n in range(MANY)]
+    await check_counted(system, job["id"], MANY)
+    other = await api.as_tenant("beta")
+    refused = await other.submit({"source": {"url": f"s3://{sources.BUCKET}/list.jsonl"}})
+    assert (refused.status, refused.json["code"]) == (403, "source_refused")
+
+
 async def test_an_open_job(api: Api, site: Site, system: System) -> None:
     made = await api.submit({"mode": "open"})
     assert made.status == 202, made.body
@@ -147,15 +181,14 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     upload_id = await staged(api, data)
     upload = await system.records.access.upload(upload_id)
     assert upload is not None
+    # A list that went straight to the store is looked for at the first submit.
+    await system.records.access.mark_stored(upload_id)
     await system.blobs.delete([upload.key])
     spec = {"kind": "python", "handler": "tests.echo", "source": {"upload_id": upload_id, "format": "jsonl"}}
-    refused = await api.submit(spec)
-    if refused.status >= 400:
-        # Where the store takes uploads itself, the list is looked for at once.
-        assert refused.status in {404, 409, 422}, refused.body
-        return
-    job = await ended(api, refused.json["id"])
-    assert job["state"] == "failed"
+    made = await api.submit(spec)
+    assert made.status == 202, made.body
+    job = await ended(api, made.json["id"])
+    assert (job["state"], job["reason_code"]) == ("failed", "list_missing")
     letters = (await api.get("/v1/dead-letters")).json["items"]
     assert len(letters) == 1
     await system.blobs.put(upload.key, data)
@@ -165,6 +198,38 @@ async def test_a_dead_letter_is_sent_back(api: Api, system: System) -> None:
     while job["state"] == "failed":
         job = await ended(api, job["id"])
     assert (job["state"], job["run"]["counts"]["succeeded"]) == ("completed", 2)
+
+
+async def test_exhausted_retries_are_parked_and_redriven(api: Api, site: Site) -> None:
+    """By id, by error code, then all that is left."""
+    tasks = [site.url(f"/flaky/2/{n}") for n in range(3)] + [site.url("/status/504"), site.url("/status/404")]
+    options = {"attempts": 2, "backoff": {"base": 0.01}, "on_exhausted": "dead_letter", "breaker": {"enabled": False}}
+    job_id = (await api.submit({"tasks": tasks, **options})).json["id"]
+    job = await ended(api, job_id)
+    assert (job["state"], job["run"]["counts"]["failed"]) == ("completed", 5)
+
+    async def parked(query: str = "") -> dict[int, Any]:
+        items = (await api.get(f"/v1/dead-letters?limit=1000{query}")).json["items"]
+        return {item["index"]: item for item in items}
+
+    async def redrive(body: Any) -> Any:
+        done = await api.post("/v1/dead-letters/redrive", body)
+        assert done.status == 200, done.body
+        await ended(api, job_id)
+        return done.json["redriven"]
+
+    letters = await parked()
+    assert set(letters) == {0, 1, 2, 3}
+    assert set(await parked("&error_code=http_504")) == {3}
+    assert await redrive({"ids": [letters[1]["id"]]}) == 1
+    assert set(await parked()) == {0, 2, 3}
+    assert await redrive({"error_code": letters[0]["error_code"]}) == 2
+    assert set(await parked(f"&job_id={job_id}")) == {3}
+    assert await redrive({"all": True}) == 1
+    (left,) = (await parked()).values()
+    assert left["id"] == f"{job_id}:4:3"
+    items = await results(api, job_id, "&run=latest-per-task")
+    assert Counter(item["status"] for item in items) == {"succeeded": 3, "failed": 2}
 
 
 async def test_an_export(api: Api, site: Site) -> None:
@@ -218,3 +283,44 @@ async def test_a_job_that_is_deleted_leaves_nothing(api: Api, system: System, si
     retention = Retention(*engines, later)
     while await left():
         await retention.run_once()
+
+
+async def test_a_job_goes_on_at_once_after_a_reset(api: Api) -> None:
+    """Its host is down, and it says so; the host is back, and its breaker is reset."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        target = f"http://127.0.0.1:{port}"
+        job_ids = []
+        for options in ({}, {"upstream": "erp"}):
+            tasks = [f"{target}/ok?n={n}" for n in range(150)]
+            spec = {"tasks": tasks, "backoff": {"base": 0.1}, "attempts": 20, "concurrency": 8, "chunk_size": 25}
+            job_ids.append((await api.submit({**spec, **options})).json["id"])
+        waits = [await waiting(api, job_id) for job_id in job_ids]
+        assert [(wait["code"], wait["target"], wait["error"]) for wait in waits] == [
+            ("breaker", target, "connect_failed"),
+            ("breaker", "upstream:erp", "connect_failed"),
+        ]
+        listed = (await api.get("/v1/breakers")).json["items"]
+        assert [item["target"] for item in listed] == [target, "upstream:erp"]
+        # Some tasks of each are parked by now.
+        await asyncio.sleep(3)
+    site = Site()
+    site.port = port
+    async with site:
+        began = time.monotonic()
+        reset = await api.post("/v1/breakers/reset", {"targets": [target, "upstream:erp"]})
+        assert len(reset.json["reset"]) == 2
+        for job_id in job_ids:
+            job = await ended(api, job_id)
+            assert job["run"]["counts"]["succeeded"] == 150
+            assert job["waiting"] is None
+        # The breakers would have been open for half a minute.
+        assert time.monotonic() - began < 20
+    assert (await api.get("/v1/breakers")).json["items"] == []
+
+
+async def waiting(api: Api, job_id: str) -> Any:
+    while (wait := (await api.get(f"/v1/jobs/{job_id}")).json["waiting"]) is None:  # noqa: ASYNC110  (a client polls)
+        await asyncio.sleep(0.05)
+    return wait

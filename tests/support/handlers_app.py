@@ -244,3 +244,14 @@ def forks_and_dies(value: dict[str, Any]) -> int:
             os._exit(0)
         os._exit(1)
     return int(value["number"])
+
+
+@handlers.task("takes-its-time")
+def takes_its_time(value: list[Any]) -> None:
+    """Writes when it starts and ends, by the machine's clock."""
+    path, seconds = value
+    with Path(path).open("a") as file:
+        file.write(f"start {time.monotonic()}\n")
+        file.flush()
+        time.sleep(seconds)
+        file.write(f"end {time.monotonic()}\n")

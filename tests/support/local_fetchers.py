@@ -25,6 +25,9 @@ class LocalFetchers(Fetchers):
     def target(self, ref: TaskRef) -> str | None:
         return self.executor.target(ref)
 
+    def origin(self, ref: TaskRef) -> str | None:
+        return self.executor.origin(ref)
+
     def capacity(self, port: Port) -> int:
         load = len(self._orders.get(port, ())) + len(self._attempts.get(port, ()))
         return max(0, 2 * port.width + _AHEAD - load) if port.width else 0

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import ClientSession, web
 from botocore.config import Config
 
+from conveyor.embedded import Embedded
 from conveyor.engines.aws_session import aws_session
 from conveyor.engines.records import Document
 from conveyor.jobs.callbacks import CALLBACK, Callback, callback_of
@@ -24,6 +25,7 @@ from conveyor.notify.step_functions import StepAnswers
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.servers.aws import CREDENTIALS, REGION
+from tests.support.clocks import JumpingClock
 from tests.support.make_jobs import ACME
 from tests.support.working import until
 
@@ -144,10 +146,20 @@ class Roles:
         """Until so many jobs came in."""
         seen = 0
         while seen < number:
-            seen += (await self.intake.run_once()).jobs
+            taken = await self.intake.run_once()
+            seen += taken.jobs + taken.attached
 
     async def finish_one(self, job: Job, index: int) -> None:
         await self.system.tasks.finish(job.key, [TaskEnd(index, TaskStatus.SUCCEEDED, 1, None, None, "{}", 0.0)])
+
+    async def ingest(self, job_id: JobId) -> None:
+        """What ingesters do for a job that replaces another, while time passes."""
+        (ingester, *_) = Embedded(self.system, {}).ingesters()
+        clock = self.system.clock
+        assert isinstance(clock, JumpingClock)
+        while not (await self.job(job_id)).run.last_batch:
+            await ingester.tick()
+            clock.advance(1.0)
 
     async def finish(self, job_id: JobId) -> None:
         """What a worker does for a job, in one step."""

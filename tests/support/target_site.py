@@ -85,7 +85,7 @@ def page(name: str) -> Callable[[Page], Page]:
 
 
 class Listener:
-    """A server on a free port that closes with all its connections."""
+    """A server that closes with all its connections, on a free port unless `port` is set before it opens."""
 
     def __init__(self, host: str = "127.0.0.1", *, tls: bool = False) -> None:
         self.host = host
@@ -96,7 +96,7 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         context = tls_context() if self.tls else None
-        self._server = await asyncio.start_server(self._accept, self.host, 0, ssl=context)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port, ssl=context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

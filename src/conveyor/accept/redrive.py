@@ -1,79 +1,215 @@
 """Redrive: puts dead letters back to work. A part of an ingest, and a chunk with unfinished tasks, goes back to its
-queue. A task that was dead-lettered has failed, and its run may have completed: redrive starts a rerun of it."""
+queue. A task that was dead-lettered has failed, and its run may have completed: redrive starts a rerun of it.
 
-from collections.abc import Collection, Sequence
+A job gets one rerun for all its chosen tasks: up to a bound it names them one by one, beyond it selects them by their
+mark, so that a request costs the same however many they are.
+"""
+
+from collections.abc import AsyncGenerator, Collection, Sequence
 
 import msgspec
 
 from conveyor.accept.rerun import Rerun
 from conveyor.accept.resume import reopen_ingest
+from conveyor.engines.queue import DeadLetter
 from conveyor.errors import RunNotEnded
 from conveyor.faults import crashpoint
+from conveyor.jobs.dead_lettered_tasks import (
+    DeadLetteredTask,
+    DeadLetterFilter,
+    dead_lettered_page,
+    find_dead_lettered,
+    is_task_letter,
+    jobs_with_dead_letters,
+    remove_run_documents,
+)
 from conveyor.jobs.dead_letters import DeadLetterOwner, RedriveAction, RedrivePlan, decode_dead_letter, plan_redrives
-from conveyor.model import JobId, TenantId, is_resumable
-from conveyor.states import RunState
+from conveyor.model import Job, JobId, RunId, TenantId, is_resumable
+from conveyor.states import ENDED, RunState
 from conveyor.system import System
+
+# Tasks that a rerun names one by one; a redrive of more selects them by their mark.
+_MAX_INDEXES = 1000
+# Dead-lettered tasks of one job that a redrive counts.
+MAX_COUNTED = 10_000
+_PAGE = 1000
+
+
+class RedriveRun(msgspec.Struct, frozen=True):
+    """A rerun that a redrive started."""
+
+    job_id: JobId
+    run_id: RunId
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """How many dead letters were redriven, and how many were not: unknown ones, and those with nothing left to do."""
+    """How many dead letters were redriven, and how many were not: unknown ones, those with nothing left to do, and
+    those of a job with a run in progress. Of each job, at most 10,000 tasks are counted. `runs` are the reruns."""
 
     redriven: int
     skipped: int
+    runs: list[RedriveRun] = []
 
 
-async def redrive(system: System, tenant: TenantId, message_ids: Collection[str]) -> Redriven:
-    """Redrive the tenant's dead letters. Those of another tenant are unknown. Raises RunNotEnded if none could be
-    redriven, and some wait for a run in progress."""
-    asked = set(message_ids)
-    decoded = [decode_dead_letter(letter) for letter in await system.queue.find_dead_letters(asked)]
-    letters = [letter for letter in decoded if letter is not None and letter.tenant == tenant]
-    plans = await plan_redrives(system.records, system.tasks, letters)
-    count = await _requeue(system, [letter for letter, plan in plans if plan.action is RedriveAction.REQUEUE])
-    reruns = [(letter, plan) for letter, plan in plans if plan.action is RedriveAction.RERUN_TASK]
-    blocked = [plan for _, plan in reruns if plan.is_blocked]
-    count += await _rerun(system, [(letter, plan) for letter, plan in reruns if not plan.is_blocked])
-    if count == 0 and blocked:
-        job = blocked[0].job
-        assert job is not None
-        raise RunNotEnded(
-            f"A run of job {job.job_id} is in progress. Redrive its failed tasks once it has finished.",
-            job_id=job.job_id,
-            state=job.state,
-        )
-    return Redriven(count, len(asked) - count)
+class _Candidates(msgspec.Struct):
+    """What a redrive may do for one job."""
+
+    job: Job
+    letters: list[tuple[DeadLetterOwner, RedrivePlan]] = []
+    # Dead-lettered tasks; those beyond the bound are only counted.
+    indexes: set[int] = set()
+    count: int = 0
+    # None: the tasks were chosen one by one. Else all that match were.
+    where: DeadLetterFilter | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.job.state not in ENDED
+
+    @property
+    def size(self) -> int:
+        return self.count + len(self.letters)
 
 
-async def _requeue(system: System, letters: Sequence[DeadLetterOwner]) -> int:
-    count = 0
-    for letter in letters:
-        if letter.chunk is None and not await _reopen_ingest(system, letter):
-            continue
+async def redrive(system: System, tenant: TenantId, ids: Collection[str]) -> Redriven:
+    """Redrive the tenant's dead letters with these ids. Those of another tenant are unknown. Raises RunNotEnded if none
+    could be redriven, and some wait for a run in progress."""
+    asked = set(ids)
+    messages = await system.queue.find_dead_letters({each for each in asked if not is_task_letter(each)})
+    redriving = _Redriving(system, tenant)
+    await redriving.take_messages(messages, DeadLetterFilter())
+    redriving.take_tasks(await find_dead_lettered(system.records, system.tasks, tenant, asked))
+    done = await redriving.carry_out()
+    return msgspec.structs.replace(done, skipped=len(asked) - done.redriven)
+
+
+async def redrive_all(system: System, tenant: TenantId, where: DeadLetterFilter) -> Redriven:
+    """Redrive all dead letters of the tenant that match. Raises RunNotEnded as `redrive` does."""
+    redriving = _Redriving(system, tenant)
+    async for messages in _message_pages(system):
+        await redriving.take_messages(messages, where)
+    for job_id in await jobs_with_dead_letters(system.records, tenant, where.job_id):
+        await redriving.take_all_tasks(msgspec.structs.replace(where, job_id=job_id))
+    return await redriving.carry_out()
+
+
+async def _message_pages(system: System) -> AsyncGenerator[list[DeadLetter], None]:
+    cursor: str | None = None
+    while True:
+        page = await system.queue.dead_letters(cursor, _PAGE)
+        yield page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+class _Redriving:
+    """One redrive: it collects what to do for each job, and does it."""
+
+    def __init__(self, system: System, tenant: TenantId) -> None:
+        self._system = system
+        self._tenant = tenant
+        self._by_job: dict[JobId, _Candidates] = {}
+        self._requeued = 0
+        self._skipped = 0
+
+    async def take_messages(self, messages: Sequence[DeadLetter], where: DeadLetterFilter) -> None:
+        """Requeue what goes back to its queue; collect the rest."""
+        decoded = [decode_dead_letter(letter) for letter in messages]
+        letters = [letter for letter in decoded if letter is not None and letter.tenant == self._tenant]
+        letters = [letter for letter in letters if where.job_id in (None, letter.job_id)]
+        for letter, plan in await plan_redrives(self._system.records, self._system.tasks, letters):
+            if where.error_code not in (None, plan.error_code):
+                continue
+            if plan.action is RedriveAction.RERUN_TASK:
+                assert plan.job is not None
+                self._candidates(plan.job).letters.append((letter, plan))
+            elif plan.action is RedriveAction.REQUEUE and await self._requeue(letter):
+                self._requeued += 1
+            else:
+                self._skipped += 1
+
+    def take_tasks(self, tasks: Sequence[DeadLetteredTask]) -> None:
+        for each in tasks:
+            candidates = self._candidates(each.job)
+            candidates.indexes.add(each.task.index)
+            candidates.count = len(candidates.indexes)
+
+    async def take_all_tasks(self, where: DeadLetterFilter) -> None:
+        """Collect the dead-lettered tasks of one job. Those beyond the first bound are only counted, those beyond the
+        second not even that."""
+        records, tasks = self._system.records, self._system.tasks
+        cursor: str | None = None
+        count = 0
+        while count < MAX_COUNTED:
+            page = await dead_lettered_page(records, tasks, self._tenant, where, _PAGE, cursor)
+            for each in page.items:
+                candidates = self._candidates(each.job)
+                candidates.where = where
+                candidates.count = count = count + 1
+                if len(candidates.indexes) <= _MAX_INDEXES:
+                    candidates.indexes.add(each.task.index)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def carry_out(self) -> Redriven:
+        """Start one rerun for each job. Raises RunNotEnded."""
+        count, runs = self._requeued, []
+        blocked: Job | None = None
+        for candidates in self._by_job.values():
+            job = candidates.job
+            if candidates.is_blocked:
+                blocked = blocked or job
+                self._skipped += candidates.size
+            elif is_resumable(job):
+                self._skipped += candidates.size
+            else:
+                run_id, number = await self._rerun(candidates)
+                runs.append(RedriveRun(job.job_id, run_id))
+                count += number
+                self._skipped += candidates.size - number
+        if count == 0 and blocked is not None:
+            raise RunNotEnded(
+                f"A run of job {blocked.job_id} is in progress. Redrive its failed tasks once it has finished.",
+                job_id=blocked.job_id,
+                state=blocked.state,
+            )
+        return Redriven(count, self._skipped, runs)
+
+    def _candidates(self, job: Job) -> _Candidates:
+        return self._by_job.setdefault(job.job_id, _Candidates(job))
+
+    async def _rerun(self, candidates: _Candidates) -> tuple[RunId, int]:
+        """Start the rerun, then remove the dead letters: after a crash in between, their tasks are in progress or
+        finished, and each letter's plan says so. Returns the run, and how many dead letters it takes."""
+        job, documents = candidates.job, self._system.records.documents
+        if candidates.where is None or len(candidates.indexes) <= _MAX_INDEXES:
+            indexes = candidates.indexes.union(*(plan.indexes for _, plan in candidates.letters))
+            run_id = await Rerun(self._system).rerun_tasks(job, sorted(indexes))
+            discarded = await self._system.queue.discard([letter.message_id for letter, _ in candidates.letters])
+            number = candidates.count + discarded
+        else:
+            run_id = await Rerun(self._system).rerun_dead_letters(job, candidates.where.error_code)
+            number = candidates.count
+        crashpoint("redrive.rerun.after")
+        if candidates.where is not None and candidates.where.error_code is None:
+            earlier = await self._system.records.jobs.runs(job.job_id)
+            await remove_run_documents(documents, job, [run.run_id for run in earlier if run.run_id != run_id])
+        return run_id, number
+
+    async def _requeue(self, letter: DeadLetterOwner) -> bool:
+        if letter.chunk is None and not await self._reopen_ingest(letter):
+            return False
         crashpoint("redrive.send.before")
-        count += await system.queue.redrive([letter.message_id])
+        count = await self._system.queue.redrive([letter.message_id])
         crashpoint("redrive.send.after")
-    return count
+        return count > 0
 
-
-async def _reopen_ingest(system: System, letter: DeadLetterOwner) -> bool:
-    """Whether the run is ingesting, after its failed ingest was reopened. The first of several letters reopens it."""
-    job = await system.records.jobs.job(letter.tenant, letter.job_id)
-    if job is None or job.run.run_id != letter.run_id:
-        return False
-    return await reopen_ingest(system, job) if is_resumable(job) else job.state is RunState.INGESTING
-
-
-async def _rerun(system: System, reruns: Sequence[tuple[DeadLetterOwner, RedrivePlan]]) -> int:
-    """Start one rerun for each job, then remove the dead letters. After a crash in between, their tasks are in progress
-    or finished, and the plan of each letter says so."""
-    by_job: dict[JobId, list[tuple[DeadLetterOwner, RedrivePlan]]] = {}
-    for letter, plan in reruns:
-        by_job.setdefault(letter.job_id, []).append((letter, plan))
-    count = 0
-    for group in by_job.values():
-        job = group[0][1].job
-        assert job is not None
-        indexes = sorted({index for _, plan in group for index in plan.indexes})
-        await Rerun(system).rerun_tasks(job, indexes)
-        count += await system.queue.discard([letter.message_id for letter, _ in group])
-    return count
+    async def _reopen_ingest(self, letter: DeadLetterOwner) -> bool:
+        """Whether the run is ingesting, after its failed ingest was reopened. The first of several letters reopens
+        it."""
+        job = await self._system.records.jobs.job(letter.tenant, letter.job_id)
+        if job is None or job.run.run_id != letter.run_id:
+            return False
+        return await reopen_ingest(self._system, job) if is_resumable(job) else job.state is RunState.INGESTING

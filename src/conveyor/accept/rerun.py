@@ -65,13 +65,22 @@ class Rerun:
         run_id = self._system.clock.new_id("run")
         return await self._idempotency.once(job.tenant, request, run_id, partial(self._carry_out, job, spec))
 
-    async def rerun_tasks(self, job: Job, indexes: Sequence[int]) -> None:
+    async def rerun_tasks(self, job: Job, indexes: Sequence[int]) -> RunId:
         """Start a run of these failed tasks, with the options that the job has. Raises RunNotEnded."""
+        return await self._redrive(job, Lineage(job.run.run_id, [TaskStatus.FAILED], indexes=indexes), len(indexes))
+
+    async def rerun_dead_letters(self, job: Job, error_code: str | None) -> RunId:
+        """Start a run of all dead-lettered tasks, or of those with an error code, however many. Raises RunNotEnded."""
+        lineage = Lineage(job.run.run_id, [TaskStatus.FAILED], error_code, dead_lettered=True)
+        return await self._redrive(job, lineage, 0)
+
+    async def _redrive(self, job: Job, lineage: Lineage, count: int) -> RunId:
         if job.state not in ENDED:
             raise RunNotEnded(state=job.state)
-        await Admission(self._system).admit(job.tenant, jobs=1, tasks=len(indexes))
-        lineage = Lineage(job.run.run_id, [TaskStatus.FAILED], indexes=indexes)
-        await self._add_run(job, RerunSpec(), lineage, Claim(self._system.clock.new_id("run")))
+        await Admission(self._system).admit(job.tenant, jobs=1, tasks=count)
+        run_id = RunId(self._system.clock.new_id("run"))
+        await self._add_run(job, RerunSpec(), lineage, Claim(run_id))
+        return run_id
 
     async def _carry_out(self, job: Job, spec: RerunSpec, claim: Claim) -> Accepted:
         lineage = lineage_of(job, spec)
@@ -94,7 +103,7 @@ class Rerun:
         if isinstance(added, IdempotencyClaim):
             return reply.unless_lost(added)
         if not added:
-            raise RunNotEnded("Another run of the job was started meanwhile.")
+            raise RunNotEnded("Another run of the job was started, or its tasks were moved, meanwhile. Retry.")
         log.info("run added", tenant=job.tenant, job=job.job_id, run=rerun.run.run_id, number=rerun.run.number)
         try:
             await request_ingest(self._system.queue, rerun, self._system.clock)

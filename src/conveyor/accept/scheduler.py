@@ -33,12 +33,12 @@ from conveyor.accept.schedules import (
     upload_of,
     with_schedule,
 )
-from conveyor.accept.sources import Sources, SourceUnavailable
+from conveyor.accept.sources import Sources
 from conveyor.accept.submit import Submit
 from conveyor.coordination.isolation import Isolation
 from conveyor.egress.outbound import Outbound
 from conveyor.engines.records import Document
-from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded
+from conveyor.errors import ConveyorError, IdempotencyInFlight, QuotaExceeded, SourceUnavailable
 from conveyor.faults import crashpoint
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import JobId, TenantId

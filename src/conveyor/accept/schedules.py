@@ -13,6 +13,7 @@ import msgspec
 
 from conveyor.accept.cron import check_cron, next_fires
 from conveyor.accept.option_limits import MAX_NAME, check_limits
+from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
 from conveyor.accept.task_seeds import seeds_of
@@ -20,9 +21,7 @@ from conveyor.clock import iso_text, sortable_id
 from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
-from conveyor.jobs.event_names import check_target
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
-from conveyor.lists.inputs import headers_problem
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
 
@@ -53,7 +52,7 @@ class Missed(StrEnum):
 
 
 class ListSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A list that is read at each fire: an upload, or the response of a URL."""
+    """A list that is read at each fire: an upload, or a URL, of a bucket or a web server."""
 
     upload_id: str | None = None
     url: str | None = None
@@ -285,6 +284,8 @@ class Schedules:
         spec, source = template.spec, template.source
         check_limits(spec)
         refuse_tokens(spec.notify)
+        if spec.replaces is not None:
+            raise InvalidField("A schedule cannot replace a job.", field="replaces")
         await check_notify(self._system, tenant, spec.notify)
         if spec.mode is Mode.OPEN:
             raise InvalidField("A schedule cannot make an open job.", field="mode")
@@ -296,10 +297,7 @@ class Schedules:
         if (source.upload_id is None) == (source.url is None):
             raise InvalidField("`source` must have `upload_id` or `url`, and not both.", field="source")
         if source.url is not None:
-            check_target(source.url, self._settings.allow_private_targets, "source.url")
-            wrong = headers_problem(source.headers)
-            if wrong is not None:
-                raise InvalidField(f"`source.headers`: {wrong}.", field="source.headers")
+            check_url(self._system, tenant, source.url, source.headers)
         else:
             await self._check_upload(tenant, source.upload_id or "")
 

@@ -20,9 +20,17 @@ _SHOWN = 100
 
 
 class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An uploaded list. Format and compression are detected from its first bytes where they are not given."""
+    """A list: an upload, or a URL that the server reads, `s3://BUCKET/KEY` or `https://…`. Format and compression are
+    detected from its first bytes where they are not given."""
 
-    upload_id: str
+    upload_id: str | None = None
+    url: str | None = None
+    # Of the request for the URL.
+    headers: dict[str, str] = {}
+    # The version that the client means; without one, the ingest reads the version that it finds.
+    version_id: str | None = None
+    etag: str | None = None
+    sha256: str | None = None
     format: ListFormat | None = None
     compression: Compression | None = None
 
@@ -46,6 +54,9 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     result_layout: ResultLayout | None = None
     # Receivers of the job's events, beside the tenant's endpoints.
     notify: list[Notify] = msgspec.field(default_factory=list)
+    # The id of a job, or an idempotency key: that job is cancelled, and no task starts before nothing of it is in
+    # flight.
+    replaces: str | None = None
 
     def options(self) -> Options:
         """The part that is stored with the job. A message of long tasks always carries one reference."""

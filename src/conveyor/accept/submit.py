@@ -1,8 +1,8 @@
 """Submit: gets a tenant and a JobSpec, accepts the job, returns the answer.
 
-A small closed job is written with its tasks and references, and answered 201. A larger job, an open one, one with an
-upload, and one with `Prefer: respond-async` is written as one row and one message, and answered 202; ingest does the
-rest.
+A small closed job is written with its tasks and references, and answered 201, whether its list is in the request or
+stored. A larger job, an open one, one whose list is behind a URL, and one with `Prefer: respond-async` is written as
+one row and one message, and answered 202; ingest does the rest. Shards follow the size too: a small closed job has one.
 
 Where records, tasks and queue are one database, a small job is accepted in one transaction. Elsewhere it is accepted in
 three steps, ordered so that a crash between any two leaves nothing half accepted:
@@ -19,10 +19,13 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 
+import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
 from conveyor.accept.option_limits import check_limits
+from conveyor.accept.remote_sources import check_source, remote_source
+from conveyor.accept.replace import NOTHING, Replace, Replaced, check_replaces
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.subscriptions import check_notify, subscription_documents
 from conveyor.accept.task_seeds import seeds_of
@@ -35,12 +38,16 @@ from conveyor.jobs.chunks import ingest_message, messages, send_all
 from conveyor.jobs.deadlines import deadline_documents
 from conveyor.jobs.idempotency import Accepted, Claim, ClaimedAnswer, Idempotency, IdempotentRequest
 from conveyor.jobs.orphans import forget_note, note_submit
+from conveyor.jobs.replacements import replacement_documents
+from conveyor.lists.reader import encode_invalid
+from conveyor.lists.small_list import SmallList, read_small_list
 from conveyor.model import (
     Compression,
     Job,
     JobId,
     ListFormat,
     Mode,
+    OnInvalid,
     OutboxEvent,
     ResultLayout,
     Run,
@@ -50,10 +57,11 @@ from conveyor.model import (
     TenantId,
     UploadRecord,
     first_run_id,
+    invalid_key,
 )
 from conveyor.states import RunState
 from conveyor.system import System
-from conveyor.telemetry import traces
+from conveyor.telemetry import metrics, traces
 
 log = structlog.get_logger()
 
@@ -71,12 +79,22 @@ class Submit:
         self._system = system
         self._idempotency = Idempotency(system.settings, system.clock, system.records)
         self._admission = Admission(system)
+        self._replace = Replace(system)
 
     async def submit(
         self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest | None = None, prefer_async: bool = False
     ) -> Accepted:
         """Check the request, write the job, answer. A request that was answered before gets that answer again."""
         carry_out = partial(self._carry_out, tenant, spec, prefer_async)
+        return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
+
+    async def submit_untaken(self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest, key: str) -> Accepted:
+        """As submit, unless another job took the place of the key meanwhile: then raises AlreadyReplaced."""
+
+        async def carry_out(claim: Claim) -> Accepted:
+            await self._replace.check_untaken(tenant, key)
+            return await self._carry_out(tenant, spec, False, claim)
+
         return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
 
     async def submit_as(
@@ -101,30 +119,63 @@ class Submit:
 
     async def _carry_out(self, tenant: TenantId, spec: JobSpec, prefer_async: bool, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
+        replaced = await self._replace.find(tenant, spec.replaces, JobId(claim.subject))
+        if spec.source is not None and spec.source.url is not None:
+            source = remote_source(self._system, tenant, spec.source)
+            # The list stays where it is: none of its bytes are staged.
+            await self._admission.admit(tenant, jobs=_new_jobs(replaced))
+            return await self._accept_for_ingest(tenant, spec, claim, source, replaced)
         if spec.source is not None:
             source = await self._uploaded(tenant, spec)
-            await self._admission.admit(tenant, jobs=1, staged=source.size)
-            return await self._accept_for_ingest(tenant, spec, claim, source)
+            return await self._accept_stored(tenant, spec, source, prefer_async, claim, replaced)
         if spec.mode is Mode.OPEN:
-            await self._admission.admit(tenant, jobs=1)
-            return await self._accept_for_ingest(tenant, spec, claim, None)
+            await self._admission.admit(tenant, jobs=_new_jobs(replaced))
+            return await self._accept_for_ingest(tenant, spec, claim, None, replaced)
         seeds = await self._seeds(spec)
-        await self._admission.admit(tenant, jobs=1, tasks=len(seeds))
-        if prefer_async or len(seeds) > self._system.settings.sync_task_limit:
-            note = await note_submit(self._system, tenant, claim.subject, claim.is_repeated)
-            source = await self._stage(tenant, claim.subject, seeds)
-            accepted = await self._accept_for_ingest(tenant, spec, claim, source)
-            await self._forget(note)
-            return accepted
-        return await self._accept_with_tasks(tenant, spec, claim, seeds)
+        await self._admission.admit(tenant, jobs=_new_jobs(replaced), tasks=_new_tasks(len(seeds), replaced))
+        is_small = len(seeds) <= self._system.settings.sync_task_limit
+        # A job that has to wait for another is ingested: its tasks are written when the other has stopped.
+        if is_small and not prefer_async and not replaced.runs:
+            return await self._accept_with_tasks(tenant, spec, claim, seeds, replaced)
+        note = await note_submit(self._system, tenant, claim.subject, claim.is_repeated)
+        source = await self._stage(tenant, claim.subject, seeds)
+        accepted = await self._accept_for_ingest(tenant, spec, claim, source, replaced, is_small=is_small)
+        await self._forget(note)
+        return accepted
 
     async def _accept_source(self, tenant: TenantId, spec: JobSpec, source: Source, claim: Claim) -> Accepted:
         await self._check(tenant, spec)
-        await self._admission.admit(tenant, jobs=1, staged=source.size)
-        return await self._accept_for_ingest(tenant, spec, claim, source)
+        return await self._accept_stored(tenant, spec, source, False, claim)
+
+    async def _accept_stored(
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        source: Source,
+        prefer_async: bool,
+        claim: Claim,
+        replaced: Replaced = NOTHING,
+    ) -> Accepted:
+        """Accept a job of a stored list: with its tasks if the list is small, else for ingest."""
+        small = None if source.remote is not None else await self._read_small(spec, source)
+        if small is None or prefer_async or replaced.runs:
+            await self._admission.admit(tenant, jobs=_new_jobs(replaced), staged=source.size)
+            return await self._accept_for_ingest(tenant, spec, claim, source, replaced, is_small=small is not None)
+        await self._admission.admit(tenant, jobs=_new_jobs(replaced), tasks=_new_tasks(len(small.seeds), replaced))
+        return await self._accept_with_tasks(tenant, spec, claim, small.seeds, replaced, source, small)
+
+    async def _read_small(self, spec: JobSpec, source: Source) -> SmallList | None:
+        """The list, if it is small and becomes tasks as it is; ingest reports what is wrong with any other."""
+        settings = self._system.settings
+        max_bytes = min(settings.sync_list_bytes, settings.max_list_bytes)
+        small = await read_small_list(self._system.blobs, source, spec.kind, max_bytes, settings.sync_task_limit)
+        if small is None or not small.seeds or (small.invalid and spec.on_invalid is OnInvalid.REJECT):
+            return None
+        return small
 
     async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
         check_limits(spec)
+        check_replaces(spec.replaces)
         _check_shape(spec)
         await check_notify(self._system, tenant, spec.notify)
 
@@ -136,7 +187,7 @@ class Submit:
 
     async def _uploaded(self, tenant: TenantId, spec: JobSpec) -> Source:
         assert spec.source is not None
-        upload = await self._system.records.access.upload(spec.source.upload_id)
+        upload = await self._system.records.access.upload(spec.source.upload_id or "")
         if upload is None or upload.tenant != tenant:
             raise NotFound("The upload was not found, or has expired.")
         await self._check_stored(upload)
@@ -164,13 +215,24 @@ class Submit:
         return staged_source(key, data)
 
     async def _accept_for_ingest(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, source: Source | None
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        claim: Claim,
+        source: Source | None,
+        replaced: Replaced = NOTHING,
+        *,
+        is_small: bool = False,
     ) -> Accepted:
-        job = self._job(tenant, spec, claim.subject, None, source)
+        job = self._job(tenant, spec, claim.subject, None, source, is_small=is_small)
         reply = claim.answer(ACCEPTED, answer(job))
-        # An open job has nothing to ingest yet.
-        outgoing = [] if source is None else [ingest_message(job)]
-        existing = await self._write_ingested(job, reply.row, outgoing, _documents(self._system, job, spec))
+        # An open job has nothing to ingest yet; its message has the jobs that it replaces cancelled.
+        outgoing = [] if source is None and not replaced.runs else [ingest_message(job)]
+        rows = [*_documents(self._system, job, spec), *replacement_documents(job, replaced.runs)]
+        await self._replace.take(tenant, replaced, job.job_id)
+        existing = await self._write_ingested(job, reply.row, outgoing, rows)
+        if existing is None:
+            await self._replace.cancel(replaced, job.job_id)
         return self._reply(job, reply, existing)
 
     async def _write_ingested(
@@ -189,18 +251,45 @@ class Submit:
         return existing
 
     async def _accept_with_tasks(
-        self, tenant: TenantId, spec: JobSpec, claim: Claim, seeds: list[TaskSeed]
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        claim: Claim,
+        seeds: list[TaskSeed],
+        replaced: Replaced,
+        source: Source | None = None,
+        stored: SmallList | None = None,
     ) -> Accepted:
-        job = self._job(tenant, spec, claim.subject, len(seeds), None)
+        job = self._job(tenant, spec, claim.subject, len(seeds), source, is_small=True)
+        invalid = [] if stored is None or not stored.invalid else [invalid_key(job, 0, stored.lines)]
+        note = None
+        if invalid or self._system.atomic_accept is None:
+            note = await note_submit(self._system, tenant, job.job_id, claim.is_repeated, invalid)
+        if stored is not None:
+            job = await self._with_invalid(job, stored)
         reply = claim.answer(CREATED, answer(job))
         outgoing = messages(job.key, seeds, job.options.chunk_size)
         rows = _documents(self._system, job, spec)
-        if self._system.atomic_accept is not None:
-            existing = await self._write_at_once(job, reply.row, seeds, outgoing, rows)
-        else:
-            note = await note_submit(self._system, tenant, job.job_id, claim.is_repeated)
+        await self._replace.take(tenant, replaced, job.job_id)
+        if self._system.atomic_accept is None:
+            assert note is not None
             existing = await self._write_in_steps(job, reply.row, seeds, outgoing, rows, note)
+        else:
+            existing = await self._write_at_once(job, reply.row, seeds, outgoing, rows)
+            if note is not None and existing is None:
+                await self._forget(note)
         return self._reply(job, reply, existing)
+
+    async def _with_invalid(self, job: Job, stored: SmallList) -> Job:
+        """Store the invalid lines of a list, as ingest does, before the job that counts them."""
+        metrics.INGESTED.add(len(stored.seeds), "task")
+        metrics.INGESTED.add(len(stored.invalid), "invalid")
+        if not stored.invalid:
+            return job
+        crashpoint("accept.invalid.before")
+        await self._system.blobs.put(invalid_key(job, 0, stored.lines), encode_invalid(stored.invalid))
+        crashpoint("accept.invalid.after")
+        return msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, invalid=len(stored.invalid)))
 
     async def _write_at_once(
         self,
@@ -266,19 +355,28 @@ class Submit:
             log.info("job accepted", tenant=job.tenant, job=job.job_id, kind=job.kind, state=job.state)
         return accepted
 
-    def _job(self, tenant: TenantId, spec: JobSpec, job_id: str, total: int | None, source: Source | None) -> Job:
+    def _job(
+        self,
+        tenant: TenantId,
+        spec: JobSpec,
+        job_id: str,
+        total: int | None,
+        source: Source | None,
+        *,
+        is_small: bool = False,
+    ) -> Job:
         """`total` is None for a job that is ingested, or open."""
         now = self._system.clock.now()
         settings = self._system.settings
-        small = total is not None
+        is_complete = total is not None
         run = Run(
             run_id=first_run_id(job_id),
             number=1,
-            state=RunState.RUNNING if small else RunState.INGESTING,
+            state=RunState.RUNNING if is_complete else RunState.INGESTING,
             total=total or 0,
-            last_batch=small,
+            last_batch=is_complete,
             created_at=now,
-            sealed=small,
+            sealed=is_complete,
             touched_at=now,
         )
         return Job(
@@ -288,14 +386,15 @@ class Submit:
             kind=spec.kind,
             mode=spec.mode,
             options=spec.options(),
-            task_shard_count=1 if small or not self._system.sharded else settings.task_shard_count,
-            result_layout=spec.result_layout or (ResultLayout.OBJECT if small else ResultLayout.PACKED),
+            task_shard_count=1 if is_small or not self._system.sharded else settings.task_shard_count,
+            result_layout=spec.result_layout or (ResultLayout.OBJECT if is_complete else ResultLayout.PACKED),
             state=run.state,
             reason=None,
             created_at=now,
             expires_at=None,
             run=run,
             source=source,
+            task_store=self._system.task_store,
         )
 
     def _event(self, job: Job) -> OutboxEvent:
@@ -325,7 +424,18 @@ def encode_list(seeds: Sequence[TaskSeed]) -> bytes:
     return "".join([f"{seed.input}\n" for seed in seeds]).encode()
 
 
+def _new_jobs(replaced: Replaced) -> int:
+    """How many jobs there are more: the new job has the capacity of those that it replaces."""
+    return max(0, 1 - len(replaced.active))
+
+
+def _new_tasks(count: int, replaced: Replaced) -> int:
+    return max(0, count - sum(job.run.total for job in replaced.active))
+
+
 def _check_shape(spec: JobSpec) -> None:
+    if spec.source is not None:
+        check_source(spec.source)
     if spec.source is not None and spec.tasks:
         raise InvalidField("Give `tasks` or `source`, not both.", field="source")
     if spec.mode is Mode.OPEN and (spec.tasks or spec.source):

@@ -1,16 +1,64 @@
 """The fleet, as a tenant may see it: breakers, unfinished runs, workers."""
 
-from litestar import Response, get
+from typing import Annotated
 
+import msgspec
+from litestar import Response, get, post
+from litestar.params import QueryParameter
+
+from conveyor.api import operations
 from conveyor.api import schemas as shapes
-from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, check_job_cursor
+from conveyor.api.creation import read_optional
+from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, TenantPart, answer, check_job_cursor
+from conveyor.coordination.breaker_states import reset_breakers as close_breakers
+from conveyor.errors import Forbidden
+from conveyor.model import TenantId
 from conveyor.read.fleet import breakers_json, lanes_json, workers_json
 
+_MAX_TARGETS = 1000
 
-@get("/breakers", summary="List breakers", responses=shapes.answers(shapes.BreakersPage))
-async def list_breakers(system: SystemPart, tenant: TenantPart) -> Response[bytes]:
-    """Breakers that are open or half-open; at most 100."""
-    return answer({"items": await breakers_json(system, tenant), "next_cursor": None})
+AllTenants = Annotated[bool, QueryParameter(description="Those of all tenants. Needs an administrator's key.")]
+
+
+class ResetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The breakers to reset: those of some targets, or all; of the key's tenant, or of all tenants."""
+
+    targets: Annotated[list[str], msgspec.Meta(min_length=1, max_length=_MAX_TARGETS)] | None = None
+    all_tenants: bool = False
+
+
+@get("/breakers", summary="List breakers", responses=shapes.answers(shapes.BreakersPage, 403))
+async def list_breakers(
+    request: ApiRequest, system: SystemPart, tenant: TenantPart, all_tenants: AllTenants = False
+) -> Response[bytes]:
+    """Breakers that are open or half-open; at most 100 of a tenant, and 1,000 of all."""
+    owner = _owner(request, tenant, all_tenants)
+    return answer({"items": await breakers_json(system, owner), "next_cursor": None})
+
+
+@post(
+    "/breakers/reset",
+    summary="Reset breakers",
+    status_code=200,
+    operation_class=operations.takes(ResetSpec, required=False),
+    responses={**shapes.shaped(shapes.ResetBreakers), **shapes.problems(400, 403, 413, 415, 503)},
+)
+async def reset_breakers(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
+    """Closes breakers whose targets are back. Tasks that wait for them start at once; failures before the reset no
+    longer count. Without `targets`, all breakers of the tenant. `all_tenants` needs an administrator's key."""
+    spec = await read_optional(request, system.settings.max_request_bytes, ResetSpec)
+    owner = _owner(request, tenant, spec.all_tenants)
+    closed = await close_breakers(system.coordinator, system.clock, owner, spec.targets)
+    return answer({"reset": [{"tenant": tenant, "target": target} for tenant, target in closed]})
+
+
+def _owner(request: ApiRequest, tenant: TenantId, all_tenants: bool) -> TenantId | None:
+    """The tenant whose breakers the request is about; None for all. Raises Forbidden."""
+    if not all_tenants:
+        return tenant
+    if not request.auth.admin:
+        raise Forbidden
+    return None
 
 
 @get("/lanes", summary="List lanes", responses=shapes.answers(shapes.LanesPage, 400))

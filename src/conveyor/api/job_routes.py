@@ -10,6 +10,7 @@ from litestar.params import FromPath, QueryParameter
 
 from conveyor.accept.answer import AcceptedView
 from conveyor.accept.option_changes import Changes, change_options
+from conveyor.accept.replace import SUBMIT_ROUTE
 from conveyor.accept.spec import JobSpec
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
@@ -39,7 +40,7 @@ from conveyor.system import System
 
 log = structlog.get_logger()
 
-ROUTE = "POST /v1/jobs"
+ROUTE = SUBMIT_ROUTE
 
 Verify = Annotated[bool, QueryParameter(description="Count the rows, and report by how much the counters are wrong.")]
 

@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conveyor.api.edge import HEADERS
+from conveyor.errors import ConveyorError, HeadTooLarge, MalformedHttp
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 200
@@ -88,24 +89,21 @@ class CappedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for malformed HTTP."""
-        self._refuse(
-            HTTPStatus.BAD_REQUEST,
-            "malformed_http",
-            "The request is not valid HTTP. Check that the client speaks HTTP/1.1 without TLS.",
-        )
+        self._refuse(MalformedHttp())
 
     def _refuse_head(self) -> None:
         detail = f"The head of the request is too large. Send at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers."
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", detail)
+        self._refuse(HeadTooLarge(detail))
 
-    def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
+    def _refuse(self, error: ConveyorError) -> None:
         """Respond in place of the application, which has no request to answer."""
         self._refused = True
         self._unset_timer()
         if self.transport.is_closing():
             return
-        problem = {"type": f"urn:conveyor:problem:{code}", "title": status.phrase, "status": status.value}
-        body = msgspec.json.encode({**problem, "code": code, "detail": detail})
+        status = HTTPStatus(error.status)
+        problem = {"type": f"urn:conveyor:problem:{error.code}", "title": status.phrase, "status": status.value}
+        body = msgspec.json.encode({**problem, "code": error.code, "detail": error.message})
         headers = {
             **HEADERS,
             b"content-type": b"application/problem+json",

@@ -80,6 +80,8 @@ def _tenant_routes() -> Router:
         route_handlers=[
             uploads.create_upload,
             uploads.show_upload,
+            uploads.sign_parts,
+            uploads.complete_upload,
             jobs.submit_job,
             jobs.list_jobs,
             jobs.show_job,
@@ -127,6 +129,7 @@ def _tenant_routes() -> Router:
             dead_letters.list_letters,
             dead_letters.redrive_letters,
             fleet.list_breakers,
+            fleet.reset_breakers,
             fleet.list_lanes,
             fleet.show_workers,
             sessions.show_session,

@@ -8,7 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from conveyor.accept.answer import CountsView
 from conveyor.api.problems import MEDIA_TYPE, Problem
 from conveyor.coordination.durations import TaskTime
-from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId
+from conveyor.model import Counts, JobId, JobKind, Mode, ResultLayout, RunId, TaskError, TaskId, TenantId
 from conveyor.states import RunState
 
 
@@ -27,6 +27,8 @@ class LineageShape(Shape, frozen=True):
     tag: str | None
     # Only these tasks; all, if it is empty.
     indexes: list[int]
+    # Only dead-lettered tasks.
+    dead_lettered: bool
     # The options that this run overrides.
     options: dict[str, Any]
 
@@ -48,11 +50,14 @@ class RunShape(Shape, frozen=True):
 
 
 class WaitShape(Shape, frozen=True):
-    """What a job waits for: `paused`, `ingesting`, `open`, or another reason."""
+    """What a job waits for: `paused`, `ingesting`, `open`, `breaker`, or another reason."""
 
     code: str
     detail: str
     until: str | None
+    # Of a breaker: its target, and the error that opened it.
+    target: str | None
+    error: str | None
 
 
 class VerifiedRun(Shape, frozen=True):
@@ -156,6 +161,8 @@ class TaskShape(Shape, frozen=True):
     attempts: int
     http_status: int | None
     error: TaskError | None
+    # It failed and waits for a redrive; after a redrive, the result of an earlier run keeps it.
+    dead_lettered: bool
     content_type: str | None
     size: int | None
     sha256: str | None
@@ -204,12 +211,17 @@ class InvalidLineShape(Shape, frozen=True):
 
 
 class DeadLetterShape(Shape, frozen=True):
-    """A dead letter. Its queue is `control` for an ingest, `run` for tasks."""
+    """A dead letter: a dead-lettered task, or a message. Its queue is `control` for an ingest, `run` for tasks."""
 
     id: str
     queue: str
     job_id: JobId
     run_id: RunId
+    # Of a dead-lettered task; null for a message.
+    task_id: TaskId | None
+    index: int | None
+    attempts: int | None
+    error_code: str | None
     reason: str
     at: str
     # What redriving it does now, and a sentence that says so.
@@ -468,14 +480,33 @@ class StatisticsShape(Shape, frozen=True):
 class BreakerShape(Shape, frozen=True):
     """A breaker: `open` keeps all tasks from the target, `half_open` lets a few probes through."""
 
+    tenant: TenantId
+    # Scheme, host and port of a URL, `gateway:` and those of a gateway, or `upstream:` and the name that jobs give.
     target: str
     state: str
+    # The error that opened it; null if it is unknown.
+    error: str | None
     since: str
     until: str
     # How often in a row it has opened.
     times: int
     # Maximum number of probes at once.
     at_once: int
+    # Unfinished runs that it blocks; at most 20.
+    runs: list[RunId]
+
+
+class ResetBreaker(Shape, frozen=True):
+    """A breaker that was reset."""
+
+    tenant: TenantId
+    target: str
+
+
+class ResetBreakers(Shape, frozen=True):
+    """The breakers that were reset; those that were closed already are left out."""
+
+    reset: list[ResetBreaker]
 
 
 class DepthShape(Shape, frozen=True):
@@ -598,7 +629,7 @@ class InvalidLinesPage(Shape, frozen=True):
 
 
 class DeadLettersPage(Shape, frozen=True):
-    """Dead letters, oldest first."""
+    """Dead letters: messages, oldest first, then dead-lettered tasks by run."""
 
     items: list[DeadLetterShape]
     next_cursor: str | None

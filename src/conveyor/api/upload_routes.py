@@ -1,18 +1,22 @@
 """Uploads: a signed link to send a list to, and the list itself. The link needs no key."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from litestar import Response, get, post, put
 from litestar.params import FromPath, QueryParameter
 
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
-from conveyor.api.creation import accepted, read_keyed
+from conveyor.api.creation import accepted, read_keyed, read_spec
 from conveyor.api.dependencies import ApiRequest, SystemPart, TenantPart, UploadsPart, answer
 from conveyor.api.request_bodies import announced_length, pieces
 from conveyor.clock import iso_text
+from conveyor.engines.blobs import Presigned
+from conveyor.lists.multipart_uploads import CompletionSpec, MultipartUploads, PartsSpec, PartsView
 from conveyor.lists.uploads import UploadSpec, UploadView
+from conveyor.model import UploadRecord
 
 ROUTE = "POST /v1/uploads"
 # A valid host; anything else must not become part of a link.
@@ -49,16 +53,41 @@ async def show_upload(upload_id: FromPath[str], tenant: TenantPart, uploads: Upl
     store."""
     upload = await uploads.find(tenant, upload_id)
     stored, link = await uploads.state(upload)
-    return answer(
-        {
-            "upload_id": upload.upload_id,
-            "size": upload.size,
-            "sha256": upload.sha256,
-            "stored": stored,
-            "expires_at": iso_text(upload.expires_at),
-            **({} if link is None else {"url": link.url, "method": link.method, "headers": link.headers}),
-        }
-    )
+    return answer(_shown(upload, stored, link))
+
+
+@post(
+    "/uploads/{upload_id:str}/parts",
+    summary="Sign requests for parts of an upload",
+    status_code=200,
+    operation_class=operations.takes(PartsSpec),
+    responses={**shapes.shaped(PartsView, 200), **shapes.problems(400, 404, 409, 413, 415, 503)},
+)
+async def sign_parts(
+    request: ApiRequest, upload_id: FromPath[str], system: SystemPart, tenant: TenantPart, uploads: UploadsPart
+) -> Response[bytes]:
+    """For a list whose creation answered `part_bytes`. The first request has no `multipart_id` and begins an upload in
+    parts; one that is never completed expires."""
+    spec = await read_spec(request, system.settings.max_request_bytes, PartsSpec)
+    upload = await uploads.find(tenant, upload_id)
+    return answer(msgspec.to_builtins(await MultipartUploads(system).parts(upload, spec)))
+
+
+@post(
+    "/uploads/{upload_id:str}/complete",
+    summary="Complete an upload in parts",
+    status_code=200,
+    operation_class=operations.takes(CompletionSpec),
+    responses=shapes.answers(shapes.UploadShape, 400, 404, 409, 413, 415, 503),
+)
+async def complete_upload(
+    request: ApiRequest, upload_id: FromPath[str], system: SystemPart, tenant: TenantPart, uploads: UploadsPart
+) -> Response[bytes]:
+    """All parts must be stored. May be repeated."""
+    spec = await read_spec(request, system.settings.max_request_bytes, CompletionSpec)
+    upload = await uploads.find(tenant, upload_id)
+    await MultipartUploads(system).complete(upload, spec)
+    return answer(_shown(upload, True, None))
 
 
 @put(
@@ -75,6 +104,17 @@ async def fill_upload(
     """The bytes of the list, as announced. The signature of the link authorizes the request."""
     size, digest = announced_length(request), request.headers.get("x-content-sha256")
     await uploads.fill(upload_id, signature, size, digest, pieces(request))
+
+
+def _shown(upload: UploadRecord, stored: bool, link: Presigned | None) -> dict[str, Any]:
+    return {
+        "upload_id": upload.upload_id,
+        "size": upload.size,
+        "sha256": upload.sha256,
+        "stored": stored,
+        "expires_at": iso_text(upload.expires_at),
+        **({} if link is None else {"url": link.url, "method": link.method, "headers": link.headers}),
+    }
 
 
 def _base_url(request: ApiRequest) -> str:

@@ -42,7 +42,12 @@ def _live(title: str, console: Console) -> Iterator[Show]:
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(title, total=None, done="", problems="", rate="", tail="")
 
+        alerts: set[str] = set()
+
         def show(view: View) -> None:
+            if view.alert and view.alert not in alerts:
+                alerts.add(view.alert)
+                progress.console.print(f"{title}: {view.alert}", markup=False, highlight=False)
             progress.update(
                 bar,
                 description=f"{title}: {view.stage}" if view.stage else title,
@@ -61,9 +66,13 @@ def _live(title: str, console: Console) -> Iterator[Show]:
 def _plain(title: str, console: Console, clock: Clock) -> Show:
     due = clock.monotonic() + _LINE_SECONDS
     finished = False
+    alerts: set[str] = set()
 
     def show(view: View) -> None:
         nonlocal due, finished
+        if view.alert and view.alert not in alerts:
+            alerts.add(view.alert)
+            print(f"{title}: {view.alert}", file=console.file, flush=True)
         just_finished = view.last and not finished
         if not just_finished and clock.monotonic() < due:
             return

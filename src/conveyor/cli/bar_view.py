@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from conveyor.cli import formatting as text
 from conveyor.cli.snapshot import IngestSnapshot, Snapshot
 from conveyor.states import RunState
+from conveyor.telemetry.redact import printable
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class View:
     tail: str = ""
     # No later view will differ from this one.
     last: bool = False
+    # A message to print once, at once.
+    alert: str = ""
 
     def line(self) -> str:
         """The view as one line of text."""
@@ -34,7 +37,7 @@ def view_job(now: Snapshot) -> View:
     if now.state is RunState.INGESTING and now.ingest is not None:
         return _of_ingest(now, now.ingest)
     done = f"{text.count(now.done)} of {text.count(now.total)} done"
-    return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended)
+    return View("", now.done, now.total or None, done, _problems(now), _rate(now), _tail(now), now.ended, _alert(now))
 
 
 def view_bytes(stage: str, done: int, total: int | None) -> View:
@@ -47,7 +50,8 @@ def _of_ingest(now: Snapshot, ingest: IngestSnapshot) -> View:
     done = f"{text.count(ingest.tasks)} tasks, {text.count(now.done)} done"
     if ingest.bytes_total is None and ingest.bytes_read:
         done = f"{text.size(ingest.bytes_read)}, {done}"
-    return View("ingesting", ingest.bytes_read, ingest.bytes_total, done, _problems(now), _rate(now), now.note or "")
+    rate, tail = _rate(now), now.note or ""
+    return View("ingesting", ingest.bytes_read, ingest.bytes_total, done, _problems(now), rate, tail, alert=_alert(now))
 
 
 def _problems(now: Snapshot) -> str:
@@ -58,6 +62,14 @@ def _problems(now: Snapshot) -> str:
 
 def _rate(now: Snapshot) -> str:
     return "" if now.rate is None else text.rate(now.rate)
+
+
+def _alert(now: Snapshot) -> str:
+    if now.outage is None:
+        return ""
+    target, error, patience = now.outage
+    because = f" ({error})" if error else ""
+    return f"{printable(target)} is down{because}. Its tasks wait for it, at most {text.duration(patience)}, then fail."
 
 
 def _tail(now: Snapshot) -> str:

@@ -2,6 +2,7 @@
 
 import typer
 
+from conveyor.cli import breaker_commands as breakers
 from conveyor.cli import control_commands as control
 from conveyor.cli import dashboard_command as dashboard
 from conveyor.cli import dead_letter_commands as dead_letters
@@ -12,6 +13,7 @@ from conveyor.cli import export_command as exports
 from conveyor.cli import invalid_command as invalid
 from conveyor.cli import job_commands as jobs
 from conveyor.cli import key_commands as keys
+from conveyor.cli import move_command as move
 from conveyor.cli import rerun_command as rerun
 from conveyor.cli import role_commands as roles
 from conveyor.cli import run_command as run
@@ -64,7 +66,9 @@ app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
 app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
 app.command("intake", rich_help_panel=_ROLES)(roles.intake)
 app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
+app.add_typer(breakers.app, name="breakers", rich_help_panel=_ADMIN)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
+app.command("move-tasks", rich_help_panel=_ADMIN)(move.move_tasks)
 app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
 app.command("version", rich_help_panel=_ADMIN)(version.version)

@@ -14,6 +14,8 @@ from conveyor.cli.shared_options import (
     Headers,
     JobArgument,
     MaxLifetime,
+    NoBreaker,
+    Patience,
     Rate,
     RetentionDays,
     Server,
@@ -50,6 +52,8 @@ def change(
     gateway: Gateway = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     max_failed: Annotated[
         int | None, typer.Option("--max-failed", help="Fail the job when this many tasks have failed.")
     ] = None,
@@ -72,6 +76,8 @@ def change(
         gateway=gateway,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     if no_rate:
         if rate is not None:

@@ -139,7 +139,7 @@ def _engines(settings: Settings) -> Iterator[Check]:
     from conveyor.system import SEAMS, engine_findings, step_functions_findings
 
     findings = []
-    if any(getattr(settings, seam) for seam in SEAMS):
+    if any(getattr(settings, seam) for seam in (*SEAMS, "other_tasks")):
         findings += run_async(engine_findings(settings, SystemClock()))
     if settings.step_functions is not None:
         findings += run_async(step_functions_findings(settings.step_functions))

@@ -11,7 +11,16 @@ from conveyor.cli.output import count_invalid_lines, print_json, print_json_arra
 from conveyor.cli.shared_options import AsJson, Data, JobArgument, Limit, Server
 from conveyor.settings import Settings
 
-_JOBS = [("job", 30), ("state", 10), ("created", 20), ("total", 10), ("done", 10), ("failed", 8), ("name", 0)]
+_JOBS = [
+    ("job", 30),
+    ("state", 10),
+    ("created", 20),
+    ("total", 10),
+    ("done", 10),
+    ("failed", 8),
+    ("waiting", 9),
+    ("name", 0),
+]
 _RESULTS = [("index", 8), ("status", 10), ("http", 4), ("attempts", 8), ("size", 10), ("input", 0)]
 _EVENTS = [("at", 20), ("event", 24), ("data", 0)]
 
@@ -99,7 +108,10 @@ def _job_row(job: dict[str, Any]) -> list[object]:
     now = Snapshot.of(job)
     created = text.moment(job.get("created_at"))
     counts = (text.count(now.total), text.count(now.done), text.count(now.failed))
-    return [now.job_id, now.state.value, created, *counts, job.get("name")]
+    if job.get("reason_code") == "tasks_elsewhere":
+        counts = (text.count(now.total), "elsewhere", "-")
+    waiting = (job.get("waiting") or {}).get("code")
+    return [now.job_id, now.state.value, created, *counts, waiting, job.get("name")]
 
 
 def _facts(job: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,10 +14,13 @@ from conveyor.cli.shared_options import (
     Headers,
     JobArgument,
     MaxLifetime,
+    NoBreaker,
+    Patience,
     Rate,
     RetentionDays,
     Server,
     Timeout,
+    WhenExhausted,
     job_spec,
 )
 from conveyor.errors import BadInput
@@ -53,6 +56,9 @@ def rerun(
     gateway: Gateway = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -78,6 +84,9 @@ def rerun(
         gateway=gateway,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
+        patience=patience,
+        no_breaker=no_breaker,
+        on_exhausted=on_exhausted,
     )
     with connect(Settings.load(url=url, data=data)) as client:
         handle = client.job(job).rerun(

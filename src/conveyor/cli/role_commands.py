@@ -32,9 +32,10 @@ def work(
     _run(Settings.load(data=data, workers=workers, app=app, allow_private_targets=allowed), "work")
 
 
-def ingest(data: Data = None, ingesters: Ingesters = None) -> None:
+def ingest(data: Data = None, ingesters: Ingesters = None, allow_private_targets: AllowPrivate = False) -> None:
     """Run only the ingester, which turns lists into tasks."""
-    _run(Settings.load(data=data, ingesters=ingesters), "ingest")
+    allowed = allow_private_targets or None
+    _run(Settings.load(data=data, ingesters=ingesters, allow_private_targets=allowed), "ingest")
 
 
 def sweep(data: Data = None, allow_private_targets: AllowPrivate = False) -> None:
@@ -95,7 +96,7 @@ def migrate(data: Data = None) -> None:
     configure_log(settings.log_level, form=settings.log_format)
     for step in run_async(migrate_engines(settings, SystemClock())):
         print(step)
-    if not any(getattr(settings, seam) for seam in _SHARED):
+    if not any(getattr(settings, seam) for seam in (*_SHARED, "other_tasks")):
         print("Nothing to migrate: the embedded engines create what they need.")
 
 

@@ -19,6 +19,8 @@ from conveyor.cli.shared_options import (
     Headers,
     Lists,
     Name,
+    NoBreaker,
+    Patience,
     Rate,
     Timeout,
     WhenInvalid,
@@ -26,6 +28,9 @@ from conveyor.cli.shared_options import (
 )
 from conveyor.model import MAX_RETENTION_DAYS, OnInvalid
 from conveyor.settings import Settings
+
+# How long tasks wait by default while their target is down, in seconds.
+_PATIENCE = 60.0
 
 
 def run(
@@ -50,6 +55,8 @@ def run(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     handler: Handler = None,
     download: Download = False,
     export: ExportSpec = None,
@@ -62,6 +69,8 @@ def run(
     """Run a list of tasks and write the results to a zip archive.
 
     Ctrl-C stops cleanly. The same command with --resume continues, also after a crash.
+
+    If a host is down, its tasks wait for 60 seconds (--patience) and then fail.
 
     If the list cannot be read to its end, the archive has the results so far. Fix the list and pass --resume.
 
@@ -84,6 +93,9 @@ def run(
         timeout=timeout,
         headers=header,
         gateway=gateway,
+        # A user waits for this command: it does not wait an hour for a host that is down.
+        patience=_PATIENCE if patience is None and not no_breaker else patience,
+        no_breaker=no_breaker,
         name=name,
         # Rejecting reports invalid lines before any task runs, so that the user can fix them first.
         on_invalid=on_invalid or OnInvalid.REJECT,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from conveyor.client.s3_objects import is_object
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.settings import Settings
 
@@ -50,9 +51,9 @@ def check_data(data: Path) -> None:
 
 
 def check_lists(lists: Sequence[str]) -> None:
-    """Check that each list is a file, or standard input at most once. Raises ListUnreadable."""
+    """Check that each list is a file, an object in a bucket, or standard input at most once. Raises ListUnreadable."""
     for name in lists:
-        if name == STDIN:
+        if name == STDIN or is_object(name):
             continue
         if not Path(name).exists():
             raise ListUnreadable(f"List {name} not found.")
@@ -63,7 +64,7 @@ def check_lists(lists: Sequence[str]) -> None:
 
 
 def is_plain_file(name: str) -> bool:
-    """Whether the list can be read twice. Standard input and other pipes cannot."""
+    """Whether the list can be read twice. Standard input, other pipes and objects in a bucket cannot."""
     return name != STDIN and Path(name).is_file()
 
 

@@ -17,6 +17,8 @@ from conveyor.cli.shared_options import (
     Handler,
     Headers,
     Limit,
+    NoBreaker,
+    Patience,
     Rate,
     Server,
     Timeout,
@@ -61,7 +63,8 @@ def create(
         typer.Argument(metavar="LIST", help="List of tasks, uploaded once, now.", show_default=False),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="Read the list from this URL at each fire.")
+        str | None,
+        typer.Option("--from", metavar="URL", help="Read the list from this http or s3 URL at each fire."),
     ] = None,
     zone: Annotated[
         str, typer.Option("--timezone", metavar="NAME", help="Time zone of the cron expression, such as Europe/Berlin.")
@@ -81,6 +84,8 @@ def create(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
@@ -100,6 +105,8 @@ def create(
         timeout=timeout,
         headers=header,
         gateway=gateway,
+        patience=patience,
+        no_breaker=no_breaker,
     )
     spec = {"cron": cron, "timezone": zone, "name": name, "paused": paused, "missed": missed or "coalesce"}
     with connect(Settings.load(url=url, data=data)) as client:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from conveyor.errors import BadInput
-from conveyor.model import OnInvalid
+from conveyor.model import OnExhausted, OnInvalid
 
 _JOB = "Job"
 
@@ -15,9 +15,9 @@ Lists = Annotated[
     list[str],
     typer.Argument(
         metavar="LIST",
-        help="Files with the tasks, or - for standard input: text with one URL per line (empty lines and lines that "
-        "start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be compressed as .gz or "
-        ".zst, and have any size.",
+        help="Files with the tasks, s3://BUCKET/KEY, or - for standard input: text with one URL per line (empty lines "
+        "and lines that start with # are ignored), .jsonl with a URL or an object per line, or .csv. All may be "
+        "compressed as .gz or .zst, and have any size.",
         show_default=False,
     ),
 ]
@@ -99,6 +99,21 @@ Gateway = Annotated[
         help="Fetch through an HTTP proxy, or through an API given as a URL template with {url}. [CONVEYOR_GATEWAY]",
     ),
 ]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        "--patience",
+        metavar="SECONDS",
+        rich_help_panel=_JOB,
+        help="How long tasks wait while their target is down, before they fail. [run: 60, else 3600]",
+    ),
+]
+NoBreaker = Annotated[
+    bool,
+    typer.Option(
+        "--no-breaker", rich_help_panel=_JOB, help="Try every task, also while its target is down. Uses up attempts."
+    ),
+]
 WhenInvalid = Annotated[
     OnInvalid | None,
     typer.Option(
@@ -121,6 +136,15 @@ MaxLifetime = Annotated[
         help="Fail the run if it is unfinished this many seconds after its creation. [no limit]",
     ),
 ]
+WhenExhausted = Annotated[
+    OnExhausted | None,
+    typer.Option(
+        "--on-exhausted",
+        rich_help_panel=_JOB,
+        help="fail: a task without retries left fails. dead_letter: it is a dead letter as well, and can be redriven. "
+        "[fail]",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", rich_help_panel=_JOB, help="Name of the job.")]
 
 
@@ -139,6 +163,9 @@ def job_spec(
     on_invalid: OnInvalid | None = None,
     retention_days: float | None = None,
     max_lifetime: float | None = None,
+    patience: float | None = None,
+    no_breaker: bool = False,
+    on_exhausted: OnExhausted | None = None,
 ) -> dict[str, Any]:
     """Make the body of POST /v1/jobs, without its tasks. The server has the defaults. Raises BadInput."""
     kinds = [
@@ -148,6 +175,8 @@ def job_spec(
     ]
     if len(kinds) > 1:
         raise BadInput("--handler, --download and --export exclude each other. Pass one of them.")
+    if no_breaker and patience is not None:
+        raise BadInput("--patience and --no-breaker exclude each other. Pass one of them.")
     spec = {
         "kind": kinds[0] if kinds else None,
         "export": None if export is None else _read_export_spec(export),
@@ -161,6 +190,8 @@ def job_spec(
         "max_lifetime": max_lifetime,
         "headers": dict(_header(line) for line in headers) if headers else None,
         "on_invalid": on_invalid.value if on_invalid else None,
+        "breaker": {"enabled": False} if no_breaker else None if patience is None else {"patience": patience},
+        "on_exhausted": on_exhausted.value if on_exhausted else None,
         "gateway": {"url" if "{url}" in gateway else "proxy": gateway} if gateway else None,
     }
     return {field: value for field, value in spec.items() if value is not None}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.cli import EXIT_BAD_INPUT, EXIT_TASKS_FAILED
-from conveyor.model import INGEST_FAILED
+from conveyor.model import INGEST_FAILED, Breaking
 from conveyor.states import ENDED, INGEST_CODES, ReasonCode, RunState
 
 
@@ -42,6 +42,8 @@ class Snapshot:
     errors: tuple[tuple[str, int], ...]
     # None for a job whose tasks came with the request.
     ingest: IngestSnapshot | None
+    # The target that is down, the error that showed it, and for how many seconds tasks wait for it.
+    outage: tuple[str, str | None, float] | None = None
     # Other work to report, such as writing the archive.
     note: str | None = None
 
@@ -61,6 +63,7 @@ class Snapshot:
             eta=job.get("eta"),
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
             ingest=IngestSnapshot.of(job["ingest"]) if job.get("ingest") else None,
+            outage=_outage(job),
         )
 
     @property
@@ -97,3 +100,11 @@ class Snapshot:
             return EXIT_BAD_INPUT
         clean = self.state is RunState.COMPLETED and self.succeeded == self.total
         return 0 if clean else EXIT_TASKS_FAILED
+
+
+def _outage(job: Mapping[str, Any]) -> tuple[str, str | None, float] | None:
+    waiting = job.get("waiting") or {}
+    if not waiting.get("target"):
+        return None
+    patience = job.get("options", {}).get("breaker", {}).get("patience", Breaking().patience)
+    return waiting["target"], waiting.get("error"), patience

@@ -19,10 +19,13 @@ from conveyor.cli.shared_options import (
     Lists,
     MaxLifetime,
     Name,
+    NoBreaker,
+    Patience,
     Rate,
     RetentionDays,
     Server,
     Timeout,
+    WhenExhausted,
     WhenInvalid,
     job_spec,
 )
@@ -44,23 +47,39 @@ def submit(
     timeout: Timeout = None,
     header: Headers = None,
     gateway: Gateway = None,
+    patience: Patience = None,
+    no_breaker: NoBreaker = False,
     handler: Handler = None,
     download: Download = False,
     export: ExportSpec = None,
     on_invalid: WhenInvalid = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
+    replaces: Annotated[
+        str | None,
+        typer.Option(
+            "--replaces",
+            metavar="JOB",
+            help="Take the place of this job, named by its id or its idempotency key: cancel it, and start no task "
+            "before it has stopped.",
+        ),
+    ] = None,
+    on_exhausted: WhenExhausted = None,
     as_json: AsJson = False,
     url: Server = None,
     data: Data = None,
 ) -> None:
-    """Submit a list of tasks and print the id of the job."""
+    """Submit a list of tasks and print the id of the job.
+
+    The list may also be one http or https URL, which the server reads.
+    """
     from conveyor.cli.connection import connect
     from conveyor.cli.output import print_json
     from conveyor.cli.run_directory import check_lists
     from conveyor.cli.watch_command import watch_job
 
-    check_lists(lists)
+    if not _is_remote(lists):
+        check_lists(lists)
     settings = Settings.load(url=url, data=data)
     spec = job_spec(
         concurrency=concurrency,
@@ -72,15 +91,18 @@ def submit(
         timeout=timeout,
         headers=header,
         gateway=gateway,
+        patience=patience,
+        no_breaker=no_breaker,
         name=name,
         on_invalid=on_invalid,
         retention_days=retention_days,
         max_lifetime=max_lifetime,
+        on_exhausted=on_exhausted,
     )
     with connect(settings) as client:
-        job = _send(client, lists, spec, settings.max_list_bytes)
+        job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes)
         if wait:
-            raise typer.Exit(watch_job(job, as_json, Path(lists[0]).name))
+            raise typer.Exit(watch_job(job, as_json, _name_of(lists)))
     if as_json:
         print_json(job.data)
     else:
@@ -92,14 +114,32 @@ def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], max_byte
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.bar_view import view_bytes
     from conveyor.cli.staging import format_of, single_file
+    from conveyor.client import RemoteList
 
+    def uploading(sent: int, total: int | None) -> None:
+        show(view_bytes("uploading", sent, total))
+
+    if _is_remote(lists):
+        with progress_bar(spec.get("name") or _name_of(lists)) as show:
+            return client.submit(RemoteList(lists[0], format=format_of([_name_of(lists)])), progress=uploading, **spec)
     with (
-        progress_bar(spec.get("name") or Path(lists[0]).name) as show,
+        progress_bar(spec.get("name") or _name_of(lists)) as show,
         single_file(lists, max_bytes, lambda size: show(view_bytes("reading", size, None))) as path,
     ):
         return client.submit(
             path,
             format=format_of(lists),
-            progress=lambda sent, total: show(view_bytes("uploading", sent, total)),
+            progress=uploading,
             **spec,
         )
+
+
+def _is_remote(lists: Sequence[str]) -> bool:
+    """Whether it is one list that the server may read itself."""
+    return len(lists) == 1 and lists[0].lower().startswith(("s3://", "http://", "https://"))
+
+
+def _name_of(lists: Sequence[str]) -> str:
+    """The file name of the first list. The query of a URL may be secret."""
+    name = lists[0].partition("?")[0] if _is_remote(lists) else lists[0]
+    return Path(name).name

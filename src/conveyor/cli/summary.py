@@ -10,7 +10,10 @@ from conveyor.cli.snapshot import Snapshot
 from conveyor.errors import ConveyorError
 
 # Errors that many first runs meet, and that a flag solves.
-_HINTS = {"target_refused": " (private address: see --allow-private-targets)"}
+_HINTS = {
+    "target_refused": " (private address: see --allow-private-targets)",
+    "target_down": " (the host was down: run the list again, or see --patience)",
+}
 
 
 @dataclass(frozen=True)

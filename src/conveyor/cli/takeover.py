@@ -11,6 +11,7 @@ import msgspec
 from conveyor.errors import ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
+from conveyor.lists.list_bytes import ListBytes
 from conveyor.lists.reader import ListBatch, read
 from conveyor.model import Job, Task, TaskEnd, TaskSeed
 from conveyor.states import TaskStatus
@@ -35,15 +36,17 @@ async def take_over(system: System, before: Sequence[Job], job: Job) -> int:
 async def _batches(system: System, job: Job) -> AsyncIterator[ListBatch]:
     """Read the list as far as possible. The ingester reports what is wrong with the rest."""
     assert job.source is not None
-    settings, max_bytes = system.settings, system.settings.max_list_bytes
+    settings = system.settings
+    lists = ListBytes(system.blobs, job.tenant, settings.max_list_bytes)
 
     async def renew() -> bool:
         return True
 
     try:
-        ranges = await make_plan(system.blobs, job.source, job.kind, settings.ingest_range_bytes, max_bytes, renew)
+        await lists.pin(job.source)
+        ranges = await make_plan(lists, job.source, job.kind, settings.ingest_range_bytes, renew)
         for list_range in ranges:
-            pieces = range_pieces(system.blobs, list_range, max_bytes)
+            pieces = range_pieces(lists, list_range)
             async for batch in read(pieces, reading_of(list_range, job.kind)):
                 yield batch
     except ListUnreadable:

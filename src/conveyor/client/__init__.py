@@ -9,7 +9,7 @@ from conveyor.client.export import ExportHandle as Export
 from conveyor.client.job import AsyncJob
 from conveyor.client.job import JobHandle as Job
 from conveyor.client.job_options import ExportOptions, Filter, JobOptions
-from conveyor.client.resources import Event, InvalidLine, Progress, Result, Upload
+from conveyor.client.resources import Event, InvalidLine, Progress, RemoteList, Result, Upload
 from conveyor.client.transport import path_of
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Job",
     "JobOptions",
     "Progress",
+    "RemoteList",
     "Result",
     "Upload",
     "path_of",

@@ -12,7 +12,7 @@ from conveyor.client.job import AsyncJob, JobHandle
 from conveyor.client.job_options import Compression, JobOptions, Kind, ListFormat, ResultLayout
 from conveyor.client.lists import Tasks
 from conveyor.client.progress_display import display_bytes
-from conveyor.client.resources import Upload
+from conveyor.client.resources import RemoteList, Upload
 from conveyor.client.server_address import find_server
 from conveyor.client.transport import Json, Query
 from conveyor.client.upload_file import BytesProgress
@@ -41,7 +41,7 @@ class Client:
 
     def submit(
         self,
-        tasks: Tasks | Upload,
+        tasks: Tasks | Upload | RemoteList,
         *,
         kind: Kind | None = None,
         name: str | None = None,
@@ -49,17 +49,22 @@ class Client:
         compression: Compression | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
-        """Create a job from tasks: an iterable, an open file, or the path of a file. A list of any length needs
-        constant memory. The kind is python with `handler`, export_download with `export`, else fetch.
+        """Create a job from tasks: an iterable, an open file, the path of a file, or `s3://BUCKET/KEY`, which the
+        client reads and uploads if the server may not read it. A list of any length needs constant memory. The kind is
+        python with `handler`, export_download with `export`, else fetch.
 
         Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
         `compression` describe a file whose name and first bytes do not. `progress`: True shows the upload; a function
-        is called with the bytes sent and the total."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        is called with the bytes sent and the total.
+
+        `replaces` is the id of a job, or the `idempotency_key` of its submission: that job is cancelled, and no
+        task of this one starts before nothing of it is running."""
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
         form = _drop_none(format=format, compression=compression)
         with display_bytes(progress, name or "list", "uploading") as report:
             return JobHandle(
@@ -73,11 +78,14 @@ class Client:
         name: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
         """Create a job without tasks. `Job.add` adds tasks while others run; `Job.close` completes the list."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        spec = _spec(
+            kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces, mode="open"
+        )
         return JobHandle(self._session, drive(submission.create(self._session, spec, idempotency_key)))
 
     def upload(
@@ -99,13 +107,29 @@ class Client:
         """Get an export by its id. Raises NotFound."""
         return ExportHandle(self._session, drive(self._session.export(export_id)))
 
-    def dead_letters(self) -> Iterator[Json]:
-        """List dead letters, oldest first."""
-        return iterate(self._session.dead_letters())
+    def dead_letters(self, *, error_code: str | None = None, job_id: str | None = None) -> Iterator[Json]:
+        """List dead letters: messages, oldest first, then dead-lettered tasks by run."""
+        return iterate(self._session.dead_letters(error_code, job_id))
 
-    def redrive(self, ids: Sequence[str]) -> Json:
-        """Put dead letters back on their queues. Returns {redriven, skipped}."""
-        return drive(self._session.redrive(ids))
+    def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        all: bool = False,
+        error_code: str | None = None,
+        job_id: str | None = None,
+    ) -> Json:
+        """Redrive dead letters: those with these ids, all, or all with an error code or of a job. Messages go back to
+        their queues, tasks are rerun. Returns {redriven, skipped, runs}."""
+        return drive(self._session.redrive(ids, all, error_code, job_id))
+
+    def breakers(self, all_tenants: bool = False) -> Iterator[Json]:
+        """List breakers that are open or half-open. Those of all tenants need an administrator's key."""
+        return iterate(self._session.breakers(all_tenants))
+
+    def reset_breakers(self, targets: Sequence[str] | None = None, all_tenants: bool = False) -> Json:
+        """Close the breakers of targets that are back, or all breakers. Returns {reset}."""
+        return drive(self._session.reset_breakers(targets, all_tenants))
 
     def health(self) -> Json:
         """Get /healthz. Needs no key."""
@@ -158,7 +182,7 @@ class AsyncClient:
 
     async def submit(
         self,
-        tasks: Tasks | Upload,
+        tasks: Tasks | Upload | RemoteList,
         *,
         kind: Kind | None = None,
         name: str | None = None,
@@ -166,12 +190,13 @@ class AsyncClient:
         compression: Compression | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         progress: bool | BytesProgress = False,
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
         """As Client.submit, also for async iterables. Other iterables are read on the event loop."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify)
+        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
         form = _drop_none(format=format, compression=compression)
         with display_bytes(progress, name or "list", "uploading") as report:
             return AsyncJob(
@@ -185,11 +210,14 @@ class AsyncClient:
         name: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
+        replaces: str | None = None,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> AsyncJob:
         """As Client.open_job."""
-        spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, mode="open")
+        spec = _spec(
+            kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces, mode="open"
+        )
         return AsyncJob(self._session, await submission.create(self._session, spec, idempotency_key))
 
     async def upload(
@@ -212,13 +240,28 @@ class AsyncClient:
         """As Client.export."""
         return AsyncExport(self._session, await self._session.export(export_id))
 
-    def dead_letters(self) -> AsyncGenerator[Json, None]:
+    def dead_letters(self, *, error_code: str | None = None, job_id: str | None = None) -> AsyncGenerator[Json, None]:
         """As Client.dead_letters."""
-        return self._session.dead_letters()
+        return self._session.dead_letters(error_code, job_id)
 
-    async def redrive(self, ids: Sequence[str]) -> Json:
+    async def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        all: bool = False,
+        error_code: str | None = None,
+        job_id: str | None = None,
+    ) -> Json:
         """As Client.redrive."""
-        return await self._session.redrive(ids)
+        return await self._session.redrive(ids, all, error_code, job_id)
+
+    def breakers(self, all_tenants: bool = False) -> AsyncGenerator[Json, None]:
+        """As Client.breakers."""
+        return self._session.breakers(all_tenants)
+
+    async def reset_breakers(self, targets: Sequence[str] | None = None, all_tenants: bool = False) -> Json:
+        """As Client.reset_breakers."""
+        return await self._session.reset_breakers(targets, all_tenants)
 
     async def health(self) -> Json:
         """As Client.health."""

@@ -8,6 +8,7 @@ from typing import Any
 from conveyor.client.io import Io
 from conveyor.client.resources import Event, InvalidLine, Result
 from conveyor.client.transport import Json, Query, Transport, decode, path_of
+from conveyor.errors import BadInput, RunNotEnded
 
 # Rows per page.
 _PAGE = 1000
@@ -101,16 +102,41 @@ class ClientSession:
     def exports(self, job_id: str) -> AsyncGenerator[Json, None]:
         return self.transport.listing(path_of("jobs", job_id, "exports"), {"limit": 50}, dict)
 
-    def dead_letters(self) -> AsyncGenerator[Json, None]:
-        return self.transport.listing("/v1/dead-letters", {"limit": _PAGE}, dict)
+    def dead_letters(self, error_code: str | None, job_id: str | None) -> AsyncGenerator[Json, None]:
+        where = {"error_code": error_code, "job_id": job_id}
+        filters = {name: value for name, value in where.items() if value is not None}
+        return self.transport.listing("/v1/dead-letters", {"limit": _PAGE, **filters}, dict)
 
-    async def redrive(self, ids: Sequence[str]) -> Json:
-        counts = {"redriven": 0, "skipped": 0}
+    async def redrive(self, ids: Sequence[str] | None, every: bool, error_code: str | None, job_id: str | None) -> Json:
+        by_match = every or error_code is not None or job_id is not None
+        if (ids is None) != by_match:
+            raise BadInput("Pass the ids of dead letters, or else all, error_code or job_id.")
+        if ids is None:
+            where = {"all": every or None, "error_code": error_code, "job_id": job_id}
+            body = {name: value for name, value in where.items() if value is not None}
+            return await self.transport.json("POST", "/v1/dead-letters/redrive", body=body)
+        done: Json = {"redriven": 0, "skipped": 0, "runs": []}
         for start in range(0, len(ids), _MAX_REDRIVE_IDS):
-            body = {"ids": ids[start : start + _MAX_REDRIVE_IDS]}
-            part = await self.transport.json("POST", "/v1/dead-letters/redrive", body=body)
-            counts = {name: number + part[name] for name, number in counts.items()}
-        return counts
+            chosen = ids[start : start + _MAX_REDRIVE_IDS]
+            try:
+                part = await self.transport.json("POST", "/v1/dead-letters/redrive", body={"ids": chosen})
+            except RunNotEnded:
+                if not done["redriven"]:
+                    raise
+                # An earlier part has started a rerun of the same job.
+                part = {"skipped": len(chosen)}
+            done = {name: value + part.get(name, type(value)()) for name, value in done.items()}
+        return done
+
+    def breakers(self, all_tenants: bool) -> AsyncGenerator[Json, None]:
+        return self.transport.listing("/v1/breakers", {"all_tenants": "true"} if all_tenants else None, dict)
+
+    async def reset_breakers(self, targets: Sequence[str] | None, all_tenants: bool) -> Json:
+        """Reset breakers. Idempotent."""
+        body: Json = (
+            {"all_tenants": all_tenants} if targets is None else {"targets": list(targets), "all_tenants": all_tenants}
+        )
+        return await self.transport.json("POST", "/v1/breakers/reset", body=body, safe=True)
 
     async def health(self) -> Json:
         return await self.transport.json("GET", "/healthz")

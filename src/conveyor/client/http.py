@@ -173,7 +173,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def _pieces(body: FileBody) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(open_list, body.path)
+    file = await asyncio.to_thread(open_list, body)
     try:
         sent = 0
         while sent < body.size:

@@ -117,6 +117,7 @@ class JobOptions(TypedDict, total=False):
     retry_statuses: Sequence[int]
     retry_errors: Sequence[str] | None
     outage: OutageOptions | None
+    on_exhausted: Literal["fail", "dead_letter"]
     upstream: str | None
     breaker: BreakerOptions
     task_deadline: float | None

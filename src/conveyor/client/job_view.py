@@ -100,13 +100,13 @@ class JobView:
         """The status as one line."""
         parts = [self.state, self._progress()]
         parts += [f"{text.count(number)} {word}" for word, number in self._problems()]
+        waiting = self.data.get("waiting")
         if not self.ended:
             parts += [text.rate(self.rate)] if self.rate else []
             parts += [f"eta {text.duration(self.eta)}"] if self.eta is not None else []
-            waiting = self.data.get("waiting")
             if waiting and waiting["code"] != self.state:
                 parts.append(f"waiting: {waiting['detail'].removeprefix('waiting: ')}")
-        parts += [self.reason] if self.reason else []
+        parts += [self.reason] if self.reason and not (waiting and waiting["detail"] == self.reason) else []
         return text.printable(", ".join(part for part in parts if part))
 
     def __repr__(self) -> str:

@@ -14,11 +14,12 @@ from typing import IO, Any, TypeAlias
 import msgspec
 
 from conveyor.client.io import Io
+from conveyor.client.s3_objects import S3Object, is_object, open_object
 from conveyor.client.upload_file import measure
 from conveyor.errors import BadInput, InvalidField, ListUnreadable, NoTasks
 from conveyor.model import format_from_name
 
-# An iterable of tasks, or a file with tasks. A string is the path of a file.
+# An iterable of tasks, or a file with tasks. A string is the path of a file, or s3://BUCKET/KEY.
 Tasks: TypeAlias = Iterable[Any] | AsyncIterable[Any] | str | os.PathLike[str] | IO[bytes] | IO[str]
 
 # Limits of the server for tasks in the request itself.
@@ -51,9 +52,16 @@ class ListFile:
 
 
 @asynccontextmanager
-async def collect_tasks(io: Io, tasks: Tasks, as_file: bool = False) -> AsyncIterator[InlineTasks | ListFile]:
+async def collect_tasks(
+    io: Io, tasks: Tasks | S3Object, as_file: bool = False
+) -> AsyncIterator[InlineTasks | ListFile]:
     """Yield the collected list. A temporary file is removed after the block. `as_file`: make a file even of a few
     tasks. Raises BadInput."""
+    form = None
+    if isinstance(tasks, str) and is_object(tasks):
+        tasks = await io.run_blocking(open_object, tasks)
+    if isinstance(tasks, S3Object):
+        form = format_from_name(tasks.url)
     if isinstance(tasks, str | os.PathLike):
         yield await io.run_blocking(_measure_file, tasks)
         return
@@ -63,7 +71,7 @@ async def collect_tasks(io: Io, tasks: Tasks, as_file: bool = False) -> AsyncIte
             while piece := await io.run_blocking(_read, tasks):
                 spool.add(piece)
                 await io.run_blocking(spool.flush)
-            yield spool.file(None)
+            yield spool.file(form)
         else:
             async for line in json_lines(io, tasks):
                 spool.add(line)
@@ -73,6 +81,8 @@ async def collect_tasks(io: Io, tasks: Tasks, as_file: bool = False) -> AsyncIte
             yield spool.inline() or spool.file("jsonl")
     finally:
         await io.run_blocking(spool.close)
+        if isinstance(tasks, S3Object):
+            await io.run_blocking(tasks.close)
 
 
 async def json_lines(io: Io, tasks: Any) -> AsyncGenerator[bytes, None]:
@@ -178,7 +188,10 @@ def plain_value(value: Any) -> Any:
 def _measure_file(path: str | os.PathLike[str]) -> ListFile:
     place = Path(path)
     if isinstance(path, str) and path.lower().startswith(("http://", "https://")):
-        raise BadInput(f"A string is the path of a list. To submit one URL, pass a list: [{path!r}].")
+        raise BadInput(
+            f"A string is the path of a list. To submit one URL, pass a list: [{path!r}]; to have the "
+            "server read a list from it, pass a RemoteList."
+        )
     try:
         size, digest = measure(place)
     except OSError as error:

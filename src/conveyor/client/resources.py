@@ -27,6 +27,8 @@ class Result(ApiValue, frozen=True):
     attempts: int = 0
     http_status: int | None = None
     error: TaskError | None = None
+    # It failed and waits for a redrive.
+    dead_lettered: bool = False
     content_type: str | None = None
     # Size of the body in bytes; None without a body.
     size: int | None = None
@@ -79,6 +81,25 @@ class InvalidLine(ApiValue, frozen=True):
     line: int
     reason: str
     text: str = ""
+
+
+class RemoteList(ApiValue, frozen=True):
+    """A list that the server reads where it is: `s3://BUCKET/KEY`, or an http or https URL. `version_id`, `etag` or
+    `sha256` name its version; without one, the server reads the version that it finds."""
+
+    url: str
+    version_id: str | None = None
+    etag: str | None = None
+    sha256: str | None = None
+    # Sent with requests for an http or https URL.
+    headers: dict[str, str] | None = None
+    # None: the server detects them from the first bytes.
+    format: str | None = None
+    compression: str | None = None
+
+    def source(self) -> dict[str, Any]:
+        """The `source` of POST /v1/jobs."""
+        return {name: value for name, value in self.as_dict().items() if value is not None}
 
 
 class Upload(ApiValue, frozen=True):

@@ -16,11 +16,12 @@ _PIECE = 256 * 1024
 
 @dataclass(frozen=True)
 class FileBody:
-    """The first `size` bytes of a file. The receiver detects later changes by the sha256."""
+    """`size` bytes of a file, from `offset` on. The receiver detects later changes by the sha256."""
 
     path: Path
     size: int
     progress: BytesProgress | None = None
+    offset: int = 0
 
 
 def measure(path: Path) -> tuple[int, str]:
@@ -34,12 +35,14 @@ def measure(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def open_list(path: Path) -> BinaryIO:
+def open_list(body: FileBody) -> BinaryIO:
     """Open the file. An OSError would look like a failure of the connection, so it becomes ListUnreadable."""
     try:
-        return path.open("rb")
+        file = body.path.open("rb")
+        file.seek(body.offset)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(body.path, error) from None
+    return file
 
 
 def read_list(file: BinaryIO, body: FileBody, sent: int) -> bytes:

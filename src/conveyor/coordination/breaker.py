@@ -1,36 +1,45 @@
 """Breakers: no task starts at a target that is down, until its breaker half-opens and a few probes succeed. All workers
-share them through the coordinator. If the coordinator is lost, all breakers close, which costs only attempts.
+share them through the coordinator (breaker_states.py).
 
     closed ── too many attempts of the window failed ──► open ── its time is over ──► half-open
       ▲                                                   ▲                              │
       └── 1, 2, 4 … probes at once succeeded ─────────────┼──────────────────────────────┤
                                                           └── probes failed: twice as long ┘
 
-One value holds all breakers that are open or half-open, of all tenants, so that a worker reads them in one call.
-Workers count attempts only at targets that failed: others cost nothing. Each tenant has its own breakers: no
-tenant can block a target for another.
+Workers count attempts only at targets that failed. Of the others they know which answered lately
+(answered_targets.py).
 """
+
+from collections.abc import Collection
+from enum import Enum
 
 import msgspec
 import structlog
 
-from conveyor.clock import Clock, iso_text
+from conveyor.clock import Clock
+from conveyor.coordination.answered_targets import AnsweredTargets
+from conveyor.coordination.breaker_states import (
+    KEEP_SECONDS,
+    KEY,
+    LEVELS,
+    MAX_RUNS,
+    BreakerState,
+    States,
+    change_states,
+    decode_states,
+    describe_wait,
+    has_capacity,
+    log_change,
+    split_key,
+)
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import ConveyorError
-from conveyor.model import RunId, TenantId
+from conveyor.model import RunId
 from conveyor.settings import Settings
-from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
-_KEY = "breakers"
-_KEEP_SECONDS = 86_400.0
-# Levels of a half-open breaker, each with twice as many probes at once. After the last it is closed.
-_LEVELS = 6
-# Limits on breakers that are not closed, over all and for each tenant. Beyond them a breaker stays closed.
-_MAX_OPEN = 1000
-_MAX_OF_TENANT = 100
 _MAX_SUSPECTS = 10_000
 _MAX_TRIES = 5
 # The probe of a worker that died expires after this long.
@@ -40,59 +49,47 @@ _PROBE_WAIT = 2.0
 # Jitter for tasks that wait for the same moment: this share of the wait, at most this many seconds.
 _JITTER = 0.2
 _MAX_JITTER = 30.0
-# How long the reason for a wait is shown beyond its `until`.
-_LINGER = 5.0
+# How long the report of a wait is kept beyond its `until`, and when it is repeated.
+_LINGER = 60.0
+_REPEAT_WAIT = 20.0
 
 
-class BreakerState(msgspec.Struct, frozen=True, array_like=True):
-    """The breaker of a target. It is open up to `until`, then half-open with 2^`level` probes at once. Past the last
-    level it was closed at `until`, and failures before that no longer count."""
+class Sign(Enum):
+    """What an attempt says about its target: it answered; it answered with an error, as it does while it is down but
+    also for a few bad inputs; it did not answer."""
 
-    since: float
-    until: float
-    # How often in a row it opened.
-    times: int = 1
-    level: int = 0
+    UP = "up"
+    ERROR = "error"
+    DOWN = "away"
+
+
+class _Window(msgspec.Struct, frozen=True):
+    """Attempts in one half of the window."""
+
+    up: int = 0
+    error: int = 0
+    away: int = 0
 
 
 class _Suspect(msgspec.Struct):
     """A target with failures: attempts that were not reported yet, and the counts of both halves of the window."""
 
-    down: int = 0
-    up: int = 0
+    unreported: dict[Sign, int] = msgspec.field(default_factory=dict)
     bucket: int = -1
-    before: tuple[int, int] = (0, 0)
-    now: tuple[int, int] = (0, 0)
+    before: _Window = _Window()
+    now: _Window = _Window()
     failed_at: float = 0.0
+    # The last error, and the runs of the attempts that failed.
+    error: str = ""
+    runs: dict[RunId, None] = msgspec.field(default_factory=dict)
 
 
 class _ProbeCounts(msgspec.Struct):
     """Results of probes that were not reported yet."""
 
     up: int = 0
+    error: int = 0
     down: int = 0
-
-
-_states = msgspec.json.Decoder(dict[str, BreakerState])
-
-
-def breaker_key(tenant: TenantId, target: str) -> str:
-    return f"{tenant}/{target}"
-
-
-async def list_breakers(coordinator: Coordinator, clock: Clock, tenant: TenantId) -> list[tuple[str, BreakerState]]:
-    """Return the tenant's targets whose breakers are not closed, with the breakers, in order of name."""
-    states = _decode(await coordinator.cached(_KEY))
-    prefix = breaker_key(tenant, "")
-    by_target = {key.removeprefix(prefix): state for key, state in states.items() if key.startswith(prefix)}
-    return sorted((target, state) for target, state in by_target.items() if state.level < _LEVELS)
-
-
-async def count_breakers(coordinator: Coordinator, clock: Clock) -> tuple[int, int]:
-    """Count the breakers of all tenants: how many are open, how many half-open."""
-    states = [state for state in _decode(await coordinator.cached(_KEY)).values() if state.level < _LEVELS]
-    opened = sum(clock.now() < state.until for state in states)
-    return opened, len(states) - opened
 
 
 class Breakers:
@@ -104,15 +101,20 @@ class Breakers:
         self._settings = settings
         self._holder = holder
         # All states that the coordinator has, and those that are not closed.
-        self._states: dict[str, BreakerState] = {}
-        self._open: dict[str, BreakerState] = {}
+        self._states: States = {}
+        self._open: States = {}
+        # Runs that a breaker blocks and does not know yet; and breakers that closed since `take_closed`.
+        self._blocked: dict[str, dict[RunId, None]] = {}
+        self._closed: States = {}
         self._suspects: dict[str, _Suspect] = {}
+        self._answered = AnsweredTargets(coordinator, clock, settings.breaker_window)
         self._probes: dict[str, _ProbeCounts] = {}
         # Probes of this worker. A finished one counts until its result is reported: no other probe takes its place
         # before that.
         self._probing: dict[str, int] = {}
         self._probed: dict[str, int] = {}
         self._waits: dict[RunId, Wait] = {}
+        self._published: dict[RunId, tuple[Wait, float]] = {}
         # Whether to report soon.
         self.is_urgent = False
 
@@ -149,39 +151,47 @@ class Breakers:
         """Return for how long the breaker has not been closed."""
         return self._clock.now() - state.since
 
-    def count(self, key: str, *, down: bool) -> None:
-        """Count an attempt at a target whose breaker is closed. Successes count only after a failure."""
+    def note_answers(self, key: str, count: int = 1) -> None:
+        """Note that a target answered below 500."""
+        self._answered.note(key, count)
+
+    def count(self, key: str, sign: Sign, run_id: RunId | None = None, error: str = "") -> None:
+        """Count an attempt at a target whose breaker is closed. Answers count only after a failure."""
+        if sign is Sign.UP:
+            self.note_answers(key)
         suspect = self._suspects.get(key)
         if suspect is None:
-            if not down or len(self._suspects) >= _MAX_SUSPECTS:
+            if sign is Sign.UP or len(self._suspects) >= _MAX_SUSPECTS:
                 return
             suspect = self._suspects[key] = _Suspect()
-        if down:
-            suspect.down += 1
+        count = suspect.unreported[sign] = suspect.unreported.get(sign, 0) + 1
+        if sign is not Sign.UP:
             suspect.failed_at = self._clock.now()
-            self.is_urgent = self.is_urgent or suspect.down >= self._settings.breaker_least
-        else:
-            suspect.up += 1
+            suspect.error = error or suspect.error
+            if run_id is not None and len(suspect.runs) < MAX_RUNS:
+                suspect.runs[run_id] = None
+            self.is_urgent = self.is_urgent or count >= self._settings.breaker_least
 
-    def record_probe(self, key: str, *, up: bool | None) -> None:
+    def record_probe(self, key: str, sign: Sign | None) -> None:
         """Record the result of a probe; None: it says nothing about the target."""
         self._probed[key] = self._probed.get(key, 0) + 1
-        if up is None:
+        if sign is None:
             return
         probes = self._probes.setdefault(key, _ProbeCounts())
-        if up:
+        if sign is Sign.UP:
             probes.up += 1
+            self.note_answers(key)
+        elif sign is Sign.ERROR:
+            probes.error += 1
         else:
             probes.down += 1
         self.is_urgent = True
 
-    def report_wait(self, run_id: RunId, target: str, state: BreakerState) -> None:
-        """Report with the next `report` that the run waits for this target."""
-        if self.is_open(state):
-            detail = f"waiting: breaker open for {target} until {iso_text(state.until)}"
-            self._waits.setdefault(run_id, Wait("breaker", detail, state.until))
-        else:
-            self._waits.setdefault(run_id, Wait("breaker", f"waiting: breaker half-open for {target}"))
+    def report_wait(self, run_id: RunId, key: str, state: BreakerState) -> None:
+        """Report with the next `report` that this breaker blocks the run."""
+        self._waits.setdefault(run_id, describe_wait(split_key(key)[1], state, self._clock.now()))
+        if run_id not in state.runs and len(state.runs) < MAX_RUNS:
+            self._blocked.setdefault(key, {})[run_id] = None
 
     async def acquire_probe(self, key: str) -> bool:
         """Return whether one more task may probe a half-open breaker."""
@@ -205,19 +215,66 @@ class Breakers:
         """Report the counts to the coordinator, with one call for each target that has any."""
         self.is_urgent = False
         try:
-            for key in [key for key, suspect in self._suspects.items() if suspect.down or suspect.up]:
+            await self._answered.share()
+            for key in [key for key, suspect in self._suspects.items() if suspect.unreported]:
                 await self._update_window(key)
-            probes, self._probes = self._probes, {}
-            for key, probe in probes.items():
+            for key, probe in list(self._probes.items()):
                 await self._apply_probes(key, probe)
             await self._release_probes()
-            waits, self._waits = self._waits, {}
-            for run_id, wait in waits.items():
-                ttl = _LINGER if wait.until is None else max(0.0, wait.until - self._clock.now()) + _LINGER
-                await publish_wait(self._coordinator, run_id, wait, ttl)
+            await self._add_blocked_runs()
+            await self._publish_waits()
         except ConveyorError as error:
             self._lost(error)
         self._forget_suspects()
+
+    def take_closed(self) -> States:
+        """Return the breakers that closed since the last call, as they were before."""
+        closed, self._closed = self._closed, {}
+        return closed
+
+    def closed_lately(self, run_id: RunId) -> bool:
+        """Return whether a breaker that blocked this run closed a moment ago."""
+        return any(state.is_closed and run_id in state.runs for state in self._states.values())
+
+    async def half_open_all(self) -> None:
+        """Half-open all breakers: no worker was alive, so nothing is known about their targets now."""
+        now = self._clock.now()
+
+        def half_open(states: States) -> tuple[States, None]:
+            waiting = {key: state for key, state in states.items() if not state.is_closed and now < state.until}
+            fresh = {
+                key: msgspec.structs.replace(state, since=now, until=now, times=1, level=0)
+                for key, state in waiting.items()
+            }
+            return fresh, None
+
+        try:
+            await change_states(self._coordinator, half_open)
+        except ConveyorError as error:
+            self._lost(error)
+
+    async def _publish_waits(self) -> None:
+        now = self._clock.now()
+        waits, self._waits = self._waits, {}
+        for run_id, wait in waits.items():
+            last = self._published.get(run_id)
+            if last is None or last[0] != wait or now - last[1] >= _REPEAT_WAIT:
+                ttl = _LINGER if wait.until is None else max(0.0, wait.until - now) + _LINGER
+                await publish_wait(self._coordinator, run_id, wait, ttl)
+                self._published[run_id] = wait, now
+        if any(now - at >= _REPEAT_WAIT for _, at in self._published.values()):
+            self._published = {
+                run_id: (wait, at) for run_id, (wait, at) in self._published.items() if now - at < _REPEAT_WAIT
+            }
+
+    async def _add_blocked_runs(self) -> None:
+        """Store which runs a breaker blocks: it is needed as long as one of them is unfinished."""
+        blocked, self._blocked = self._blocked, {}
+        for key, runs in blocked.items():
+            state = self._open.get(key)
+            if state is not None and (new := tuple(run for run in runs if run not in state.runs)):
+                known = (*state.runs, *new)[:MAX_RUNS]
+                await self._change(key, state, msgspec.structs.replace(state, runs=known))
 
     async def _release_probes(self) -> None:
         """Release finished probes. All are counted first: a probe whose release fails expires, but one that still
@@ -225,7 +282,7 @@ class Breakers:
         probed, self._probed = self._probed, {}
         running = {key: self._count_probed(key, count) for key, count in probed.items()}
         for key, left in running.items():
-            await self._hold(key, left, 1 << _LEVELS)
+            await self._hold(key, left, 1 << LEVELS)
 
     def _count_probed(self, key: str, count: int) -> int:
         left = max(0, self._probing.pop(key, 0) - count)
@@ -233,11 +290,15 @@ class Breakers:
             self._probing[key] = left
         return left
 
-    async def refresh(self) -> bool:
-        """Read which breakers are not closed. Returns whether one opened since the last call."""
+    async def refresh(self, unfinished: Collection[RunId] | None = None) -> bool:
+        """Read which breakers are not closed. With the unfinished runs of all tenants, close those that none of them
+        needs. Returns whether one opened since the last call."""
         before = self._open.keys()
         try:
-            self._apply(_decode(await self._coordinator.cached(_KEY)))
+            self._apply(decode_states(await self._coordinator.cached(KEY)))
+            for key, state in list(self._open.items()):
+                if unfinished is not None and state.runs and not any(run in unfinished for run in state.runs):
+                    await self._change(key, state, state.close(self._clock.now()))
         except ConveyorError as error:
             self._lost(error)
         return not self._open.keys() <= before
@@ -246,74 +307,105 @@ class Breakers:
         """Renew probes that take long."""
         for key, count in list(self._probing.items()):
             try:
-                await self._hold(key, count, 1 << _LEVELS)
+                await self._hold(key, count, 1 << LEVELS)
             except ConveyorError as error:
                 self._lost(error)
 
     async def _update_window(self, key: str) -> None:
         """Add counts to the window of a closed breaker, and open it if too many attempts failed."""
         suspect, settings = self._suspects[key], self._settings
-        down, suspect.down = suspect.down, 0
-        up, suspect.up = suspect.up, 0
+        unreported, suspect.unreported = suspect.unreported, {}
         if key in self._open:
             # These attempts began before it opened.
             return
-        bucket = int(self._clock.now() / (settings.breaker_window / 2))
+        bucket = self._bucket(self._clock.now())
         if suspect.bucket != bucket:
-            suspect.before = await self._count_window(key, bucket - 1, 0, 0)
+            suspect.before = await self._count_window(key, bucket - 1, {})
             suspect.bucket = bucket
-        suspect.now = await self._count_window(key, bucket, down, up)
-        failed = suspect.before[0] + suspect.now[0]
-        total = failed + suspect.before[1] + suspect.now[1]
-        if total >= settings.breaker_least and failed >= total * settings.breaker_ratio:
+        suspect.now = await self._count_window(key, bucket, unreported)
+        if await self._is_down(key, suspect.before, suspect.now):
             now = self._clock.now()
-            await self._change(key, self._states.get(key), BreakerState(now, now + settings.breaker_seconds))
+            new = BreakerState(
+                now, now + settings.breaker_seconds, runs=tuple(suspect.runs)[:MAX_RUNS], error=suspect.error
+            )
+            await self._change(key, self._states.get(key), new)
 
-    async def _count_window(self, key: str, bucket: int, down: int, up: int) -> tuple[int, int]:
-        amounts = {name: amount for name, amount in (("away", down), ("up", up)) if amount}
+    async def _is_down(self, key: str, before: _Window, now: _Window) -> bool:
+        """Return whether too many attempts of the window failed. Answers of 500 and more count as failures only if the
+        target gave no other answer."""
+        up, error, away = before.up + now.up, before.error + now.error, before.away + now.away
+        total = up + error + away
+        needed = total * self._settings.breaker_ratio
+        if total < self._settings.breaker_least or away + error < needed:
+            return False
+        if away >= needed:
+            return True
+        closed = self._states.get(key)
+        return up == 0 and not await self._answered.has_answered(key, 0.0 if closed is None else closed.until)
+
+    async def _count_window(self, key: str, bucket: int, unreported: dict[Sign, int]) -> _Window:
+        amounts = {sign.value: amount for sign, amount in unreported.items()}
         closed = self._states.get(key)
         name = f"breaker:{key}:{bucket}:{0 if closed is None else closed.until}"
         counts = await self._coordinator.add_counters(name, amounts, self._settings.breaker_window)
-        return counts.get("away", 0), counts.get("up", 0)
+        return _Window(counts.get("up", 0), counts.get("error", 0), counts.get("away", 0))
+
+    def _bucket(self, now: float) -> int:
+        """Return the half of the window that this time is in."""
+        return int(now / (self._settings.breaker_window / 2))
 
     async def _apply_probes(self, key: str, probe: _ProbeCounts) -> None:
+        """Open or raise a half-open breaker. Errors count once all probes of its level had no other answer: until then
+        they are kept."""
         state = self._open.get(key)
+        has_errors_only = not probe.up and not probe.down
+        if state is not None and not self.is_open(state) and has_errors_only and probe.error < 1 << state.level:
+            return
+        self._probes.pop(key, None)
         if state is None or self.is_open(state):
             return
         settings = self._settings
-        if probe.down and (state.level == 0 or probe.down >= (probe.down + probe.up) * settings.breaker_ratio):
+        failed = probe.down + (0 if probe.up else probe.error)
+        total = probe.down + probe.up + probe.error
+        if failed and (state.level == 0 or failed >= total * settings.breaker_ratio):
             wait = min(settings.breaker_longest, settings.breaker_seconds * 2.0 ** min(state.times, 60))
-            await self._change(key, state, BreakerState(state.since, self._clock.now() + wait, state.times + 1))
+            until = self._clock.now() + wait
+            again = msgspec.structs.replace(state, until=until, times=state.times + 1, level=0)
+            await self._change(key, state, again)
         elif probe.up:
             higher = msgspec.structs.replace(state, level=state.level + 1)
-            if higher.level == _LEVELS:
-                higher = msgspec.structs.replace(higher, until=self._clock.now())
-            await self._change(key, state, higher)
+            await self._change(key, state, higher.close(self._clock.now()) if higher.is_closed else higher)
 
     async def _change(self, key: str, old: BreakerState | None, new: BreakerState) -> None:
         """Replace one breaker's state, unless another worker did so first."""
         for _ in range(_MAX_TRIES):
-            raw = await self._coordinator.cached(_KEY)
-            states = _decode(raw)
-            if states.get(key) != old or (old is None and not _has_capacity(states, key)):
+            raw = await self._coordinator.cached(KEY)
+            states = decode_states(raw)
+            opens = old is None or old.is_closed
+            if states.get(key) != old or (opens and not has_capacity(states, key)):
                 break
             states = {other: state for other, state in states.items() if not self._is_stale(state)} | {key: new}
-            if await self._coordinator.swap(_KEY, raw, msgspec.json.encode(states), _KEEP_SECONDS):
-                _log(key, old, new)
+            if await self._coordinator.swap(KEY, raw, msgspec.json.encode(states), KEEP_SECONDS):
+                log_change(key, old, new)
                 break
         self._apply(states)
 
-    def _apply(self, states: dict[str, BreakerState]) -> None:
+    def _apply(self, states: States) -> None:
         self._states = {key: state for key, state in states.items() if not self._is_stale(state)}
-        not_closed = {key: state for key, state in self._states.items() if state.level < _LEVELS}
+        not_closed = {key: state for key, state in self._states.items() if not state.is_closed}
         for key in self._open.keys() - not_closed.keys():
             # It has closed: the failures that opened it must not open it again.
             self._suspects.pop(key, None)
+            self._probes.pop(key, None)
+            self._closed[key] = self._open[key]
         self._open = not_closed
 
     def _is_stale(self, state: BreakerState) -> bool:
-        """Return whether no task has tried the target for so long that no run can need the breaker."""
-        return self._clock.now() > state.until + 2 * self._settings.breaker_longest
+        """Return whether the breaker says nothing any more: no task has tried the target for so long that no run can
+        need it; or it closed, and the failures before that have left the window."""
+        settings = self._settings
+        keep = 2 * settings.breaker_window if state.is_closed else 2 * settings.breaker_longest
+        return self._clock.now() > state.until + keep
 
     def _forget_suspects(self) -> None:
         since = self._clock.now() - self._settings.breaker_window
@@ -327,26 +419,3 @@ class Breakers:
         log.warning("all breakers closed: the coordinator does not answer", error=str(error))
         self._states, self._open = {}, {}
         self._probes.clear()
-
-
-def _decode(raw: bytes | None) -> dict[str, BreakerState]:
-    try:
-        return _states.decode(raw) if raw else {}
-    except msgspec.MsgspecError:
-        # Written by another version.
-        return {}
-
-
-def _has_capacity(states: dict[str, BreakerState], key: str) -> bool:
-    tenant = key.partition("/")[0] + "/"
-    return len(states) < _MAX_OPEN and sum(other.startswith(tenant) for other in states) < _MAX_OF_TENANT
-
-
-def _log(key: str, old: BreakerState | None, new: BreakerState) -> None:
-    tenant, _, target = key.partition("/")
-    if new.level == _LEVELS:
-        metrics.BREAKER_CHANGES.add(1, "closed")
-        log.info("breaker closed", tenant=tenant, target=target)
-    elif old is None or new.since != old.since or new.times != old.times:
-        metrics.BREAKER_CHANGES.add(1, "open")
-        log.warning("breaker opened", tenant=tenant, target=target, until=iso_text(new.until), times=new.times)

@@ -8,11 +8,14 @@ from conveyor.model import RunId
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Why a run waits. `code` is stable; `until` is when it ends, if known."""
+    """Why a run waits. `code` is stable; `until` is when it ends, if known. A breaker has a `target`, and the error
+    that opened it."""
 
     code: str
     detail: str
     until: float | None = None
+    target: str | None = None
+    error: str | None = None
 
 
 _waits = msgspec.json.Decoder(Wait)

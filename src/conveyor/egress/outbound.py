@@ -1,4 +1,4 @@
-"""Requests that Conveyor makes for a user outside of tasks: webhooks, and lists that a schedule reads. They use the
+"""Requests that Conveyor makes for a user outside of tasks: webhooks, and lists behind URLs. They use the
 stack of the executors: the guard, its checked addresses, and the clients pinned to them.
 
 Failures are raised as OutboundFailed, with a code and without the URL: queries and paths contain secrets.
@@ -81,11 +81,12 @@ class Outbound:
 
     @asynccontextmanager
     async def get(
-        self, url: str, headers: Pairs, timeout: float, redirects: int
+        self, url: str, headers: Pairs, timeout: float, redirects: int, on_each_hop: Pairs = ()
     ) -> AsyncIterator[tuple[Response, ResponseHead]]:
         """The answer and its head, with its body unread, after at most `redirects` redirects. The guard checks each
-        hop. `timeout` is for each request, body included."""
-        request = OutgoingRequest("GET", _parse(url), tuple(headers))
+        hop. `timeout` is for each request, body included. `on_each_hop` are headers without secrets, which follow
+        redirects to other origins."""
+        request = OutgoingRequest("GET", _parse(url), (*headers, *on_each_hop))
         origin = request.url.origin_ascii
         for _ in range(redirects + 1):
             async with self._open(request, timeout) as response:
@@ -96,7 +97,7 @@ class Outbound:
                 request = follow_redirect(request, head, request.url)
                 # Stricter than for tasks: no header of the schedule reaches another origin.
                 own = tuple(headers) if request.url.origin_ascii == origin else ()
-                request = msgspec.structs.replace(request, headers=own)
+                request = msgspec.structs.replace(request, headers=(*own, *on_each_hop))
         raise OutboundFailed("too_many_redirects", f"more than {redirects} redirects")
 
     async def _read_head(self, response: Response) -> ResponseHead:

@@ -45,6 +45,9 @@ class AccessRecords(Protocol):
         """Claim the idempotency key if it is free or expired, or if the same request claimed it and the lease of that
         claim has expired. A claim that is taken over keeps its subject."""
 
+    async def stored_claim(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
+        """The claim under an idempotency key that has not expired, answered or not."""
+
     async def release_claim(self, row: IdempotencyClaim) -> None:
         """Release an unanswered claim, if the caller still owns it."""
 

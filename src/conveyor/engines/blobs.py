@@ -1,7 +1,7 @@
 """The Blobs seam: staged lists, result bodies and exports. An object is written once and readable by range."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -19,6 +19,14 @@ class Presigned(msgspec.Struct, frozen=True):
     url: str
     method: str
     headers: Mapping[str, str]
+
+
+class StoredPart(msgspec.Struct, frozen=True):
+    """A part of an object whose upload is not complete."""
+
+    number: int
+    size: int
+    etag: str
 
 
 class Blobs(Protocol):
@@ -55,3 +63,25 @@ class Blobs(Protocol):
 
     async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
         """A request that downloads the object as an attachment. None if the API serves it instead."""
+
+
+@runtime_checkable
+class StoresParts(Protocol):
+    """A capability: a client sends an object in parts, straight to the store. Parts are numbered from 1; all but the
+    last have the same size. Parts that are never completed expire."""
+
+    async def part_bytes(self, size: int) -> int | None:
+        """The size of the parts of an object that is too large for one request; None if it is not, or if this store
+        takes no parts."""
+
+    async def begin_parts(self, key: str) -> str:
+        """Begin an upload. Returns its id, which only this key has."""
+
+    async def presigned_part(self, key: str, multipart_id: str, number: int, size: int, seconds: float) -> Presigned:
+        """A request that uploads one part of exactly this size."""
+
+    async def stored_parts(self, key: str, multipart_id: str) -> list[StoredPart]:
+        """The parts that are stored, in order. Raises UploadConflict for an unknown id."""
+
+    async def complete_parts(self, key: str, multipart_id: str, parts: list[StoredPart]) -> None:
+        """Make the object of these parts, unless there is one. Raises UploadConflict for an unknown id."""

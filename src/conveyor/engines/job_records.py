@@ -20,8 +20,9 @@ class JobRecords(Protocol):
 
     async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
         """Make `job.run` the latest run of the job, with the state and options of `job`, and write the event and the
-        answer with it. The previous run must have finished and have the number before. Otherwise write nothing: return
-        False, or the stored claim if the caller lost it."""
+        answer with it. The previous run must have finished and have the number before, and the record of the task
+        engine must be the job's, or missing. Otherwise write nothing: return False, or the stored claim if the caller
+        lost it."""
 
     async def runs(self, job_id: JobId) -> list[Run]:
         """All runs of a job, oldest first."""
@@ -67,6 +68,17 @@ class JobRecords(Protocol):
     async def unswept_jobs(self, limit: int) -> list[Job]:
         """Jobs whose latest run has finished and whose leftovers (pending tasks, the run's queue) are not swept
         yet."""
+
+    async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
+        """Jobs of all tenants with finished and swept runs only, whose tasks another task engine than `outside` holds.
+        A page may be short, or empty, before the last."""
+
+    async def record_task_store(self, job_id: JobId, store: str) -> None:
+        """Record which task engine holds the rows of a job that has no record."""
+
+    async def switch_task_store(self, job_id: JobId, run_id: RunId, source: str, target: str) -> bool:
+        """Record that another task engine holds the rows of the job. False, and nothing written, unless the record is
+        `source`, `run_id` is still the latest run, and all runs are finished and swept."""
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         """Mark a finished run as swept."""

@@ -19,8 +19,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from conveyor.clock import Clock
 from conveyor.engines.blob_keys import check_key, check_range, folder_of
-from conveyor.engines.blobs import BlobInfo, Presigned
+from conveyor.engines.blobs import BlobInfo, Presigned, StoredPart
 from conveyor.engines.s3 import Bucket, Signer
+from conveyor.engines.s3_parts import S3Parts
 from conveyor.errors import EngineFailed, InvalidSetting, NotFound
 from conveyor.faults import crashpoint
 
@@ -51,9 +52,10 @@ Store = S3Store | GCSStore | AzureStore
 class ObjectBlobs:
     """A prefix consists of whole segments: `a/b` and `a/b/` both match keys under `a/b/`, never `a/bc`."""
 
-    def __init__(self, store: Store, signer: Signer | None = None) -> None:
+    def __init__(self, store: Store, signer: Signer | None = None, parts: S3Parts | None = None) -> None:
         self._store = store
         self._signer = signer
+        self._parts = parts
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         path = check_key(key)
@@ -144,6 +146,30 @@ class ObjectBlobs:
         check_key(key)
         return None if self._signer is None else await self._signer.get(key, seconds, content_type, filename)
 
+    async def part_bytes(self, size: int) -> int | None:
+        return None if self._parts is None else self._parts.part_bytes(size)
+
+    async def begin_parts(self, key: str) -> str:
+        crashpoint("blob.begin_parts.before")
+        multipart_id = await self._by_parts().begin(check_key(key))
+        crashpoint("blob.begin_parts.after")
+        return multipart_id
+
+    async def presigned_part(self, key: str, multipart_id: str, number: int, size: int, seconds: float) -> Presigned:
+        return await self._by_parts().signed(check_key(key), multipart_id, number, size, seconds)
+
+    async def stored_parts(self, key: str, multipart_id: str) -> list[StoredPart]:
+        return await self._by_parts().stored(check_key(key), multipart_id)
+
+    async def complete_parts(self, key: str, multipart_id: str, parts: list[StoredPart]) -> None:
+        crashpoint("blob.complete_parts.before")
+        await self._by_parts().complete(check_key(key), multipart_id, parts)
+        crashpoint("blob.complete_parts.after")
+
+    def _by_parts(self) -> S3Parts:
+        assert self._parts is not None, "part_bytes says that there are none"
+        return self._parts
+
     async def _block(self, path: str, start: int, end: int | None, etag: str | None = None) -> "_Block | None":
         """Bytes from `start` to `end`, or to the end of the object."""
         options: dict[str, Any] = {"range": {"offset": start} if end is None else (start, end)}
@@ -179,7 +205,7 @@ class ObjectEngine:
         self._store = store
         self._bucket = bucket
         self._clock = clock
-        self.blobs = ObjectBlobs(store, None if bucket is None else bucket.signer)
+        self.blobs = ObjectBlobs(store) if bucket is None else ObjectBlobs(store, bucket.signer, S3Parts(bucket))
 
     @classmethod
     @asynccontextmanager

@@ -134,6 +134,14 @@ class ReportsMessageAge(Protocol):
         """The time at which the oldest ready message became visible; None if no message is ready."""
 
 
+@runtime_checkable
+class Hastens(Protocol):
+    """A capability: the engine can make delayed messages visible."""
+
+    async def hasten(self, queue: QueueName) -> None:
+        """Make the delayed messages of a queue visible now. Messages in flight stay in flight."""
+
+
 class InboxMessage(msgspec.Struct, frozen=True):
     """A message from another sender, as received."""
 

@@ -56,7 +56,7 @@ class Signer:
             "x-amz-checksum-sha256": base64.b64encode(bytes.fromhex(sha256)).decode(),
             "x-amz-sdk-checksum-algorithm": "SHA256",
         }
-        return await self._signed("PUT", self._bucket.url_of(key), headers, seconds)
+        return await self.signed("PUT", self._bucket.url_of(key), headers, seconds)
 
     async def get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned:
         name = _UNSAFE_IN_NAME.sub("_", filename)
@@ -67,9 +67,9 @@ class Signer:
             },
             quote_via=quote,
         )
-        return await self._signed("GET", f"{self._bucket.url_of(key)}?{query}", {}, seconds)
+        return await self.signed("GET", f"{self._bucket.url_of(key)}?{query}", {}, seconds)
 
-    async def _signed(self, method: str, url: str, headers: dict[str, str], seconds: float) -> Presigned:
+    async def signed(self, method: str, url: str, headers: dict[str, str], seconds: float) -> Presigned:
         request = AWSRequest(method=method, url=url, headers=headers)
         credentials = await self._bucket.credentials()
         until = max(1, min(int(seconds), LONGEST_SECONDS))
@@ -132,7 +132,7 @@ class Bucket:
     async def migrate(self) -> None:
         """Create the bucket unless it exists, and add the lifecycle rules of Conveyor to the existing ones."""
         try:
-            async with self._client() as client:
+            async with self.client() as client:
                 await self._make(client)
                 await self._put_rules(client)
         except (BotoCoreError, ClientError) as error:
@@ -171,7 +171,7 @@ class Bucket:
 
     async def _rules_missing(self) -> str | None:
         try:
-            async with self._client() as client:
+            async with self.client() as client:
                 there = {rule.get("ID") for rule in await _rules(client, self.name)}
         except (BotoCoreError, ClientError) as error:
             return f"cannot be read: {error}"
@@ -220,7 +220,7 @@ class Bucket:
         """The rule of earlier versions that removed uploads by age."""
         return f"{self._label}-uploads"
 
-    def _client(self) -> AbstractAsyncContextManager[Any]:
+    def client(self) -> AbstractAsyncContextManager[Any]:
         # Path style for a name with dots, or a custom endpoint.
         style = "path" if self.endpoint is not None or "." in self.name else "virtual"
         config = Config(s3={"addressing_style": style}, connect_timeout=5, read_timeout=30)

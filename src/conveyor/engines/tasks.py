@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from conveyor.errors import TasksElsewhere
 from conveyor.model import Counts, EventRecord, Page, RunKey, Task, TaskEnd, TaskId, TaskSeed
 from conveyor.states import TaskStatus
 
@@ -128,3 +129,47 @@ class ReadsByIndex(Protocol):
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
         """Read the `limit` rows after the index `after`, over all shards; -1 starts at the first."""
+
+
+class RunTally(msgspec.Struct, frozen=True):
+    """A run, counted row by row."""
+
+    rows: int
+    counts: Counts
+    events: int
+
+
+@runtime_checkable
+class CopiesRuns(Protocol):
+    """A capability: a finished run can be copied here from another engine, in steps that may repeat."""
+
+    async def copy_events(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
+        """Append events of tasks, without those that are stored already."""
+
+    async def tally(self, run: RunKey) -> RunTally:
+        """Count the rows of a run."""
+
+
+@runtime_checkable
+class RoutesTasks(Protocol):
+    """A capability: runs are on several engines."""
+
+    def engine_of(self, run: RunKey) -> Tasks:
+        """The engine that holds a run. Raises TasksElsewhere."""
+
+
+def by_index(tasks: Tasks, run: RunKey) -> ReadsByIndex | None:
+    """The engine that holds a run, if it stores tasks by index. Raises TasksElsewhere."""
+    engine = tasks.engine_of(run) if isinstance(tasks, RoutesTasks) else tasks
+    return engine if isinstance(engine, ReadsByIndex) else None
+
+
+def is_reachable(tasks: Tasks, run: RunKey) -> bool:
+    """Whether the engine that holds a run is open."""
+    if not isinstance(tasks, RoutesTasks):
+        return True
+    try:
+        tasks.engine_of(run)
+    except TasksElsewhere:
+        return False
+    return True

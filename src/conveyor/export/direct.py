@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from conveyor.engines.blobs import Blobs
-from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks
+from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.export.body_reader import LARGE, Window, windows
 from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
@@ -102,8 +102,9 @@ async def export_to_file(
 
 def in_order(tasks: Tasks, run: RunKey, spool: SortedSpool) -> AsyncGenerator[TaskBatch, None]:
     """The run in the order of its list: from an engine that stores it so, or sorted here."""
-    if isinstance(tasks, ReadsByIndex):
-        return merged([RunStream(tasks, run, TaskFilter(), -1)], -1)
+    engine = by_index(tasks, run)
+    if engine is not None:
+        return merged([RunStream(engine, run, TaskFilter(), -1)], -1)
     return _sorted(tasks, run, spool)
 
 

@@ -13,7 +13,7 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, Lease, export_lease
 from conveyor.engines.records import Document, Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import Tasks, is_reachable
 from conveyor.errors import BadInput, ConveyorError
 from conveyor.export.exports import ExportRecord, ExportState, export_of
 from conveyor.export.staged_file import Digest
@@ -86,6 +86,9 @@ class Exporter:
             row = await self._records.documents.document(EXPORT, seen.tenant, seen.id)
             job = await self._records.jobs.job(seen.tenant, seen.job_id) if seen.job_id is not None else None
             if row is None or job is None or not self._is_unfinished(row):
+                return False
+            if not is_reachable(self._tasks, job.key):
+                # Another process opens the task engine of this job.
                 return False
             ended = await self._work(job, row, lease)
             return True

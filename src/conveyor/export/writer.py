@@ -17,7 +17,7 @@ import msgspec
 from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document, Records
-from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks
+from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.errors import BadInput
 from conveyor.export import zip_writer as archive
 from conveyor.export.body_reader import LARGE, Body, Window, windows
@@ -146,7 +146,7 @@ class ExportWriter:
 
     async def _sort(self) -> None:
         runs = self.export.run_keys(self._job)
-        if isinstance(self._tasks, ReadsByIndex):
+        if by_index(self._tasks, self._job.key) is not None:
             return
         while self._sorting.run < len(runs):
             self._sorting, read = await sort_some(
@@ -160,8 +160,9 @@ class ExportWriter:
         after, offsets = self._position.after, self._position.offsets
         runs = self.export.run_keys(self._job)
         streams: list[TaskStream] = []
-        if isinstance(self._tasks, ReadsByIndex):
-            streams += [RunStream(self._tasks, run, self._engine_filter, after) for run in runs]
+        engine = by_index(self._tasks, self._job.key)
+        if engine is not None:
+            streams += [RunStream(engine, run, self._engine_filter, after) for run in runs]
         else:
             # The newest run first; the objects of one run have no task in common.
             for number, (_, attempt) in sorted(enumerate(self._sorting.objects), key=lambda item: item[1][0]):

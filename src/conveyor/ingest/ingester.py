@@ -7,8 +7,10 @@ import structlog
 
 from conveyor.engines.coordinator import Coordinator, Lease, ingest_lease
 from conveyor.engines.queue import CONTROL, Delivery
+from conveyor.engines.tasks import is_reachable
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
+from conveyor.ingest.handover import LOOK_SECONDS, Handover
 from conveyor.ingest.pipeline import IngestPipeline
 from conveyor.ingest.plan import LeaseLostError
 from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, is_resumable
@@ -23,6 +25,8 @@ LEASE_SECONDS = 60.0
 _IDLE = 0.1
 # Seconds before the message of a range or list that another ingester has leased is redelivered.
 _LEASED_DELAY = 2.0
+# Seconds before the message of a job on another task engine is redelivered.
+_ELSEWHERE_DELAY = 5.0
 _MAX_ATTEMPTS = 5
 _FIRST_BACKOFF = 1.0
 
@@ -40,6 +44,7 @@ class Ingester:
         self.stopping = False
         self._ingest = ingest
         self._coordinator = coordinator
+        self._handover = Handover(ingest, coordinator)
 
     async def tick(self) -> float:
         deliveries = await self._ingest.queue.receive(CONTROL, 1, LEASE_SECONDS)
@@ -48,7 +53,8 @@ class Ingester:
         return 0.0 if deliveries else _IDLE
 
     async def close(self) -> None:
-        """There is nothing to close: no message is in flight between ticks."""
+        """Close the clients of its sources. No message is in flight between ticks."""
+        await self._ingest.close()
 
     async def _handle(self, delivery: Delivery) -> None:
         try:
@@ -62,6 +68,13 @@ class Ingester:
             if job is not None and job.run.state in ENDED and not job.run.last_batch and not is_resumable(job):
                 await self._ingest.clear_up(job)
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
+            return
+        if not is_reachable(self._ingest.tasks, job.key):
+            # Another process opens the task engine of this job.
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], _ELSEWHERE_DELAY)
+            return
+        if not await self._handover.is_over(job):
+            await self._ingest.queue.release(CONTROL, [delivery.receipt], LOOK_SECONDS)
             return
         number = message.number if isinstance(message, IngestRange) else None
         lease = await self._coordinator.lease(ingest_lease(job.run.run_id, number), self.name, LEASE_SECONDS)

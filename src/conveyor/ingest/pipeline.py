@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 
 import msgspec
 
@@ -18,13 +19,24 @@ from conveyor.engines.coordinator import Lease
 from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
+from conveyor.errors import ListChanged
 from conveyor.faults import crashpoint
-from conveyor.ingest.plan import Renew, check_unchanged, make_plan, range_pieces, reading_of, reject_invalid
+from conveyor.ingest.plan import (
+    PIECES,
+    Renew,
+    check_unchanged,
+    make_plan,
+    range_pieces,
+    reading_of,
+    reject_invalid,
+    while_leased,
+)
 from conveyor.ingest.rerun_walk import copy_tasks, plan_rerun
 from conveyor.jobs.chunks import has_holders, messages, range_message, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.lists.reader import BATCH, ListBatch, read
-from conveyor.model import Job, OnInvalid, Range, invalid_prefix
+from conveyor.lists.list_bytes import ListBytes, RemoteLists
+from conveyor.lists.reader import BATCH, ListBatch, encode_invalid, read
+from conveyor.model import Job, OnInvalid, Range, Source, invalid_key
 from conveyor.read.prefetch import prefetch
 from conveyor.settings import Settings
 from conveyor.states import ReasonCode, RunState
@@ -42,6 +54,12 @@ class IngestPipeline:
     queue: Queue
     blobs: Blobs
     lifecycle: Lifecycle
+    # Reads lists that are not staged. None: staged lists only.
+    remote: RemoteLists | None = None
+
+    async def close(self) -> None:
+        if self.remote is not None:
+            await self.remote.close()
 
     async def split(self, job: Job, renew: Renew) -> None:
         """Plan the ranges of the list, store them, and enqueue an ingest of each. Raises LeaseLostError."""
@@ -52,17 +70,39 @@ class IngestPipeline:
                 return
         # A job that is still open has no list: its ranges are the batches that were added so far.
         elif job.source is not None and not job.run.sealed:
-            max_bytes, range_bytes = self.settings.max_list_bytes, self.settings.ingest_range_bytes
-            ranges = await make_plan(self.blobs, job.source, job.kind, range_bytes, max_bytes, renew)
+            lists = self._lists(job)
+            source = await lists.pin(job.source) or await self._copy(job, job.source, renew)
+            ranges = await make_plan(lists, source, job.kind, self.settings.ingest_range_bytes, renew)
             if job.options.on_invalid is OnInvalid.REJECT:
                 store_invalid = partial(self._store_invalid, job)
-                await reject_invalid(self.blobs, ranges, job.kind, max_bytes, store_invalid, renew)
+                await reject_invalid(lists, ranges, job.kind, store_invalid, renew)
             if not await self._write_plan(job, ranges):
                 return
         elif not (await self.records.ingests.ingested(job.run.run_id)).done:
             ranges = await self.records.ingests.ranges(job.run.run_id)
         await self.enqueue([(job, range_) for range_ in ranges if not range_.done])
         await self.finish(job)
+
+    def _lists(self, job: Job) -> ListBytes:
+        return ListBytes(self.blobs, job.tenant, self.settings.max_list_bytes, self.remote)
+
+    async def _copy(self, job: Job, source: Source, renew: Renew) -> Source:
+        """Stage a list whose URL cannot be read by range. The copy is removed with the job."""
+        # Each attempt has a key of its own: a slow earlier one never overwrites the list of the plan.
+        key = f"lists/{job.tenant}/{job.job_id}/{self.clock.new_id('list')}"
+        digest = sha256()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            async for piece in while_leased(self._lists(job).copied(source), renew, PIECES):
+                digest.update(piece)
+                yield piece
+
+        crashpoint("ingest.copy.before")
+        size = await self.blobs.put_stream(key, pieces())
+        crashpoint("ingest.copy.after")
+        if digest.hexdigest() != (source.sha256 or digest.hexdigest()):
+            raise ListChanged("The list has another sha256 than the job named.")
+        return Source(key, size, digest.hexdigest(), source.format, source.compression)
 
     async def _write_plan(self, job: Job, ranges: list[Range]) -> bool:
         crashpoint("ingest.split.before")
@@ -78,7 +118,7 @@ class IngestPipeline:
     async def ingest_range(self, job: Job, range_: Range, lease: Lease, renew: Renew) -> bool:
         """Turn one range into tasks. False: the lease is lost. Raises ListUnreadable and LeaseLostError."""
         if job.run.lineage is None:
-            await check_unchanged(self.blobs, range_, renew)
+            await check_unchanged(self._lists(job), range_, renew)
         async with aclosing(prefetch(self._batches(job, range_))) as batches:
             return await self._ingest_batches(job, range_, lease, renew, batches)
 
@@ -110,8 +150,7 @@ class IngestPipeline:
     def _batches(self, job: Job, range_: Range) -> AsyncGenerator[ListBatch, None]:
         if job.run.lineage is not None:
             return copy_tasks(self.records, self.tasks, job, range_)
-        pieces = range_pieces(self.blobs, range_, self.settings.max_list_bytes)
-        return read(pieces, reading_of(range_, job.kind))
+        return read(range_pieces(self._lists(job), range_), reading_of(range_, job.kind))
 
     async def finish(self, job: Job) -> None:
         """Set the total and latch the run if every range is done and no more can be added."""
@@ -141,10 +180,8 @@ class IngestPipeline:
         await self.records.jobs.set_total(job.job_id, job.run.run_id, counts.ended, job.run.invalid)
 
     async def _store_invalid(self, job: Job, range_: Range, batch: ListBatch) -> None:
-        """The name follows from the place in the list, so a repeated ingest overwrites it."""
         if batch.invalid:
-            lines = b"".join(msgspec.json.encode(line) + b"\n" for line in batch.invalid)
-            await self.blobs.put(f"{invalid_prefix(job)}{range_.number:06d}-{batch.index:012d}.jsonl", lines)
+            await self.blobs.put(invalid_key(job, range_.number, batch.index), encode_invalid(batch.invalid))
 
 
 def _without_tasks(job: Job, invalid: int) -> str:

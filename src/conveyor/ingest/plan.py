@@ -1,4 +1,4 @@
-"""The plan of an ingest. A first pass over the staged list detects its format, checks its hash, and splits an
+"""The plan of an ingest. A first pass over the list detects its format, checks its hash, and splits an
 uncompressed list into ranges, so that several ingesters can share it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from conveyor.engines.blobs import Blobs
 from conveyor.errors import ListChanged, ListMissing, ListRejected, ListUnreadable
+from conveyor.lists.list_bytes import ListBytes
 from conveyor.lists.reader import (
     InvalidListLine,
     ListBatch,
@@ -27,7 +27,7 @@ _HEAD = 64 * 1024
 _SHOWN = 5
 
 # Items of a pass between two renewals of the lease.
-_PIECES = 64
+PIECES = 64
 _BATCHES = 4
 
 T = TypeVar("T")
@@ -58,16 +58,14 @@ class ListForm(msgspec.Struct, frozen=True):
     header: bytes | None = None
 
 
-async def make_plan(
-    blobs: Blobs, source: Source, kind: JobKind, range_bytes: int, max_bytes: int, renew: Renew
-) -> list[Range]:
-    """The ranges of a list. Raises ListUnreadable if no retry could help, and LeaseLostError."""
-    if await blobs.size(source.key) is None:
-        raise ListMissing
-    form = await _form(blobs, source, kind, max_bytes)
+async def make_plan(lists: ListBytes, source: Source, kind: JobKind, range_bytes: int, renew: Renew) -> list[Range]:
+    """The ranges of a list, which is staged or pinned. Raises ListUnreadable if no retry could help, and
+    LeaseLostError."""
+    form = await _form(lists, source, kind)
     start = 0 if form.header is None else len(form.header) + 1
     splits = form.compression is Compression.NONE and form.format is not ListFormat.CSV
-    marks = await _pass_over(blobs, source, range_bytes if splits else None, renew)
+    marks, digest = await _pass_over(lists, source, range_bytes if splits else None, renew)
+    source = msgspec.structs.replace(source, sha256=digest)
     if not splits:
         marks = [RangeStart(start, 0)]
     ends = [mark.offset for mark in marks[1:]]
@@ -90,15 +88,15 @@ async def make_plan(
 
 
 async def reject_invalid(
-    blobs: Blobs, ranges: list[Range], kind: JobKind, max_bytes: int, store_invalid: StoreInvalid, renew: Renew
+    lists: ListBytes, ranges: list[Range], kind: JobKind, store_invalid: StoreInvalid, renew: Renew
 ) -> None:
     """Validate the whole list before any task runs, and store all invalid lines. Raises ListRejected, which names the
     first of them, and LeaseLostError."""
     invalid: list[InvalidListLine] = []
     count = 0
     for range_ in ranges:
-        batches = read(range_pieces(blobs, range_, max_bytes), reading_of(range_, kind))
-        async for batch in _while_leased(batches, renew, _BATCHES):
+        batches = read(range_pieces(lists, range_), reading_of(range_, kind))
+        async for batch in while_leased(batches, renew, _BATCHES):
             await store_invalid(range_, batch)
             count += len(batch.invalid)
             invalid += batch.invalid[: _SHOWN - len(invalid)]
@@ -109,16 +107,17 @@ async def reject_invalid(
         raise ListRejected(f"The list has {what}: {lines}{more}")
 
 
-async def check_unchanged(blobs: Blobs, range_: Range, renew: Renew) -> None:
+async def check_unchanged(lists: ListBytes, range_: Range, renew: Renew) -> None:
     """Compare the hash of a range's bytes with the planned one, before any of them becomes a task. Raises ListChanged,
     ListMissing, and LeaseLostError."""
     source = list_of(range_)
-    if await blobs.size(source.key) is None:
+    if source.remote is None and await lists.blobs.size(source.key) is None:
         raise ListMissing
     digest = sha256()
     whole = range_.sha256 is None
     left = None if whole or range_.end is None else range_.end - range_.start
-    async for piece in _while_leased(blobs.stream(source.key, 0 if whole else range_.start), renew, _PIECES):
+    pieces = lists.stream(source) if whole else lists.stream(source, range_.start, range_.end)
+    async for piece in while_leased(pieces, renew, PIECES):
         digest.update(piece if left is None else piece[:left])
         left = None if left is None else left - len(piece)
         if left is not None and left <= 0:
@@ -139,27 +138,27 @@ def reading_of(range_: Range, kind: JobKind) -> ListReading:
     return ListReading(kind, range_.format, range_.index, range_.offset, range_.end, header)
 
 
-async def range_pieces(blobs: Blobs, range_: Range, max_bytes: int) -> AsyncIterator[bytes]:
+async def range_pieces(lists: ListBytes, range_: Range) -> AsyncIterator[bytes]:
     """The bytes of the list from the range's checkpoint on."""
-    key = list_of(range_).key
+    source = list_of(range_)
     if range_.compression is Compression.NONE:
-        async for piece in blobs.stream(key, range_.offset):
+        async for piece in lists.stream(source, range_.offset, range_.end):
             yield piece
         return
     left = range_.offset
-    async for piece in decompressed(blobs.stream(key), range_.compression, max_bytes):
+    async for piece in decompressed(lists.stream(source), range_.compression, lists.max_bytes):
         # A compressed list can only be read from its start.
         if left < len(piece):
             yield piece[left:]
         left = max(0, left - len(piece))
 
 
-async def _form(blobs: Blobs, source: Source, kind: JobKind, max_bytes: int) -> ListForm:
-    raw = await blobs.get(source.key, 0, _HEAD) or b""
+async def _form(lists: ListBytes, source: Source, kind: JobKind) -> ListForm:
+    raw = await lists.head(source, _HEAD)
     compression = source.compression or detect_compression(raw)
     head = raw
     if compression is not Compression.NONE:
-        head = await take(decompressed(blobs.stream(source.key), compression, max_bytes), _HEAD)
+        head = await take(decompressed(lists.stream(source), compression, lists.max_bytes), _HEAD)
     form = source.format or detect_format(head)
     if form is not ListFormat.CSV:
         return ListForm(form, compression)
@@ -170,14 +169,16 @@ async def _form(blobs: Blobs, source: Source, kind: JobKind, max_bytes: int) -> 
     return ListForm(form, compression, header)
 
 
-async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, renew: Renew) -> list[RangeStart]:
-    """Find where ranges begin, and check that the list is the one that was accepted."""
+async def _pass_over(
+    lists: ListBytes, source: Source, range_bytes: int | None, renew: Renew
+) -> tuple[list[RangeStart], str]:
+    """Find where ranges begin, and check that the list is the one that was accepted. Returns its hash too."""
     digest = sha256()
     part = sha256()
     size = 0
     lines = 0
     marks = [RangeStart(0, 0)]
-    async for piece in _while_leased(blobs.stream(source.key), renew, _PIECES):
+    async for piece in while_leased(lists.stream(source), renew, PIECES):
         digest.update(piece)
         view = memoryview(piece)
         taken = 0
@@ -196,13 +197,15 @@ async def _pass_over(blobs: Blobs, source: Source, range_bytes: int | None, rene
             lines += piece.count(b"\n")
         part.update(view[taken:])
         size += len(piece)
-    if size != source.size or digest.hexdigest() != source.sha256:
+    found = digest.hexdigest()
+    # Nobody has hashed a list before that the ingest reads where it is, unless the client did.
+    if size != source.size or found != (source.sha256 or found):
         raise ListChanged
     marks[-1].sha256 = part.hexdigest()
-    return [mark for mark in marks if mark.offset < size] or marks
+    return [mark for mark in marks if mark.offset < size] or marks, found
 
 
-async def _while_leased(items: AsyncIterator[T], renew: Renew, every: int) -> AsyncIterator[T]:
+async def while_leased(items: AsyncIterator[T], renew: Renew, every: int) -> AsyncIterator[T]:
     number = 0
     async for item in items:
         yield item

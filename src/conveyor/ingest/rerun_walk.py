@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor.clock import Clock
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import ReadsByIndex, TaskFilter, Tasks
+from conveyor.engines.tasks import TaskFilter, Tasks, by_index
 from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.lists import reader as lists
 from conveyor.lists.reader import ListBatch
@@ -52,7 +52,7 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     shards: Sequence[int | None] = range(max(1, job.task_shard_count))
     statuses: Sequence[TaskStatus | None] = lineage.statuses
     if not lineage.statuses:
-        shards = [None] if isinstance(tasks, ReadsByIndex) else shards
+        shards = shards if by_index(tasks, job.key) is None else [None]
         statuses = [None]
     walks = [Walk(run.run_id, shard, status) for run in runs for status in statuses for shard in shards]
     return [_range_of(number, walk) for number, walk in enumerate(walks)]
@@ -76,7 +76,11 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
         pages = _shard_pages(tasks, run, walk.shard, range_, where)
     async with aclosing(pages):
         async for page in pages:
-            seeds = [TaskSeed(task.index, InputJson(bytes(task.input).decode())) for task in page.tasks]
+            seeds = [
+                TaskSeed(task.index, InputJson(bytes(task.input).decode()))
+                for task in page.tasks
+                if task.detail.dead_lettered or not lineage.dead_lettered
+            ]
             yield ListBatch(await _without_later(tasks, later_runs, seeds), [], page.last, page.rows_read)
 
 
@@ -116,11 +120,12 @@ async def _shard_pages(
 
 
 async def _run_pages(tasks: Tasks, run: RunKey, range_: Range, where: TaskFilter) -> AsyncGenerator[_WalkPage, None]:
-    assert isinstance(tasks, ReadsByIndex)
+    engine = by_index(tasks, run)
+    assert engine is not None
     rows_read = range_.offset
     after = range_.index if rows_read else -1
     while True:
-        stretch = await tasks.walk(run, after, lists.BATCH, where)
+        stretch = await engine.walk(run, after, lists.BATCH, where)
         rows_read += stretch.read
         # No row behind the last match matches, so a resumed walk may read them again.
         indexes = [task.index for task in stretch.tasks] if stretch.last is None else [stretch.last]

@@ -9,6 +9,7 @@ accepts it: every attempt sends the same answer, and Step Functions accepts one.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ CALLBACK = "callback"
 
 # A token is valid for a year at most, and so its document expires then.
 _LONGEST = 366 * 86_400.0
+# The part of a token's hash in the id of its document.
+_DIGEST = 32
 
 
 class CallbackStatus(StrEnum):
@@ -118,25 +121,40 @@ def callback_documents(
 ) -> list[Document]:
     """The documents to write with the job. They are not removed with it: a state machine that waits for a deleted job
     gets an answer."""
-    rows = []
-    for number, entry in enumerate(entries):
-        if isinstance(entry, StepFunctionsNotify) and waiters is not None:
-            row = Document(
-                CALLBACK, job.tenant, notify_id(job.job_id, number), b"", expires_at=job.created_at + _LONGEST
-            )
-            callback = Callback(
-                job_id=job.job_id,
-                run_id=job.run.run_id,
-                token=waiters.seal(entry.task_token, seal_name(row)),
-                created_at=job.created_at,
-                heartbeat_seconds=entry.heartbeat_seconds or settings.callback_heartbeat_seconds,
-                stuck_after=entry.stuck_after or _patience(job, settings),
-                progress_at=job.created_at,
-                export=entry.export,
-            )
-            # Due at once: the state machine may have waited for a while already.
-            rows.append(with_callback(row, callback, job.created_at))
-    return rows
+    if waiters is None:
+        return []
+    return [
+        _document(job, notify_id(job.job_id, number), entry, waiters, settings, job.created_at)
+        for number, entry in enumerate(entries)
+        if isinstance(entry, StepFunctionsNotify)
+    ]
+
+
+def attached_document(
+    job: Job, entry: StepFunctionsNotify, waiters: StepFunctions, settings: Settings, now: float
+) -> Document:
+    """The document of a token that is attached to a job that exists already. A token has the same document each
+    time."""
+    digest = sha256(entry.task_token.encode()).hexdigest()
+    return _document(job, f"{job.job_id}.t{digest[:_DIGEST]}", entry, waiters, settings, now)
+
+
+def _document(
+    job: Job, id: str, entry: StepFunctionsNotify, waiters: StepFunctions, settings: Settings, now: float
+) -> Document:
+    row = Document(CALLBACK, job.tenant, id, b"", expires_at=now + _LONGEST)
+    callback = Callback(
+        job_id=job.job_id,
+        run_id=job.run.run_id,
+        token=waiters.seal(entry.task_token, seal_name(row)),
+        created_at=now,
+        heartbeat_seconds=entry.heartbeat_seconds or settings.callback_heartbeat_seconds,
+        stuck_after=entry.stuck_after or _patience(job, settings),
+        progress_at=now,
+        export=entry.export,
+    )
+    # Due at once: the state machine may have waited for a while already.
+    return with_callback(row, callback, now)
 
 
 def _patience(job: Job, settings: Settings) -> float:

@@ -58,13 +58,9 @@ class RedrivePlan(msgspec.Struct, frozen=True):
     action: RedriveAction
     effect: str
     job: Job | None = None
-    # The tasks to rerun.
+    # The tasks to rerun, and the error of the first.
     indexes: Sequence[int] = ()
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it has to wait: a job has one run at a time."""
-        return self.action is RedriveAction.RERUN_TASK and self.job is not None and self.job.state not in ENDED
+    error_code: str | None = None
 
 
 def decode_dead_letter(letter: DeadLetter) -> DeadLetterOwner | None:
@@ -124,14 +120,20 @@ def _plan(job: Job, letter: DeadLetterOwner, latest: dict[int, Task]) -> Redrive
         return RedrivePlan(
             RedriveAction.NONE, "Nothing: the run missed its deadline. Rerun the cancelled tasks of the job instead."
         )
-    failed = [task.index for task in chosen if task.status is TaskStatus.FAILED]
+    failed = [task for task in chosen if task.status is TaskStatus.FAILED]
     if not failed:
         return RedrivePlan(RedriveAction.NONE, "Nothing: none of its tasks is failed now.")
+    plan = plan_rerun_of(job, len(failed))
+    return msgspec.structs.replace(plan, indexes=[task.index for task in failed], error_code=failed[0].error_code)
+
+
+def plan_rerun_of(job: Job, count: int) -> RedrivePlan:
+    """What redrive does with dead-lettered tasks of a job."""
     if is_resumable(job):
         return RedrivePlan(RedriveAction.NONE, "Nothing: resume the failed ingest of the job first.")
-    what = "the task" if len(failed) == 1 else f"{len(failed)} tasks"
+    what = "the task" if count == 1 else f"{count} tasks"
     later = "" if job.state in ENDED else " once the run in progress has finished"
-    return RedrivePlan(RedriveAction.RERUN_TASK, f"Starts a rerun of {what}{later}.", job, failed)
+    return RedrivePlan(RedriveAction.RERUN_TASK, f"Starts a rerun of {what}{later}.", job)
 
 
 def _ingest_plan(job: Job, letter: DeadLetterOwner) -> RedrivePlan:

@@ -4,6 +4,8 @@ A submit notes what it is about to write in a document, and removes the document
 of a submit that died is due when no request can finish that submit any more; retention then removes what it names.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from conveyor.clock import Clock
@@ -42,14 +44,17 @@ def orphans_of(row: Document) -> Orphans:
     return _decoder.decode(row.body)
 
 
-async def note_submit(system: System, tenant: TenantId, job_id: str, is_repeated: bool) -> Document:
-    """Write the document, before anything of the job is written. If `is_repeated`, an earlier attempt may have left the
-    document, whose time then starts anew. Raises EngineFailed while retention removes what that attempt wrote."""
+async def note_submit(
+    system: System, tenant: TenantId, job_id: str, is_repeated: bool, keys: Sequence[str] = ()
+) -> Document:
+    """Write the document, before anything of the job is written; `keys` are objects beside its list. If `is_repeated`,
+    an earlier attempt may have left the document, whose time then starts anew. Raises EngineFailed while retention
+    removes what that attempt wrote."""
     documents = system.records.documents
     # A job whose tasks are written before it has one shard.
     run = RunKey(tenant, JobId(job_id), first_run_id(job_id))
     due_at = system.clock.now() + system.settings.idempotency_seconds + _MARGIN_SECONDS
-    row = _row(tenant, job_id, Orphans(prefix=f"lists/{tenant}/{job_id}/", run=run), due_at)
+    row = _row(tenant, job_id, Orphans(list(keys), f"lists/{tenant}/{job_id}/", run), due_at)
     crashpoint("orphans.note.before")
     for _ in range(_TRIES):
         existing = await documents.document(ORPHANS, tenant, job_id) if is_repeated else None

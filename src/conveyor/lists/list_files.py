@@ -1,4 +1,4 @@
-"""List files on this machine, as one stream of bytes to stage.
+"""List files on this machine, or in a bucket that the user may read, as one stream of bytes to stage.
 
 A single file is sent as it is, in whatever format. Several files, or files and a pipe, are read and joined into one
 list of inputs, one JSON value per line; their formats may differ.
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from conveyor.client.s3_objects import S3Object, is_object, open_object
 from conveyor.errors import ListUnreadable
 from conveyor.lists.reader import (
     ListReading,
@@ -85,5 +86,5 @@ async def _raw_pieces(path: str) -> AsyncIterator[bytes]:
         raise ListUnreadable(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: str) -> BinaryIO:
-    return Path(path).open("rb")
+def _open(path: str) -> BinaryIO | S3Object:
+    return open_object(path) if is_object(path) else Path(path).open("rb")

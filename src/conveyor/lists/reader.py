@@ -14,7 +14,7 @@ import csv
 import re
 import sys
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -54,6 +54,11 @@ class InvalidListLine(msgspec.Struct, frozen=True):
 
 
 decode_invalid = msgspec.json.Decoder(InvalidListLine).decode
+
+
+def encode_invalid(lines: Sequence[InvalidListLine]) -> bytes:
+    """Invalid lines as they are stored."""
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 class ListBatch(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from hashlib import sha256
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.engines.blobs import Presigned
+from conveyor.engines.blobs import Blobs, Presigned, StoresParts
 from conveyor.errors import InvalidField, NotFound, SignatureRefused, UploadConflict, UploadRefused
 from conveyor.faults import crashpoint
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
@@ -47,6 +47,8 @@ class UploadView(msgspec.Struct, frozen=True):
     method: str
     headers: dict[str, str]
     expires_at: str
+    # Of a list that may be sent in parts, straight to the store; None: it is one request.
+    part_bytes: int | None = None
 
 
 def signature(secret: bytes, upload: UploadRecord) -> str:
@@ -134,6 +136,7 @@ class Uploads:
             method=signed.method,
             headers=dict(signed.headers),
             expires_at=iso_text(upload.expires_at),
+            part_bytes=await part_bytes(self._system.blobs, upload.size),
         )
         body = msgspec.json.encode(view)
         answer = claim.answer(CREATED, body)
@@ -159,6 +162,11 @@ class Uploads:
 
     def _sign(self, upload: UploadRecord) -> str:
         return signature(self._system.signing_key, upload)
+
+
+async def part_bytes(blobs: Blobs, size: int) -> int | None:
+    """The size of the parts of a list that is too large for one request to the store; None if it is not."""
+    return await blobs.part_bytes(size) if isinstance(blobs, StoresParts) else None
 
 
 def _check(size: int, digest: str, maximum: int) -> None:

@@ -14,8 +14,8 @@ import msgspec
 import structlog
 
 from conveyor.clock import iso_text
+from conveyor.coordination.breaker_states import current_wait
 from conveyor.coordination.isolation import Isolation
-from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import run_queues
 from conveyor.engines.records import Document
 from conveyor.engines.step_functions import CallOutcome, StepFunctions
@@ -331,7 +331,7 @@ class Callbacks:
             return True
         if job.mode is Mode.OPEN and not job.run.sealed:
             return (await self._records.ingests.ingested(callback.run_id)).tasks <= callback.marks.ended
-        if await waiting(self._coordinator, callback.run_id) is not None:
+        if await current_wait(self._coordinator, self._clock, job) is not None:
             return True
         return any([(await self._queue.depth(queue)).delayed > 0 for queue in run_queues(callback.run_id)])
 

@@ -22,14 +22,16 @@ from conveyor.jobs.callbacks import (
     Callback,
     CallbackAnswer,
     CallbackStatus,
+    attached_document,
     callback_of,
     callbacks_cursor,
     is_callback_of,
     with_callback,
 )
-from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY
+from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY, StepFunctionsNotify
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import Job, JobId, OutboxEvent, TenantId
+from conveyor.states import ENDED
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -37,13 +39,16 @@ log = structlog.get_logger()
 _EXPORTED = frozenset({"export.ready", "export.failed"})
 _ERRORS = {"run.failed": "JOB_FAILED", "run.cancelled": "JOB_CANCELLED"}
 _TRIES = 20
+# The callbacks of a job that are answered and shown.
+_MAX_CALLBACKS = MAX_NOTIFY + 90
+_EVENTS = 1000
 # The maximum number of links in an answer.
 _PARTS = 50
 
 
 async def callbacks_of(records: Records, tenant: TenantId, job_id: JobId) -> list[Document]:
-    """The callbacks of a job."""
-    page = await records.documents.documents(CALLBACK, tenant, callbacks_cursor(job_id), MAX_NOTIFY)
+    """The callbacks of a job: those of its `notify`, and those that were attached."""
+    page = await records.documents.documents(CALLBACK, tenant, callbacks_cursor(job_id), _MAX_CALLBACKS)
     return [row for row in page.items if is_callback_of(row, job_id)]
 
 
@@ -69,6 +74,33 @@ class StepAnswers:
             except msgspec.MsgspecError as error:
                 log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
         return answered
+
+    async def attach(self, job: Job, entry: StepFunctionsNotify) -> None:
+        """Have a state machine wait for a job that exists already. If its run has finished, the answer is stored at
+        once. Attaching a token again changes nothing."""
+        assert self._system.step_functions is not None
+        row = attached_document(job, entry, self._system.step_functions, self._system.settings, self._clock.now())
+        crashpoint("callback.attach.before")
+        await self._records.documents.create_documents([row])
+        crashpoint("callback.attach.after")
+        # Read after that: the dispatcher answers a run that finishes from now on.
+        run = await self._records.jobs.run(job.job_id, job.run.run_id)
+        if run is not None and run.state in ENDED and (event := await self._final_event(job)) is not None:
+            await self.take(event)
+
+    async def _final_event(self, job: Job) -> OutboxEvent | None:
+        """The event with which the run of the job finished."""
+        final: OutboxEvent | None = None
+        cursor: str | None = None
+        while True:
+            page = await self._records.outbox.events(job.tenant, job.job_id, cursor, _EVENTS)
+            for event in page.items:
+                if event.event in FINAL_EVENTS and event.run_id == job.run.run_id and event.id is not None:
+                    final = OutboxEvent(
+                        event.id, job.tenant, job.job_id, event.run_id, event.event, event.at, event.data
+                    )
+            if (cursor := page.next_cursor) is None:
+                return final
 
     async def _take(self, row: Document, event: OutboxEvent) -> bool:
         for _ in range(_TRIES):

@@ -23,7 +23,7 @@ class ChunkDecision(Enum):
     ACKNOWLEDGE = auto()
     # Each of its references goes on in a message of its own.
     SPLIT = auto()
-    # Its only task fails and its message becomes a dead letter.
+    # Its only task fails and is dead-lettered.
     DEAD_LETTER = auto()
 
 

@@ -12,11 +12,12 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import Delivery, Queue, QueueName, recovery_queue, run_queue
+from conveyor.engines.queue import Delivery, Queue, QueueName, kind_of, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import decode, encode, send_all
+from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import (
     LONG_KINDS,
@@ -36,6 +37,7 @@ from conveyor.process.recorder import LeasedChunk
 from conveyor.process.retry import WORKER_LOST
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
+from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
@@ -49,6 +51,8 @@ _FIRST_REFERENCES = 1
 _TRIAL_PAUSE = 0.1
 # How soon to poll again for a run whose last references were all postponed.
 _BLOCKED_PAUSE = 1.0
+# A chunk that is due within this many seconds may start.
+_EARLY = 1.0
 
 _progress = msgspec.json.Decoder(TaskProgress)
 
@@ -161,6 +165,8 @@ class Feeder:
     async def _admit(self, lane: Lane, queue: QueueName, deliveries: list[Delivery], *, recovered: bool) -> None:
         """Look up which tasks are unfinished, decide on each chunk, and act on the decision."""
         chunks = await self._decode_all(lane, queue, deliveries)
+        if recovered:
+            chunks = await self._release_early(lane, queue, chunks)
         unfinished = await self._tasks.unfinished(
             lane.job.key, [ref.index for _, chunk in chunks for ref in chunk.refs]
         )
@@ -191,6 +197,22 @@ class Feeder:
             await self._queue.release(queue, deferred, _TRIAL_PAUSE)
             if lane.demand == 0:
                 _delay_poll(lane, self._clock.monotonic() + _TRIAL_PAUSE, recovered=recovered)
+
+    async def _release_early(
+        self, lane: Lane, queue: QueueName, chunks: list[tuple[Delivery, Chunk]]
+    ) -> list[tuple[Delivery, Chunk]]:
+        """Release chunks that were hastened and are not due yet, and those that breakers still block as a whole.
+        Returns the others."""
+        now = self._clock.now()
+        ready = []
+        for delivery, chunk in chunks:
+            delay = chunk.due - now if chunk.due > now + _EARLY else lane.hold_time(chunk.refs)
+            if delay is None:
+                ready.append((delivery, chunk))
+            else:
+                await self._queue.release(queue, [delivery.receipt], delay)
+                lane.count_blocked(len(chunk.refs))
+        return ready
 
     async def _decide(self, job: Job, delivery: Delivery, chunk: Chunk, refs: list[TaskRef]) -> ChunkDecision:
         superseded = can_be_superseded(delivery, chunk, refs) and await self.generation_of(job, refs[0]) > chunk.turn
@@ -228,15 +250,18 @@ class Feeder:
         await self._queue.ack(chunk.queue, [chunk.receipt])
 
     async def _dead_letter(self, job: Job, chunk: LeasedChunk, ref: TaskRef, error: TaskError) -> None:
-        """Fail a task that no worker survives, and dead-letter its message."""
+        """Fail a task that no worker survives, and mark it as dead-lettered."""
         log.error("task dead-lettered", run=job.run.run_id, index=ref.index, reason=error.message)
-        detail = msgspec.json.encode(ResultDetail(error=error)).decode()
+        detail = msgspec.json.encode(ResultDetail(error=error, dead_lettered=True)).decode()
         end = TaskEnd(ref.index, TaskStatus.FAILED, ref.attempt, None, error.code, detail, self._clock.now())
+        await write_run_document(self._records.documents, job, end.at)
         finished = await self._tasks.finish(job.key, [end])
-        data = msgspec.json.encode({"attempt": ref.attempt, "reason": error.message}).decode()
+        metrics.DEAD_LETTERED.add(len(finished.moved), kind_of(chunk.queue))
+        crashpoint("worker.dead_letter.after")
+        data = msgspec.json.encode({"attempt": ref.attempt, "error": error, "reason": error.message}).decode()
         await self._tasks.note(job.key, [TaskEvent(ref.index, end.at, "task.dead_lettered", data)])
         await self._lifecycle.settle(job, finished.counts)
-        await self._queue.dead_letter(chunk.queue, [chunk.receipt], error.message)
+        await self._queue.ack(chunk.queue, [chunk.receipt])
 
 
 def _lease(

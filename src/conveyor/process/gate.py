@@ -1,17 +1,27 @@
 """Gate: checks a job's tasks against the breakers of their targets, for one worker, and records what attempts say about
 the targets.
 
-A task's target is the `upstream` that the job names. Without one it is the task's host, and also the gateway that the
-job goes through, which is to blame for `gateway_failed`.
+A task's target is the `upstream` that the job names. Without one it is the origin of its URL (scheme, host and port),
+and also the gateway that the job goes through, which is to blame for `gateway_failed`.
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from conveyor.coordination.breaker import Breakers, BreakerState, breaker_key
+from conveyor.coordination.breaker import Breakers, Sign
+from conveyor.coordination.breaker_states import BreakerState, breaker_key
+from conveyor.egress.origins import plain_origin
 from conveyor.model import Gateway, Job, Outcome, TaskError, TaskRef
 from conveyor.process.retry import is_outage
+
+# The longest wait of a very small job if the queue cannot hasten its tasks, and how many tasks make it a second longer.
+_SHORT_WAIT = 5.0
+# Where the host of a URL in an input may begin, and how many origins a gate remembers.
+_AUTHORITY = len('"https://')
+_MAX_ORIGINS = 2000
+_TASKS_A_SECOND = 2_000
 
 
 class GatedRef(Protocol):
@@ -22,14 +32,23 @@ class GatedRef(Protocol):
 
 
 class Gate:
-    """`target` names the host of a reference; `gateway` is the operator's, for jobs that have none."""
+    """`origin` names the target of a reference; `gateway` is the operator's, for jobs that have none. If the queue
+    cannot hasten tasks that wait, none waits longer than `max_wait` seconds at a time; a small job's less long."""
 
     def __init__(
-        self, breakers: Breakers, job: Job, target: Callable[[TaskRef], str | None], gateway: str | None = None
+        self,
+        breakers: Breakers,
+        job: Job,
+        origin: Callable[[TaskRef], str | None],
+        gateway: str | None = None,
+        max_wait: float = inf,
     ) -> None:
         self._breakers = breakers
-        self._target = target
+        self._origin = origin
         self._operator_gateway = gateway
+        self._max_wait = max_wait
+        # Breakers of origins, by how inputs with them begin.
+        self._origin_keys: dict[str, str | None] = {}
         # Probes without an outcome.
         self._probing: dict[int, GatedRef] = {}
         self.follow(job)
@@ -40,6 +59,10 @@ class Gate:
         self._upstream = job.options.upstream
         self._gateway = None if self._upstream else _gateway_name(job.options.gateway, self._operator_gateway)
         self._enabled = job.options.breaker.enabled
+        # Each wait costs a few calls for a message, so those of many tasks are longer.
+        total = job.run.total
+        is_short = total > 0 and self._max_wait < inf
+        self._longest_wait = min(self._max_wait, _SHORT_WAIT + total / _TASKS_A_SECOND) if is_short else self._max_wait
 
     @property
     def is_watching(self) -> bool:
@@ -58,16 +81,30 @@ class Gate:
         """
         shared = self._shared_target()
         state = None if shared is None or not self.is_watching else self._breakers.state(self._key(shared))
-        if state is None or not self._breakers.is_open(state) or self._patience(state) <= 0:
+        if shared is None or state is None or not self._breakers.is_open(state) or self._patience(state) <= 0:
             return None
+        self._breakers.report_wait(self._job.run.run_id, self._key(shared), state)
         return state.until
+
+    def hold_time(self, refs: Sequence[TaskRef]) -> float | None:
+        """Return for how many seconds none of these tasks can start; None if one may, or its patience is over."""
+        if not self.is_watching:
+            return None
+        waits = [0.0]
+        for ref in refs:
+            wait = self.check(ref)
+            if wait is None or isinstance(wait, TaskError) or wait == 0:
+                return None
+            waits.append(wait)
+        return max(waits) or None
 
     def check(self, ref: TaskRef) -> float | TaskError | None:
         """0: the task may start. A number: it waits this many seconds. An error: its patience is over. None: a breaker
         is half-open, call `acquire_probe`."""
         check: float | None = 0.0
         for target in self._targets(ref):
-            state = self._breakers.state(self._key(target))
+            key = self._key(target)
+            state = self._breakers.state(key)
             if state is None:
                 continue
             if not self._breakers.is_open(state):
@@ -76,9 +113,10 @@ class Gate:
             patience = self._patience(state)
             if patience <= 0:
                 seconds = self._job.options.breaker.patience
-                return TaskError("target_down", f"{target} was down for more than {seconds:g} seconds")
-            self._breakers.report_wait(self._job.run.run_id, target, state)
-            return min(patience, self._breakers.wait_of(state))
+                because = f": {state.error}" if state.error else ""
+                return TaskError("target_down", f"{target} was down for more than {seconds:g} seconds{because}")
+            self._breakers.report_wait(self._job.run.run_id, key, state)
+            return min(patience, self._breakers.wait_of(state), self._longest_wait)
         return check
 
     async def acquire_probe(self, entry: GatedRef) -> float:
@@ -90,8 +128,8 @@ class Gate:
                 continue
             if self._breakers.is_open(state) or not await self._breakers.acquire_probe(key):
                 self.release([entry])
-                self._breakers.report_wait(self._job.run.run_id, target, state)
-                return self._breakers.wait_of(state)
+                self._breakers.report_wait(self._job.run.run_id, key, state)
+                return min(self._breakers.wait_of(state), self._longest_wait)
             # At once: should the call for the next breaker fail, `release` frees this probe.
             entry.probes = (*entry.probes, key)
             self._probing[id(entry)] = entry
@@ -103,29 +141,36 @@ class Gate:
             return
         breakers = self._breakers
         if not breakers.is_busy and all(outcome.error is None for outcome in outcomes):
+            pairs = zip(entries, outcomes, strict=True)
+            self._note_answers([entry for entry, outcome in pairs if _is_answered(outcome)])
             return
+        answers = []
         for entry, outcome in zip(entries, outcomes, strict=True):
-            up = self._is_up(entry.ref, outcome)
+            sign = self._sign(entry.ref, outcome)
             if entry.probes:
                 for key in entry.probes:
-                    breakers.record_probe(key, up=self._probe_result(key, up, outcome))
+                    breakers.record_probe(key, self._probe_result(key, sign, outcome))
                 self._end_probe(entry)
-            elif up is not None and (breakers.has_suspects or not up):
-                for target in self._blamed_targets(entry.ref, outcome):
-                    breakers.count(self._key(target), down=not up)
+            elif sign is Sign.UP and not breakers.has_suspects:
+                answers.append(entry)
+            elif sign is not None:
+                error = "" if outcome.error is None else outcome.error.code
+                for target in self._blamed_targets(entry.ref, outcome, sign):
+                    breakers.count(self._key(target), sign, self._job.run.run_id, error)
+        self._note_answers(answers)
 
     def release(self, entries: Sequence[GatedRef]) -> None:
         """Free the probes of references that say nothing about their targets."""
         for entry in entries:
             for key in entry.probes:
-                self._breakers.record_probe(key, up=None)
+                self._breakers.record_probe(key, None)
             self._end_probe(entry)
 
     def mark_alive(self, entries: Sequence[GatedRef]) -> None:
         """Record the targets of long attempts as up."""
         for entry in entries:
             for key in entry.probes:
-                self._breakers.record_probe(key, up=True)
+                self._breakers.record_probe(key, Sign.UP)
             self._end_probe(entry)
 
     def close(self) -> None:
@@ -141,44 +186,80 @@ class Gate:
             entry.probes = ()
             self._probing.pop(id(entry), None)
 
-    def _is_up(self, ref: TaskRef, outcome: Outcome) -> bool | None:
-        """Return whether the target was up; None if the outcome does not tell."""
-        if outcome.error is None:
-            # A task that waits for a target that has answered has its status.
-            return True if outcome.spends_attempt or outcome.http_status is not None else None
+    def _note_answers(self, answers: Sequence[GatedRef]) -> None:
+        """Note which targets answered. Most lists name one host many times in a row: it is looked up once."""
+        shared = self._shared_target()
+        if shared is not None and answers:
+            self._breakers.note_answers(self._key(shared), len(answers))
+        if self._upstream is not None:
+            return
+        key, prefix, count = None, "\0", 0
+        for entry in answers:
+            if entry.ref.input.startswith(prefix):
+                count += 1
+                continue
+            if key is not None:
+                self._breakers.note_answers(key, count)
+            key, prefix = self._answered_key(entry.ref)
+            count = 1
+        if key is not None:
+            self._breakers.note_answers(key, count)
+
+    def _answered_key(self, ref: TaskRef) -> tuple[str | None, str]:
+        """Return the breaker of a task's origin, and with what the inputs of other tasks of that origin begin."""
+        # The authority of a URL ends at the first slash after the two of its scheme, if not before.
+        text = ref.input
+        prefix = text[: text.find("/", _AUTHORITY) + 1] if text.startswith('"http') else ""
+        if prefix in self._origin_keys:
+            return self._origin_keys[prefix], prefix
+        origin = self._origin(ref)
+        key = None if origin is None else self._key(origin)
+        if not prefix:
+            return key, "\0"
+        if len(self._origin_keys) >= _MAX_ORIGINS:
+            self._origin_keys.clear()
+        self._origin_keys[prefix] = key
+        return key, prefix
+
+    def _sign(self, ref: TaskRef, outcome: Outcome) -> Sign | None:
+        """Return what the outcome says about the target; None if it says nothing."""
+        error = outcome.error
+        if error is None:
+            return Sign.UP if _is_answered(outcome) else None
         if is_outage(outcome):
-            return self._is_elsewhere(ref, outcome)
-        if self._upstream is not None and outcome.error.code == "handler_raised":
-            return False
-        return True if outcome.http_status is not None else None
+            if self._is_elsewhere(ref, outcome):
+                return Sign.UP
+            return Sign.ERROR if error.code.startswith("http_") else Sign.DOWN
+        if self._upstream is not None and error.code == "handler_raised":
+            return Sign.ERROR
+        return Sign.UP if outcome.http_status is not None else None
 
     def _is_elsewhere(self, ref: TaskRef, outcome: Outcome) -> bool:
         """Return whether another host is to blame: the target answered, with a redirect or a link to it."""
-        if self._upstream is not None or outcome.final_url is None:
-            return False
-        host = self._target(ref)
-        return host is not None and (urlsplit(outcome.final_url).hostname or "").rstrip(".") != host.strip("[]")
+        origin = None if self._upstream is not None or outcome.final_url is None else self._origin(ref)
+        own, last = _host_of(origin), _host_of(outcome.final_url)
+        return own is not None and last is not None and own != last
 
-    def _blamed_targets(self, ref: TaskRef, outcome: Outcome) -> list[str]:
+    def _blamed_targets(self, ref: TaskRef, outcome: Outcome, sign: Sign) -> list[str]:
         """Return the targets that the outcome is about: the gateway or the host, if one of them failed."""
-        if self._gateway is None or not is_outage(outcome):
+        if self._gateway is None or sign is Sign.UP:
             return self._targets(ref)
         if _is_gateway_failure(outcome):
             return [self._gateway]
         return [target for target in self._targets(ref) if target != self._gateway]
 
-    def _probe_result(self, key: str, up: bool | None, outcome: Outcome) -> bool | None:
+    def _probe_result(self, key: str, sign: Sign | None, outcome: Outcome) -> Sign | None:
         """Return what the outcome of a probe says about this breaker's target."""
-        if up is not False or self._gateway is None:
-            return up
+        if sign is None or sign is Sign.UP or self._gateway is None:
+            return sign
         if key == self._key(self._gateway):
-            return not _is_gateway_failure(outcome)
-        return None if _is_gateway_failure(outcome) else False
+            return Sign.DOWN if _is_gateway_failure(outcome) else Sign.UP
+        return None if _is_gateway_failure(outcome) else sign
 
     def _targets(self, ref: TaskRef) -> list[str]:
         if self._upstream is not None:
             return [f"upstream:{self._upstream}"]
-        return [target for target in (self._target(ref), self._gateway) if target is not None]
+        return [target for target in (self._origin(ref), self._gateway) if target is not None]
 
     def _shared_target(self) -> str | None:
         return f"upstream:{self._upstream}" if self._upstream is not None else self._gateway
@@ -193,8 +274,17 @@ def _is_gateway_failure(outcome: Outcome) -> bool:
 
 def _gateway_name(gateway: Gateway | None, operator_gateway: str | None) -> str | None:
     url = operator_gateway if gateway is None else gateway.proxy or gateway.url
+    origin = plain_origin(url) if url else None
+    return None if origin is None else f"gateway:{origin}"
+
+
+def _host_of(url: str | None) -> str | None:
     try:
-        host = urlsplit(url).hostname if url else None
+        return urlsplit(url).hostname if url else None
     except ValueError:
         return None
-    return f"gateway:{host}" if host else None
+
+
+def _is_answered(outcome: Outcome) -> bool:
+    """Return whether the target of a task without an error answered. A task that waits has the status it got."""
+    return outcome.spends_attempt or outcome.http_status is not None

@@ -166,6 +166,15 @@ class Lane(ABC):
         """Return when the breaker that blocks the whole run half-opens; None if no breaker does."""
         return self._gate.open_until()
 
+    def hold_time(self, refs: Sequence[TaskRef]) -> float | None:
+        """Return for how many seconds breakers block all of these references; None if one may start."""
+        return self._gate.hold_time(refs)
+
+    def count_blocked(self, count: int) -> None:
+        """Count references that were received and could not start."""
+        self._fed += count
+        self._blocked += count
+
     def feed(self, chunk: LeasedChunk, refs: list[TaskRef]) -> None:
         """Queue references of a chunk."""
         self.chunks[chunk.receipt] = chunk
@@ -256,8 +265,9 @@ class Lane(ABC):
         self._record_unattempted(entry, Outcome(TaskStatus.FAILED, error=error))
 
     def _postpone(self, entry: LeasedRef, delay: float) -> None:
-        """Requeue a task with a delay. It spends no attempt."""
-        self._record_unattempted(entry, Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False))
+        """Requeue a task whose breaker blocks it, with a delay. It spends no attempt."""
+        outcome = Outcome(TaskStatus.PENDING, retry_after=delay, spends_attempt=False, is_blocked=True)
+        self._record_unattempted(entry, outcome)
 
     def _record_unattempted(self, entry: LeasedRef, outcome: Outcome) -> None:
         self._blocked += 1

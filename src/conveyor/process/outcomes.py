@@ -21,6 +21,12 @@ def detail_json(outcome: Outcome) -> str:
     return _json(detail).decode()
 
 
+def with_dead_letter(detail: str) -> str:
+    """Mark an encoded detail as that of a dead-lettered task."""
+    comma = "" if detail == "{}" else ","
+    return f'{detail[:-1]}{comma}"dead_lettered":true}}'
+
+
 def with_body(detail: str, body: BodyRef | None) -> str:
     """Add the place of the body to an encoded detail."""
     if body is None:

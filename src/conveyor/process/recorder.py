@@ -1,8 +1,8 @@
 """Recorder: makes outcomes durable, in batches.
 
 Outcomes of many runners collect for a moment. A flush then writes those of each run (`_write`): store the bodies →
-finish the tasks → note failures → settle the run → count durations → note retries → requeue them → acknowledge the
-messages that are complete, last.
+name the run if it has dead letters → finish the tasks → note failures → settle the run → count durations → note retries
+→ requeue them → acknowledge the messages that are complete, last.
 """
 
 import asyncio
@@ -14,16 +14,30 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.coordination.durations import count_durations
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Outgoing, Queue, QueueName, recovery_queue
+from conveyor.engines.queue import Outgoing, Queue, QueueName, kind_of, recovery_queue
+from conveyor.engines.records import DocumentRecords
 from conveyor.engines.tasks import TaskEvent, Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import delayed_messages, encode, send_all
+from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.model import (
+    LONG_KINDS,
+    BodyRef,
+    Chunk,
+    Job,
+    OnExhausted,
+    Options,
+    Outcome,
+    RunId,
+    TaskEnd,
+    TaskRef,
+)
 from conveyor.process.body_store import BodyStore
-from conveyor.process.outcomes import detail_json, with_body
-from conveyor.process.retry import late, retry_delay, too_late
+from conveyor.process.outcomes import detail_json, with_body, with_dead_letter
+from conveyor.process.retry import is_exhausted, late, retry_delay, too_late
 from conveyor.states import TaskStatus
+from conveyor.telemetry import metrics
 from conveyor.telemetry.attempts import record_attempts
 
 log = structlog.get_logger()
@@ -91,6 +105,8 @@ class RecordedOutcome(msgspec.Struct, gc=False):
     outcome: Outcome
     # Seconds until the retry; None if the task is finished.
     delay: float | None
+    # The task fails for good, and is a dead letter.
+    is_dead_letter: bool = False
     # A failed write is retried as a whole: these steps must not happen twice.
     noted: bool = False
     requeued: bool = False
@@ -102,6 +118,7 @@ class Recorder:
 
     def __init__(
         self,
+        documents: DocumentRecords,
         tasks: Tasks,
         queue: Queue,
         bodies: BodyStore,
@@ -113,6 +130,7 @@ class Recorder:
     ) -> None:
         self._on_requeued = on_requeued
         self._coordinator = coordinator
+        self._documents = documents
         self._tasks = tasks
         self._queue = queue
         self._bodies = bodies
@@ -155,6 +173,7 @@ class Recorder:
     ) -> None:
         """Add outcomes of attempts. They are durable soon after."""
         options, jitter = job.options, self._clock.jitter
+        is_parking = options.on_exhausted is OnExhausted.DEAD_LETTER
         size = 0
         for chunk, ref, outcome in zip(chunks, refs, outcomes, strict=True):
             delay = None
@@ -164,8 +183,9 @@ class Recorder:
                     delay = self._retry_in_time(job, ref, outcome, delay)
             if delay is None and outcome.body is not None:
                 size += len(outcome.body)
+            is_dead_letter = delay is None and is_parking and _is_exhausted(options, outcome)
             chunk.unwritten += 1
-            self._waiting.append(RecordedOutcome(job, chunk, ref, outcome, delay))
+            self._waiting.append(RecordedOutcome(job, chunk, ref, outcome, delay, is_dead_letter))
         self._count += len(refs)
         self._waiting_bytes += size
         self._bytes += size
@@ -259,8 +279,15 @@ class Recorder:
             bodies = await self._bodies.keep(job, [record.outcome for record in final])
             now = self._clock.now()
             ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
+            dead = [record for record in final if record.is_dead_letter]
+            if dead:
+                await write_run_document(self._documents, job, now)
             finished = await self._tasks.finish(job.key, ends)
-            await self._note(job, final, "task.failed")
+            if dead:
+                crashpoint("recorder.dead_letter.after")
+                _count_dead_letters(record for record in dead if record.ref.index in finished.moved)
+            await self._note(job, [record for record in final if not record.is_dead_letter], "task.failed")
+            await self._note(job, dead, "task.dead_lettered")
             await self._lifecycle.settle(job, finished.counts)
             await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
         if retried:
@@ -285,7 +312,8 @@ class Recorder:
         for record in retried:
             outcome, ref, delay = record.outcome, _next_ref(record, now), record.delay or 0.0
             if outcome.spends_attempt or outcome.error is not None or job.kind in LONG_KINDS:
-                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation), delay))
+                due = 0.0 if outcome.is_blocked else now + delay
+                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation, due=due), delay))
             else:
                 postponed.append((delay, ref))
         outgoing += delayed_messages(job.key, postponed, job.options.chunk_size)
@@ -305,6 +333,15 @@ class Recorder:
                 complete.setdefault(record.chunk.queue, set()).add(record.chunk.receipt)
         for queue, receipts in complete.items():
             await self._queue.ack(queue, list(receipts))
+
+
+def _is_exhausted(options: Options, outcome: Outcome) -> bool:
+    return outcome.status is TaskStatus.FAILED and is_exhausted(options, outcome)
+
+
+def _count_dead_letters(records: Iterable[RecordedOutcome]) -> None:
+    for record in records:
+        metrics.DEAD_LETTERED.add(1, kind_of(record.chunk.queue))
 
 
 def _by_run(batch: Iterable[RecordedOutcome]) -> list[list[RecordedOutcome]]:
@@ -330,13 +367,16 @@ def _with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
 
 def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
     outcome = record.outcome
+    detail = detail_json(outcome)
+    if record.is_dead_letter:
+        detail = with_dead_letter(detail)
     return TaskEnd(
         record.ref.index,
         outcome.status,
         record.ref.attempt,
         outcome.http_status,
         outcome.error.code if outcome.error else None,
-        with_body(detail_json(outcome), body),
+        with_body(detail, body),
         now,
     )
 
@@ -349,4 +389,6 @@ def _event(record: RecordedOutcome, event: str, now: float) -> TaskEvent:
     }
     if record.delay is not None:
         data["retry_in"] = round(record.delay, 3)
+    if record.is_dead_letter and record.outcome.error is not None:
+        data["reason"] = record.outcome.error.message
     return TaskEvent(record.ref.index, now, event, _json(data).decode())

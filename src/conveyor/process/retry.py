@@ -29,6 +29,8 @@ RETRYABLE_ERRORS = frozenset(
 )
 # Errors that are never retried, whatever the job says.
 FINAL_ERRORS = frozenset({"deadline", "target_down", "stuck", WORKER_LOST})
+# Errors that end the retries, or the waiting, of a task whose next attempt might have succeeded.
+_EXHAUSTED_ERRORS = frozenset({"deadline", "target_down", "export_api_failed", "export_timeout"})
 # Errors of a target that is down. Not 429: that target is up and says when to retry.
 OUTAGE_ERRORS = frozenset(
     {"timeout", "connect_timeout", "connect_failed", "dns_failed", "read_failed", "gateway_failed"}
@@ -54,6 +56,12 @@ def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float)
     if attempt % outage.quick_tries == 0:
         return max(outage.delay * (1 + _OUTAGE_JITTER * jitter), _bounded(outcome.retry_after))
     return backoff_delay(options.backoff, attempt % outage.quick_tries, jitter, outcome.retry_after)
+
+
+def is_exhausted(options: Options, outcome: Outcome) -> bool:
+    """Return whether a task that fails with this outcome would have been retried, had it attempts or time left."""
+    error = outcome.error
+    return error is not None and (error.code in _EXHAUSTED_ERRORS or is_retryable(options, outcome))
 
 
 def is_outage(outcome: Outcome) -> bool:

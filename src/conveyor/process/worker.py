@@ -5,22 +5,24 @@ fill lanes that run low → deal the slots. Lanes and the recorder work between 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from math import inf
 
 import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
+from conveyor.coordination.breaker_states import MAX_RUNS, split_key
 from conveyor.coordination.limits import TargetLimits, run_slots
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, run_queue
+from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import Unavailable
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Chunk, Job, JobKind, RunId, TaskRef
+from conveyor.model import WORKERS, Chunk, Job, JobKind, RunId, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.dispatch import Demand, deal
 from conveyor.process.executors import Executor
@@ -38,8 +40,11 @@ _LOOK_FOR_RUNS = 0.25
 _DRAIN_SECONDS = 5.0
 # How soon a worker without a free slot polls for a long task again.
 _NO_SLOT_PAUSE = 2.0
+_NO_LIMIT = 1 << 40
 # How soon the queue redelivers a message whose references were lost with a fetcher.
 _LOST_PAUSE = 0.5
+# The longest delay of a task that waits for a breaker, on a queue that cannot hasten it once the breaker closes.
+_MAX_BLOCKED_DELAY = 30.0
 
 # The semaphore that all workers share if the fleet has a limit.
 ROLE = "role:worker"
@@ -72,33 +77,52 @@ class Worker:
         self._lifecycle = lifecycle
         self._executors = executors
         self._recorder = Recorder(
-            tasks, queue, bodies, lifecycle, coordinator, clock, settings.flush_seconds, self._on_requeued
+            records.documents,
+            tasks,
+            queue,
+            bodies,
+            lifecycle,
+            coordinator,
+            clock,
+            settings.flush_seconds,
+            self._on_requeued,
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
+        self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
         self._feeder = Feeder(settings, clock, records, tasks, queue, lifecycle, self.request_tick)
         self._heart = Heartbeat(records, coordinator, clock, self.name, settings.lease_seconds)
         self._recording: asyncio.Task[None] | None = None
         self._lanes: dict[RunId, Lane] = {}
         # Lanes that were stopped, with the unfinished messages that they still lease.
         self._leaving: list[tuple[Lane, list[LeasedChunk]]] = []
+        # Runs whose lanes were stopped while calls of them go on (Executor.lingering).
+        self._lingering: dict[RunId, Job] = {}
         self._lost: list[LeasedChunk] = []
         # Recovered and new tasks that dropped lanes had taken.
         self._past_counts = (0, 0)
         self._round = 0
+        # Whether no other worker was alive when this one started.
+        self._is_first = False
+        # Runs whose tasks no longer have to wait for a breaker.
+        self._to_hasten: set[RunId] = set()
+        # Unfinished runs of all kinds and states.
+        self._unfinished: frozenset[RunId] = frozenset()
         self._look_at = 0.0
         self._beat_at = clock.monotonic() + settings.lease_seconds / 3
 
     async def tick(self) -> float:
         if self._recording is None:
             self._recording = asyncio.create_task(self._recorder.run())
-            await self._heart.beat([])
+            await self._start()
         now = self._clock.monotonic()
         if now >= self._look_at:
             await self._look_for_runs()
             await self._watch()
             self._look_at = now + _LOOK_FOR_RUNS
         if self._breakers.is_urgent:
-            await self._sync_breakers()
+            await self._sync_breakers(None)
+        if self._to_hasten:
+            await self._hasten_blocked()
         if now >= self._beat_at:
             await self._renew_leases()
             self._beat_at = now + self._settings.lease_seconds / 3
@@ -106,9 +130,19 @@ class Worker:
             await self._redeliver_lost()
         if self._leaving:
             await self._release_leaving()
+        if self._lingering:
+            await self._keep_lingering()
         await self._feeder.fill(list(self._lanes.values()))
         await self._deal_slots()
         return self._delay()
+
+    async def _start(self) -> None:
+        """Send the first heartbeat. The first worker after a restart tries blocked targets at once."""
+        self._is_first = await self._coordinator.permits_in_use(WORKERS) == 0
+        await self._heart.beat([])
+        if self._is_first:
+            await self._breakers.half_open_all()
+            await self._breakers.refresh()
 
     async def close(self) -> None:
         """Give running attempts a moment, record their outcomes, release everything else."""
@@ -120,6 +154,9 @@ class Worker:
             await self._recording
         self._leaving += zip(lanes, unfinished, strict=True)
         await self._release_leaving()
+        for run_id in self._lingering:
+            # The executors close next, and end what lingers.
+            await self._set_slots(run_id, 0)
         await self._breakers.report()
         await self._heart.close()
 
@@ -177,6 +214,7 @@ class Worker:
     async def _look_for_runs(self) -> None:
         """Open lanes for runs with work and drop those of runs that are finished or paused."""
         active = await self._records.jobs.active_jobs()
+        self._unfinished = frozenset(job.run.run_id for job in active)
         jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
         for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
             await self._drop(self._lanes[run_id], 0.0)
@@ -184,8 +222,14 @@ class Worker:
             lane = self._lanes.get(run_id)
             if lane is None:
                 self._lanes[run_id] = self._open_lane(job)
+                if self._is_first or self._breakers.closed_lately(run_id):
+                    self._to_hasten.add(run_id)
             elif lane.job != job:
+                skips_breakers = lane.job.options.breaker.enabled and not job.options.breaker.enabled
                 lane.follow(job)
+                if skips_breakers:
+                    self._to_hasten.add(run_id)
+        self._is_first = False
 
     def _open_lane(self, job: Job) -> Lane:
         settings, executor = self._settings, self._executors[job.kind]
@@ -193,23 +237,41 @@ class Worker:
             owner=self,
             recorder=self._recorder,
             limits=TargetLimits(self._coordinator, job, self.name, settings.lease_seconds),
-            gate=Gate(self._breakers, job, executor.targets(job), settings.gateway),
+            gate=Gate(self._breakers, job, executor.origins(job), settings.gateway, self._max_blocked_delay),
             clock=self._clock,
             recovery_ratio=settings.recovery_ratio,
             stuck_after=job.options.stuck_after or settings.stuck_after,
         )
         return executor.lane(job, tools)
 
-    async def _sync_breakers(self) -> None:
+    async def _sync_breakers(self, unfinished: Collection[RunId] | None) -> None:
         """Report outcomes to the breakers, and read which of them are open."""
         await self._breakers.report()
-        if await self._breakers.refresh():
+        if await self._breakers.refresh(unfinished):
             for lane in self._lanes.values():
                 lane.recheck_targets()
+        for key, state in self._breakers.take_closed().items():
+            tenant = split_key(key)[0]
+            knows_all = 0 < len(state.runs) < MAX_RUNS
+            self._to_hasten.update(
+                run_id
+                for run_id, lane in self._lanes.items()
+                if lane.job.tenant == tenant and (run_id in state.runs or not knows_all)
+            )
+
+    async def _hasten_blocked(self) -> None:
+        """Make tasks that waited for a breaker start soon."""
+        for run_id in list(self._to_hasten):
+            if isinstance(self._queue, Hastens):
+                await self._queue.hasten(recovery_queue(run_id))
+            self._to_hasten.discard(run_id)
+            lane = self._lanes.get(run_id)
+            if lane is not None:
+                lane.next_recovery = lane.recovery_pause = 0.0
 
     async def _watch(self) -> None:
         """Watch what runs: targets that fail, processes and attempts that hang, bytes that are leased."""
-        await self._sync_breakers()
+        await self._sync_breakers(self._unfinished)
         for executor in self._executors.values():
             executor.watch()
         for lane in self._lanes.values():
@@ -242,7 +304,24 @@ class Worker:
             await self._release(chunks)
             for chunk in chunks:
                 chunk.lost = True
-            await self._coordinator.acquire(run_slots(lane.job.run.run_id), self.name, 0, 1, 1.0)
+            self._lingering[lane.job.run.run_id] = lane.job
+            await self._keep_lingering()
+
+    async def _keep_lingering(self) -> None:
+        """Keep the slots of stopped runs until no call of them goes on: a job that replaces another waits for that."""
+        for run_id, job in list(self._lingering.items()):
+            if run_id in self._lanes:
+                # It was resumed: its lane counts its slots.
+                del self._lingering[run_id]
+                continue
+            count = self._executors[job.kind].lingering(run_id)
+            await self._set_slots(run_id, count)
+            if count == 0:
+                del self._lingering[run_id]
+
+    async def _set_slots(self, run_id: RunId, count: int) -> None:
+        ttl = self._settings.lease_seconds
+        await self._coordinator.acquire(run_slots(run_id), self.name, count, _NO_LIMIT, ttl)
 
     async def _release(self, chunks: list[LeasedChunk]) -> None:
         for queue, group in _by_queue(chunks).items():

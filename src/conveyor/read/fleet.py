@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
-from conveyor.coordination.breaker import list_breakers
+from conveyor.coordination.breaker_states import current_wait, list_breakers
 from conveyor.coordination.limits import run_slots
-from conveyor.coordination.waits import waiting
 from conveyor.engines.queue import Depth, recovery_queue, run_queue
 from conveyor.model import BEAT, BEAT_TENANT, WORKERS, Beat, Job, TenantId
-from conveyor.read.results import iso_time
+from conveyor.read.status import wait_json
 from conveyor.system import System
 
 # How long the depth of a queue is cached, in seconds.
@@ -24,19 +23,25 @@ _depths = msgspec.json.Decoder(tuple[Depth, Depth])
 _beats = msgspec.json.Decoder(Beat)
 
 
-async def breakers_json(system: System, tenant: TenantId) -> list[dict[str, Any]]:
-    """The tenant's breakers that are open or half-open."""
+async def breakers_json(system: System, tenant: TenantId | None) -> list[dict[str, Any]]:
+    """The breakers of a tenant, or of all, that are open or half-open and that an unfinished run needs."""
     now = system.clock.now()
+    breakers = await list_breakers(system.coordinator, tenant)
+    active = {job.run.run_id for job in await system.records.jobs.active_jobs()} if breakers else set()
     return [
         {
+            "tenant": owner,
             "target": target,
             "state": "open" if now < state.until else "half_open",
+            "error": state.error or None,
             "since": iso_text(state.since),
             "until": iso_text(state.until),
             "times": state.times,
             "at_once": 1 << state.level,
+            "runs": [run_id for run_id in state.runs if run_id in active],
         }
-        for target, state in await list_breakers(system.coordinator, system.clock, tenant)
+        for owner, target, state in breakers
+        if not state.runs or not active.isdisjoint(state.runs)
     ]
 
 
@@ -72,7 +77,7 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
     (queued, recovering), running, wait = await asyncio.gather(
         _queue_depths(system, job),
         system.coordinator.permits_in_use(run_slots(run.run_id)),
-        waiting(system.coordinator, run.run_id),
+        current_wait(system.coordinator, system.clock, job),
     )
     return {
         "job_id": job.job_id,
@@ -85,7 +90,7 @@ async def _lane_json(system: System, job: Job) -> dict[str, Any]:
         "running": running,
         "queue": msgspec.structs.asdict(queued),
         "recovery": msgspec.structs.asdict(recovering),
-        "waiting": None if wait is None else {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)},
+        "waiting": None if wait is None else wait_json(wait),
     }
 
 

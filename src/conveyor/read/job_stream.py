@@ -1,6 +1,6 @@
-"""The stream of a job, as server-sent events: its outbox events, each with its id; between them its counts, at most
-once a second and only if they changed; a comment now and then, so that no proxy closes an idle connection. It ends when
-the run is finished.
+"""The stream of a job, as server-sent events: its outbox events, each with its id; between them its counts and why it
+waits, at most once a second and only if they changed; a comment now and then, so that no proxy closes an idle
+connection. It ends when the run is finished.
 
 A client that reconnects sends the last id that it saw and misses nothing. A client that has seen the last event gets
 204 No Content, so that it does not reconnect.
@@ -20,6 +20,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.errors import TooManyStreams
 from conveyor.model import EventRecord, Job, TenantId
 from conveyor.read.event_pages import event_json
+from conveyor.read.status import wait_json, wait_of
 from conveyor.states import ENDED
 from conveyor.system import System
 
@@ -73,6 +74,7 @@ class JobStream:
     def __init__(self, system: System, streams: Streams, job: Job) -> None:
         self._records: Records = system.records
         self._tasks: Tasks = system.tasks
+        self._coordinator = system.coordinator
         self._clock = system.clock
         self._streams = streams
         self._job = job
@@ -137,12 +139,14 @@ class JobStream:
     async def _progress(self) -> dict[str, Any]:
         job = self._job
         counts = await self._tasks.counts(job.key)
+        wait = await wait_of(self._coordinator, self._clock, job, counts)
         return {
             "job_id": job.job_id,
             "run_id": job.run.run_id,
             "state": job.state,
             "reason": job.reason,
             "reason_code": job.run.reason_code,
+            "waiting": None if wait is None else wait_json(wait),
             "total": job.run.total,
             "counts": msgspec.structs.asdict(counts),
         }

@@ -57,6 +57,7 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
         "attempts": task.attempts,
         "http_status": task.http_status,
         "error": error_json(task),
+        "dead_lettered": detail.dead_lettered,
         "content_type": detail.content_type,
         "size": body.length if body else None,
         "sha256": body.sha256 if body else None,

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.coordination.breaker_states import current_wait
 from conveyor.coordination.durations import TaskTime, task_time
 from conveyor.coordination.limits import run_slots
-from conveyor.coordination.waits import Wait, waiting
+from conveyor.coordination.waits import Wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import Tasks, is_reachable
+from conveyor.errors import TasksElsewhere
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.states import ENDED, WORKABLE, RunState
@@ -66,8 +68,19 @@ _ingested = msgspec.json.Decoder(Ingested)
 
 
 async def job_json(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> dict[str, Any]:
-    """A job as listings show it. `options` has only values that differ from the defaults."""
+    """A job as listings show it. `options` has only values that differ from the defaults. A job whose tasks are out of
+    reach does not hide the others: its counts are 0, and its reason says why."""
+    if not is_reachable(tasks, job.key):
+        return _unreachable_json(job, clock)
     return _job_json(job, await _read_live(records, tasks, coordinator, clock, job))
+
+
+def _unreachable_json(job: Job, clock: Clock) -> dict[str, Any]:
+    wait = Wait(TasksElsewhere.code, f"The tasks of this job are in the task engine {job.task_store}, not open here.")
+    live = Live(clock.now(), _without_secrets(job.run), Counts(), 0, 0.0, [], None, None, wait)
+    shown = _job_json(msgspec.structs.replace(job, reason=wait.detail), live)
+    counts = {**shown["run"]["counts"], "pending": 0}
+    return {**shown, "reason_code": wait.code, "run": {**shown["run"], "counts": counts}}
 
 
 async def status_json(
@@ -168,7 +181,7 @@ async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, c
         errors=errors if counts.failed else [],
         ingest=ingest,
         time=await task_time(coordinator, run.run_id),
-        wait=await _wait(coordinator, job, counts),
+        wait=await wait_of(coordinator, clock, job, counts),
     )
 
 
@@ -180,7 +193,7 @@ def _job_json(job: Job, live: Live) -> dict[str, Any]:
         "state": job.state,
         "reason": job.reason or (None if wait is None else wait.detail),
         "reason_code": run.reason_code or (None if wait is None else wait.code),
-        "waiting": None if live.wait is None else _wait_json(live.wait),
+        "waiting": None if live.wait is None else wait_json(live.wait),
         "kind": job.kind,
         "mode": job.mode,
         "task_shard_count": job.task_shard_count,
@@ -227,6 +240,7 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "http_status": lineage.http_status,
         "tag": lineage.tag,
         "indexes": list(lineage.indexes),
+        "dead_lettered": lineage.dead_lettered,
         "options": without_secrets(lineage.overrides),
     }
 
@@ -254,14 +268,14 @@ def _without_secrets(run: Run) -> Run:
     return msgspec.structs.replace(run, lineage=msgspec.structs.replace(run.lineage, overrides=overrides))
 
 
-async def _wait(coordinator: Coordinator, job: Job, counts: Counts) -> Wait | None:
+async def wait_of(coordinator: Coordinator, clock: Clock, job: Job, counts: Counts) -> Wait | None:
     """Why no task of the run starts now, or None."""
     run = job.run
     if run.state in ENDED:
         return None
     if run.state is RunState.PAUSED:
         return Wait("paused", "The job is paused. Resume it to continue.")
-    wait = await waiting(coordinator, run.run_id)
+    wait = await current_wait(coordinator, clock, job)
     if wait is not None or run.state is not RunState.INGESTING or counts.ended < run.total:
         return wait
     if job.mode is Mode.OPEN and not run.sealed and run.lineage is None:
@@ -274,8 +288,15 @@ def _shown_wait(wait: Wait | None) -> Wait | None:
     return None if wait is None or wait.code in ("open", "ingesting") else wait
 
 
-def _wait_json(wait: Wait) -> dict[str, Any]:
-    return {"code": wait.code, "detail": wait.detail, "until": iso_time(wait.until)}
+def wait_json(wait: Wait) -> dict[str, Any]:
+    """A wait as the API shows it."""
+    return {
+        "code": wait.code,
+        "detail": wait.detail,
+        "until": iso_time(wait.until),
+        "target": wait.target,
+        "error": wait.error,
+    }
 
 
 async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Ingested | None:
@@ -291,7 +312,8 @@ async def _ingest(records: Records, coordinator: Coordinator, job: Job) -> Inges
     if ingested is None:
         ingested = await records.ingests.ingested(run.run_id)
         await coordinator.cache(key, msgspec.json.encode(ingested), _INGESTED_TTL)
-    return ingested
+    is_written_on_accept = ingested.ranges == 0 and job.mode is Mode.CLOSED and run.lineage is None
+    return None if is_written_on_accept else ingested
 
 
 async def _running(coordinator: Coordinator, run: Run, counts: Counts) -> int:

@@ -155,7 +155,7 @@ class Deadlines:
             for delivery in await self._queue.receive(OVERDUE, 10, _HOLD_SECONDS):
                 letter = decode(delivery.body)
                 await self._queue.dead_letter(OVERDUE, [delivery.receipt], letter.lost)
-                if letter.run == job.key:
+                if letter.run.run_id == job.run.run_id:
                     return
             await self._clock.sleep(_LOOK_PAUSE)
         raise EngineFailed("The dead letter of an overdue run was not received from its queue.")

@@ -221,7 +221,7 @@ class Retention:
 
     async def _forget(self, job: Job, removed: Removed) -> None:
         # An upload may serve several jobs, and expires with the last of them.
-        if job.source is not None and not job.source.key.startswith(UPLOADS):
+        if job.source is not None and job.source.key and not job.source.key.startswith(UPLOADS):
             await self._blobs.delete([job.source.key])
         for run in await self._runs(job):
             await self._coordinator.forget_leases(ingest_lease(run.run_id))

@@ -5,10 +5,11 @@ these samples and costs the stores nothing. It runs with the role `sweep`; sever
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conveyor.coordination.breaker import count_breakers
+from conveyor.coordination.breaker_states import count_breakers
 from conveyor.engines.queue import CONTROL, Depth, QueueName, ReportsMessageAge, recovery_queue, run_queue
 from conveyor.errors import ConveyorError
 from conveyor.jobs.callbacks import CALLBACK
+from conveyor.jobs.dead_lettered_tasks import oldest_dead_lettered
 from conveyor.jobs.deadlines import DEADLINE
 from conveyor.model import BEAT, PROGRESS, WORKERS, Job, RunId
 from conveyor.states import WORKABLE, RunState
@@ -89,9 +90,13 @@ class Sampler:
         return Depth(ready, held, delayed), oldest
 
     async def _letters(self) -> None:
-        letters = (await self._system.queue.dead_letters(None, _LETTERS)).items
-        metrics.DEAD_LETTERS.set(len(letters))
-        metrics.QUEUE_AGE_SECONDS.set(self._late(letters[0].at if letters else None), "dead_letters")
+        system = self._system
+        letters = (await system.queue.dead_letters(None, _LETTERS)).items
+        left = _LETTERS - len(letters)
+        count, since = await oldest_dead_lettered(system.records, system.tasks, system.clock.now(), left)
+        metrics.DEAD_LETTERS.set(len(letters) + count)
+        times = [*(letter.at for letter in letters[:1]), *([] if since is None else [since])]
+        metrics.QUEUE_AGE_SECONDS.set(self._late(min(times, default=None)), "dead_letters")
 
     async def _movement(self, jobs: Sequence[Job]) -> None:
         now = self._system.clock.now()

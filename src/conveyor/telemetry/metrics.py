@@ -84,7 +84,11 @@ QUEUE_AGE_SECONDS = Gauge(
     queue=(*_QUEUES, "dead_letters"),
 )
 DEAD_LETTERS = Gauge("conveyor_dead_letters", "Dead letters, counted up to 100.")
-DEAD_LETTERED = Counter("conveyor_dead_lettered_total", "Dead-lettered messages.", queue=(*_QUEUES, OTHER))
+DEAD_LETTERED = Counter(
+    "conveyor_dead_lettered_total",
+    "Dead-lettered tasks and messages, by the queue that they came from.",
+    queue=(*_QUEUES, OTHER),
+)
 DUE_LAG_SECONDS = Gauge(
     "conveyor_due_lag_seconds",
     "How long the oldest due document has been overdue, by kind; 0 if none is.",

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, TypeVar, cast
 
 from conveyor.clock import Clock
-from conveyor.engines.blobs import Blobs
+from conveyor.engines.blobs import Blobs, StoresParts
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, QueueName, ReportsMessageAge, kind_of
+from conveyor.engines.queue import Hastens, Queue, QueueName, ReportsMessageAge, kind_of
 from conveyor.engines.records import (
     AccessRecords,
     AtomicAccept,
@@ -22,7 +22,7 @@ from conveyor.engines.records import (
     OutboxRecords,
     Records,
 )
-from conveyor.engines.tasks import Finished, ReadsByIndex, Tasks
+from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, Tasks
 from conveyor.errors import ConveyorError
 from conveyor.model import Job, RunKey, TaskEnd, TaskSeed
 from conveyor.states import RunState, TaskStatus
@@ -37,10 +37,10 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "access": (AccessRecords,),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
-    "tasks": (Tasks, ReadsByIndex),
-    "queue": (Queue, ReportsMessageAge),
+    "tasks": (Tasks, ReadsByIndex, CopiesRuns),
+    "queue": (Queue, ReportsMessageAge, Hastens),
     "coordinator": (Coordinator,),
-    "blobs": (Blobs,),
+    "blobs": (Blobs, StoresParts),
     "atomic_accept": (AtomicAccept,),
 }
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from conveyor.coordination import limits
-from conveyor.coordination.breaker import _LEVELS, Breakers
+from conveyor.coordination.breaker import Breakers
+from conveyor.coordination.breaker_states import LEVELS
 from conveyor.process import limit_requests, target_queue
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LeasedRef
@@ -99,7 +100,7 @@ def canaries_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def release_probes(self: Breakers) -> None:
         probed, self._probed = self._probed, {}
         for key, count in probed.items():
-            await self._hold(key, self._count_probed(key, count), 1 << _LEVELS)
+            await self._hold(key, self._count_probed(key, count), 1 << LEVELS)
 
     monkeypatch.setattr(Breakers, "_release_probes", release_probes)
 

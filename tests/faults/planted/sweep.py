@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from conveyor import service
-from conveyor.coordination import breaker
 from conveyor.coordination.breaker import Breakers
+from conveyor.coordination.breaker_states import LEVELS
 from conveyor.engines.records import Document
 from conveyor.model import Job
 from conveyor.process import recorder
@@ -65,7 +65,7 @@ async def _let_go_of_all_at_once(self: Breakers) -> None:
         left = self._probing.pop(key, 0) - count
         if left > 0:
             self._probing[key] = left
-        await self._hold(key, max(0, left), 1 << breaker._LEVELS)
+        await self._hold(key, max(0, left), 1 << LEVELS)
 
 
 def _places_lost(patch: pytest.MonkeyPatch) -> None:

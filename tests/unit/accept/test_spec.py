@@ -181,7 +181,7 @@ MALFORMED: list[tuple[bytes, type[BadInput], dict[str, Any]]] = [
     (b'{"timeout": 1e999}', InvalidField, {"field": "timeout"}),
     (b'{"attempts": ' + b"9" * 5000 + b"}", InvalidField, {"field": "attempts"}),
     (b'{"headers": {"a": 1}}', InvalidField, {"field": "headers[...]"}),
-    (b'{"source": {}}', InvalidField, {"field": "source"}),
+    (b'{"source": {"url": 1}}', InvalidField, {"field": "source.url"}),
     (b'{"source": {"upload_id": "x", "format": "xml"}}', InvalidField, {"field": "source.format"}),
     (b'{"source": {"upload_id": "x", "compression": "rar"}}', InvalidField, {"field": "source.compression"}),
     (b'{"source": {"upload_id": "x", "key": "y"}}', UnknownField, {"field": "source.key"}),

@@ -234,9 +234,34 @@ def test_tasks_are_added_in_batches(server: Server, job: Job) -> None:
 
 
 def test_letters_are_redriven_in_parts(server: Server, client: Client) -> None:
-    server.answers = [Said(200, b'{"redriven": 990, "skipped": 10}'), Said(200, b'{"redriven": 1, "skipped": 0}')]
-    assert client.redrive([str(number) for number in range(1001)]) == {"redriven": 991, "skipped": 10}
-    assert [len(json.loads(asked.body)["ids"]) for asked in server.asked] == [1000, 1]
+    busy = Said(409, b'{"code": "run_not_ended", "detail": "busy"}')
+    server.answers = [
+        Said(200, b'{"redriven": 990, "skipped": 10, "runs": [{"job_id": "a", "run_id": "b"}]}'),
+        Said(200, b'{"redriven": 1, "skipped": 999}'),
+        busy,
+    ]
+    done = client.redrive([str(number) for number in range(2002)])
+    assert done == {"redriven": 991, "skipped": 1011, "runs": [{"job_id": "a", "run_id": "b"}]}
+    assert [len(json.loads(asked.body)["ids"]) for asked in server.asked] == [1000, 1000, 2]
+    server.answers = [busy]
+    with pytest.raises(errors.RunNotEnded):
+        client.redrive(["1"])
+
+
+def test_letters_are_redriven_by_error_job_and_all(server: Server, client: Client) -> None:
+    answer = Said(200, b'{"redriven": 2, "skipped": 0, "runs": []}')
+    server.answers = [answer, answer, answer]
+    assert client.redrive(all=True)["redriven"] == 2
+    client.redrive(error_code="http_503")
+    client.redrive(job_id="job_1", error_code="timeout")
+    assert [json.loads(asked.body) for asked in server.asked] == [
+        {"all": True},
+        {"error_code": "http_503"},
+        {"job_id": "job_1", "error_code": "timeout"},
+    ]
+    for wrong in ({}, {"ids": ["1"], "all": True}):
+        with pytest.raises(errors.BadInput):
+            client.redrive(**wrong)  # type: ignore[arg-type]
 
 
 def test_any_route(server: Server, client: Client) -> None:

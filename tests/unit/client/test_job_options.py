@@ -68,7 +68,7 @@ def test_statuses() -> None:
 def test_a_submit_can_say_all_that_a_job_can() -> None:
     """Beside its options: what Client.submit has as parameters, and `mode` of open_job."""
     beside = set(JobSpec.__struct_fields__) - set(model.Options.__struct_fields__)
-    assert beside == {"kind", "name", "tasks", "source", "mode", "result_layout", "notify"}
+    assert beside == {"kind", "name", "tasks", "source", "mode", "result_layout", "notify", "replaces"}
 
 
 @pytest.mark.parametrize("given", [{}, {"failed": True}, {"cancelled": True, "tag": "x"}, {"http_status": 500}])

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.coordination.breaker import Breakers, breaker_key
+from conveyor.coordination.breaker import Breakers, Sign
+from conveyor.coordination.breaker_states import MAX_RUNS, breaker_key, current_wait, list_breakers, reset_breakers
 from conveyor.coordination.waits import waiting
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import EngineFailed
 from conveyor.model import Breaking, Gateway, InputJson, Job, Outcome, RunId, TaskError, TaskRef, TenantId
+from conveyor.process.executors.fetch.fetch_executor import input_origin
 from conveyor.process.gate import Gate
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -43,7 +45,7 @@ def breakers(system: System, clock: ManualClock, name: str = "one", **settings: 
 
 async def opened(one: Breakers, key: str = KEY, count: int = 20) -> None:
     for _ in range(count):
-        one.count(key, down=True)
+        one.count(key, Sign.DOWN)
     await one.report()
 
 
@@ -54,11 +56,11 @@ class TestOpening:
         assert one.state(KEY) is None
         assert not one.is_watching
         for _ in range(9):
-            one.count(KEY, down=False)
+            one.count(KEY, Sign.UP)
         await one.report()
         assert one.state(KEY) is None, "19 of 28 are less than 70 %"
         for _ in range(2):
-            one.count(KEY, down=True)
+            one.count(KEY, Sign.DOWN)
         await one.report()
         state = one.state(KEY)
         assert state is not None
@@ -70,7 +72,7 @@ class TestOpening:
     ) -> None:
         one = breakers(system, clock)
         for _ in range(1000):
-            one.count(KEY, down=False)
+            one.count(KEY, Sign.UP)
         assert not one.has_suspects
         await opened(one)
         assert one.state(KEY) is not None
@@ -105,6 +107,200 @@ class TestOpening:
         assert one.state(breaker_key(OTHER, "host99")) is not None
 
 
+class TestErrors:
+    """Answers of 500 and more are an outage only of a target that gives no other answer."""
+
+    async def test_errors_alone_open_it(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        for _ in range(20):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is not None
+
+    async def test_not_while_the_target_answers(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        one.count(KEY, Sign.ERROR)
+        one.count(KEY, Sign.UP)
+        for _ in range(500):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is None
+
+    async def test_not_if_it_answered_before_the_first_error(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        one.note_answers(KEY)
+        clock.advance(40)
+        for _ in range(50):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is None
+        clock.advance(30)
+        for _ in range(50):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is not None, "that answer has left the window"
+
+    async def test_not_if_it_answers_other_workers(self, system: System, clock: ManualClock) -> None:
+        one, two = breakers(system, clock, "one"), breakers(system, clock, "two")
+        two.note_answers(KEY, 10)
+        await two.report()
+        for _ in range(50):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is None
+
+    async def test_a_target_that_does_not_answer_is_down_even_so(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        one.note_answers(KEY)
+        one.count(KEY, Sign.UP)
+        await opened(one, count=30)
+        assert one.state(KEY) is not None
+
+    async def test_answers_before_it_closed_do_not_count(self, system: System, clock: ManualClock) -> None:
+        """It came back, was released, and all that it says is 503: it is down again."""
+        one = breakers(system, clock)
+        one.note_answers(KEY)
+        await opened(one)
+        clock.advance(1)
+        await reset_breakers(system.coordinator, clock, ACME)
+        await one.refresh()
+        for _ in range(50):
+            one.count(KEY, Sign.ERROR)
+        await one.report()
+        assert one.state(KEY) is not None
+
+    async def test_a_few_bad_pages_do_not_keep_it_half_open(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        await opened(one)
+        clock.advance(31)
+        assert await one.acquire_probe(KEY)
+        one.record_probe(KEY, Sign.UP)
+        await one.report()
+        for _ in range(30):
+            # One of two probes meets a bad page.
+            assert await one.acquire_probe(KEY)
+            one.record_probe(KEY, Sign.ERROR)
+            await one.report()
+            if await one.acquire_probe(KEY):
+                one.record_probe(KEY, Sign.UP)
+            await one.report()
+            if one.state(KEY) is None:
+                return
+        raise AssertionError(one.state(KEY))
+
+    async def test_probes_that_all_meet_errors_open_it(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        await opened(one)
+        clock.advance(31)
+        assert await one.acquire_probe(KEY)
+        one.record_probe(KEY, Sign.ERROR)
+        await one.report()
+        state = one.state(KEY)
+        assert state is not None
+        assert (state.times, one.is_open(state)) == (2, True)
+        clock.advance(61)
+        assert await one.acquire_probe(KEY)
+        one.record_probe(KEY, Sign.UP)
+        await one.report()
+        for _ in range(2):
+            assert await one.acquire_probe(KEY)
+            one.record_probe(KEY, Sign.ERROR)
+            await one.report()
+        state = one.state(KEY)
+        assert state is not None
+        assert (state.times, one.is_open(state)) == (3, True)
+
+
+class TestNeed:
+    """A breaker that no unfinished run needs is gone."""
+
+    async def test_it_goes_with_its_last_run(self, system: System, clock: ManualClock) -> None:
+        one, two = breakers(system, clock, "one"), breakers(system, clock, "two")
+        first, second = RunId("run_1"), RunId("run_2")
+        for _ in range(20):
+            one.count(KEY, Sign.DOWN, first, "timeout")
+        await one.report()
+        await two.refresh({first, second})
+        state = two.state(KEY)
+        assert state is not None
+        assert (state.runs, state.error) == ((first,), "timeout")
+        two.report_wait(second, KEY, state)
+        await two.report()
+        await two.refresh({second})
+        assert two.is_watching, "it blocks another one"
+        await one.refresh({RunId("run_3")})
+        assert not one.is_watching
+        await two.refresh({second})
+        assert not two.is_watching
+        assert await list_breakers(system.coordinator, ACME) == []
+        one.count(KEY, Sign.DOWN, second)
+        await one.report()
+        assert one.state(KEY) is None, "failures before that no longer count"
+
+    async def test_the_runs_of_a_busy_target_are_bounded(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        await opened(one)
+        state = one.state(KEY)
+        assert state is not None
+        for number in range(100):
+            one.report_wait(RunId(f"run_{number}"), KEY, state)
+        await one.report()
+        state = one.state(KEY)
+        assert state is not None
+        assert len(state.runs) == MAX_RUNS
+
+
+class TestReset:
+    async def test_it_closes_those_of_the_tenant(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        other = breaker_key(ACME, "b.example")
+        foreign = breaker_key(OTHER, "a.example")
+        for key in (KEY, other, foreign):
+            await opened(one, key)
+        assert await reset_breakers(system.coordinator, clock, ACME, ["a.example", "c.example"]) == [
+            (ACME, "a.example")
+        ]
+        assert not await one.refresh()
+        assert set(one.take_closed()) == {KEY}
+        assert one.take_closed() == {}
+        assert [one.state(key) is None for key in (KEY, other, foreign)] == [True, False, False]
+        assert await reset_breakers(system.coordinator, clock, ACME) == [(ACME, "b.example")]
+        assert await reset_breakers(system.coordinator, clock, ACME) == []
+        assert await reset_breakers(system.coordinator, clock, None) == [(OTHER, "a.example")]
+        await opened(one, KEY, 19)
+        assert one.state(KEY) is None
+        await opened(one, KEY, 1)
+        assert one.state(KEY) is not None, "it opens again, with failures after the reset"
+
+    async def test_a_run_no_longer_waits(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        job = make_job(clock)
+        await opened(one)
+        assert isinstance(gate_of(one, job).check(ref()), float)
+        await one.report()
+        wait = await current_wait(system.coordinator, clock, job)
+        assert wait is not None
+        assert (wait.code, wait.target, wait.until) == ("breaker", "a.example", clock.now() + 30)
+        clock.advance(31)
+        wait = await current_wait(system.coordinator, clock, job)
+        assert wait is not None
+        assert wait.detail == "waiting: breaker half-open for a.example"
+        await reset_breakers(system.coordinator, clock, ACME)
+        assert await current_wait(system.coordinator, clock, job) is None
+
+    async def test_after_a_restart_all_are_half_open(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        await opened(one)
+        clock.advance(10)
+        await one.half_open_all()
+        await one.refresh()
+        state = one.state(KEY)
+        assert state is not None
+        assert not one.is_open(state)
+        assert one.age(state) == 0, "how long it was down while nobody looked is not known"
+        assert await one.acquire_probe(KEY)
+
+
 class TestTrying:
     async def test_one_then_two_then_four_and_closed(self, system: System, clock: ManualClock) -> None:
         one, two = breakers(system, clock, "one"), breakers(system, clock, "two")
@@ -116,7 +312,7 @@ class TestTrying:
             places.append(sum(entered))
             for number, went in enumerate(entered):
                 if went:
-                    (one, two)[number % 2].record_probe(KEY, up=True)
+                    (one, two)[number % 2].record_probe(KEY, Sign.UP)
             await one.report()
             await two.report()
             await one.refresh()
@@ -126,7 +322,7 @@ class TestTrying:
         assert max(places) == 32
         assert not one.is_watching
         # What it was opened for does not count any more.
-        one.count(KEY, down=True)
+        one.count(KEY, Sign.DOWN)
         await one.report()
         assert one.state(KEY) is None
         await opened(one)
@@ -143,7 +339,7 @@ class TestTrying:
             clock.advance(waits[-1] + 1)
             assert await one.acquire_probe(KEY)
             assert not await one.acquire_probe(KEY)
-            one.record_probe(KEY, up=False)
+            one.record_probe(KEY, Sign.DOWN)
             await one.report()
         assert waits == [30, 60, 120, 200, 200]
         assert one.age(state) > 400
@@ -153,7 +349,7 @@ class TestTrying:
         await opened(one)
         clock.advance(31)
         assert await one.acquire_probe(KEY)
-        one.record_probe(KEY, up=None)
+        one.record_probe(KEY, None)
         assert not await one.acquire_probe(KEY), "not before it is told"
         await one.report()
         assert await one.acquire_probe(KEY)
@@ -305,7 +501,7 @@ class TestGate:
         gate.record([Passing(ref())] * 20, [failed("gateway_failed")] * 20)
         await one.report()
         assert one.state(KEY) is None
-        assert one.state(breaker_key(ACME, "gateway:gate.example")) is not None
+        assert one.state(breaker_key(ACME, "gateway:http://gate.example:3128")) is not None
         assert gate.open_until() is not None, "nothing of the job can go on"
         assert gate_of(one, make_job(clock)).open_until() is None
         clock.advance(31)
@@ -314,7 +510,7 @@ class TestGate:
         # The gateway answers, the host behind it does not.
         gate.record([canary], [failed("http_504", 504)])
         await one.report()
-        state = one.state(breaker_key(ACME, "gateway:gate.example"))
+        state = one.state(breaker_key(ACME, "gateway:http://gate.example:3128"))
         assert state is not None
         assert state.level == 1
 
@@ -323,7 +519,7 @@ class TestGate:
         gate = gate_of(one, make_job(clock), "http://gate.example/?to={url}")
         gate.record([Passing(ref())] * 20, [failed("gateway_failed")] * 20)
         await one.report()
-        assert one.state(breaker_key(ACME, "gateway:gate.example")) is not None
+        assert one.state(breaker_key(ACME, "gateway:http://gate.example")) is not None
 
     async def test_a_lane_that_goes_leaves_no_canary_behind(self, system: System, clock: ManualClock) -> None:
         one = breakers(system, clock)
@@ -334,6 +530,60 @@ class TestGate:
         gate.close()
         await one.report()
         assert await one.acquire_probe(KEY)
+
+    async def test_the_whole_job_waits_and_says_so(self, system: System, clock: ManualClock) -> None:
+        """All of it depends on one target: no task is even received, and still the job says what it waits for."""
+        one = breakers(system, clock)
+        job = make_job(clock, upstream="erp")
+        await opened(one, breaker_key(ACME, "upstream:erp"))
+        gate = gate_of(one, job)
+        assert gate.open_until() is not None
+        await one.report()
+        wait = await current_wait(system.coordinator, clock, job)
+        assert wait is not None
+        assert wait.target == "upstream:erp"
+        state = one.state(breaker_key(ACME, "upstream:erp"))
+        assert state is not None
+        assert state.runs == (job.run.run_id,)
+
+    async def test_a_handler_that_fails_for_some_inputs_is_no_outage(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        gate = gate_of(one, make_job(clock, upstream="erp"))
+        gate.record([Passing(ref())], [Outcome(TaskStatus.SUCCEEDED)])
+        gate.record([Passing(ref())] * 50, [failed("handler_raised")] * 50)
+        await one.report()
+        assert not one.is_watching
+        clock.advance(61)
+        gate.record([Passing(ref())] * 50, [failed("handler_raised")] * 50)
+        await one.report()
+        assert one.is_watching
+
+    async def test_a_target_that_redirects_to_a_dead_host_is_up(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        gate = Gate(one, make_job(clock), lambda given: "https://a.example")
+        elsewhere = Outcome(
+            TaskStatus.FAILED, 503, TaskError("http_503", "away"), final_url="https://b.example:8443/there"
+        )
+        gate.record([Passing(ref())] * 50, [elsewhere] * 50)
+        await one.report()
+        assert not one.is_watching
+        here = Outcome(TaskStatus.FAILED, 503, TaskError("http_503", "away"), final_url="https://a.example/there")
+        clock.advance(61)
+        gate.record([Passing(ref())] * 50, [here] * 50)
+        await one.report()
+        assert one.is_watching
+
+    async def test_answers_are_noted_while_nothing_fails(self, system: System, clock: ManualClock) -> None:
+        one = breakers(system, clock)
+        gate = Gate(one, make_job(clock), lambda given: input_origin(given.input))
+        urls = ["http://a.example/1", "http://a.example/2", "http://a.example:81/", "http://a.example/3"]
+        gate.record([Passing(ref(url)) for url in urls], [Outcome(TaskStatus.SUCCEEDED)] * 4)
+        for origin in ("http://a.example", "http://a.example:81", "https://a.example"):
+            for _ in range(50):
+                one.count(breaker_key(ACME, origin), Sign.ERROR)
+        await one.report()
+        opened_ones = [target for _, target, _ in await list_breakers(system.coordinator, ACME)]
+        assert opened_ones == ["https://a.example"]
 
     async def test_tenants_do_not_close_each_other_out(self, system: System, clock: ManualClock) -> None:
         one = breakers(system, clock)
@@ -377,7 +627,7 @@ async def probes_that_could_not_be_freed() -> None:
             clock.advance(30)
             for key in keys:
                 assert await one.acquire_probe(key)
-                one.record_probe(key, up=None)
+                one.record_probe(key, None)
             down.error = EngineFailed("for a moment")
             await one.report()
             down.error = None
@@ -397,7 +647,7 @@ async def test_a_canary_whose_call_breaks_has_no_place(system: System, clock: Ma
     one = Breakers(down, clock, system.settings, "one")  # type: ignore[arg-type]  # a stand-in for one
     gate = gate_of(one, make_job(clock, gateway=Gateway(url="https://gate.example/?u={url}")))
     await opened(one)
-    await opened(one, breaker_key(ACME, "gateway:gate.example"))
+    await opened(one, breaker_key(ACME, "gateway:https://gate.example"))
     clock.advance(30)
     enter = one.acquire_probe
 
@@ -414,4 +664,4 @@ async def test_a_canary_whose_call_breaks_has_no_place(system: System, clock: Ma
     await one.report()
     assert await system.coordinator.permits_in_use(f"canary:{KEY}") == 0
     await one.renew_probes()
-    assert await system.coordinator.permits_in_use(f"canary:{breaker_key(ACME, 'gateway:gate.example')}") == 0
+    assert await system.coordinator.permits_in_use(f"canary:{breaker_key(ACME, 'gateway:https://gate.example')}") == 0

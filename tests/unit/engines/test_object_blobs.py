@@ -30,7 +30,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[ObjectEngine]:
 async def unfinished(engine: ObjectEngine) -> list[Any]:
     """Multipart uploads of which parts are stored."""
     assert engine._bucket is not None
-    async with engine._bucket._client() as client:
+    async with engine._bucket.client() as client:
         found = (await client.list_multipart_uploads(Bucket=s3.BUCKET)).get("Uploads", [])
     return [one for one in found if one["Key"].startswith(f"{engine._bucket.prefix}/")]
 
@@ -155,18 +155,18 @@ class TestBucket:
             }
             # A rule of earlier versions, which took the lists of jobs that are not finished.
             by_age = {**theirs, "ID": "conveyor-one-uploads", "Filter": {"Prefix": "one/uploads/"}}
-            async with one._bucket._client() as client:
+            async with one._bucket.client() as client:
                 await client.put_bucket_lifecycle_configuration(
                     Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [theirs, by_age]}
                 )
             assert any("conveyor migrate" in (wrong or "") for _, wrong in await one.checks())
             await one.migrate()
             await one.migrate()
-            async with one._bucket._client() as client:
+            async with one._bucket.client() as client:
                 found = await client.get_bucket_lifecycle_configuration(Bucket="conveyor-rules")
             rules = {rule["ID"]: rule for rule in found["Rules"]}
             assert set(rules) == {"theirs", "conveyor-one-abandoned"}
-            async with one._bucket._client() as client:
+            async with one._bucket.client() as client:
                 await client.put_bucket_lifecycle_configuration(
                     Bucket="conveyor-rules", LifecycleConfiguration={"Rules": [*rules.values(), by_age]}
                 )

@@ -21,6 +21,7 @@ from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LaneTools
 from conveyor.process.recorder import Recorder
 from conveyor.states import TaskStatus
+from tests.support.dead_letters import dead_letters
 from tests.support.small_fleet import Fleet, open_fleet
 
 LIMIT = 3
@@ -108,7 +109,16 @@ class Bench:
         bodies = BodyStore(system.blobs, clock)
         tools = LaneTools(
             owner=Any,  # type: ignore[arg-type]  # nothing starts
-            recorder=Recorder(system.tasks, system.queue, bodies, self.fleet.lifecycle, system.coordinator, clock, 0.0),
+            recorder=Recorder(
+                system.records.documents,
+                system.tasks,
+                system.queue,
+                bodies,
+                self.fleet.lifecycle,
+                system.coordinator,
+                clock,
+                0.0,
+            ),
             limits=TargetLimits(system.coordinator, self.job, "worker"),
             gate=Gate(Breakers(system.coordinator, clock, system.settings, "worker"), self.job, lambda ref: None),
             clock=clock,
@@ -134,8 +144,9 @@ class Bench:
         return depth.ready, depth.held, depth.delayed
 
     async def dead_letters(self) -> list[str]:
-        page = await self.fleet.system.queue.dead_letters(None, 10)
-        return [letter.reason for letter in page.items]
+        undecoded = (await self.fleet.system.queue.dead_letters(None, 10)).items
+        listed = await dead_letters(self.fleet.system, self.job.tenant)
+        return [letter.reason for letter in undecoded] + [letter["reason"] for letter in listed]
 
 
 @pytest.fixture

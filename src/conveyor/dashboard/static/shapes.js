@@ -30,7 +30,8 @@
  * @property {string} kind
  * @property {string} state
  * @property {string | null} reason
- * @property {{code: string, detail: string} | null} waiting
+ * @property {string | null} reason_code
+ * @property {Waiting | null} waiting
  * @property {string} created_at
  * @property {string | null} expires_at null while the latest run has not finished
  * @property {Run} run
@@ -41,10 +42,13 @@
  * @property {number | null} eta
  * @property {{p50: number, p95: number} | null} task_time
  *
+ * @typedef {{code: string, detail: string, target: string | null}} Waiting `target` is that of a breaker
+ *
  * @typedef {Object} Progress progress of a job's stream
  * @property {string} run_id
  * @property {string} state
  * @property {string | null} reason
+ * @property {Waiting | null} waiting
  * @property {number} total
  * @property {Ended} counts
  *
@@ -113,9 +117,26 @@
  * @property {number} fired
  * @property {{at: string, job_id: string | null, error: string | null}[]} fires
  *
- * @typedef {{id: string, queue: string, job_id: string, reason: string, at: string}} Letter
+ * @typedef {Object} Letter
+ * @property {string} id
+ * @property {string} queue
+ * @property {string} job_id
+ * @property {string | null} task_id
+ * @property {number | null} index
+ * @property {string | null} error_code
+ * @property {string} reason
+ * @property {string} at
  *
- * @typedef {{target: string, state: string, since: string, until: string, times: number, at_once: number}} Breaker
+ * @typedef {Object} Breaker
+ * @property {string} target
+ * @property {string} state
+ * @property {string | null} error
+ * @property {string} since
+ * @property {string} until
+ * @property {number} times
+ * @property {number} at_once
+ * @property {string[]} runs
+ *
  * @typedef {{ready: number, held: number, delayed: number}} Depth
  *
  * @typedef {Object} Lane

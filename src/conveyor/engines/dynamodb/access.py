@@ -11,6 +11,7 @@ from conveyor.engines.dynamodb.items import (
     api_key_item,
     api_key_key,
     api_key_of,
+    request_address,
     request_item,
     request_key,
     request_of,
@@ -72,6 +73,11 @@ class DynamoAccess:
             return WritePlan(Claimed(True, claimed), [self._table.save(found, request_item(claimed))])
 
         return await self._table.change(plan)
+
+    async def stored_claim(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
+        item = await self._table.get(request_address(tenant, route, key))
+        claim = None if item is None else request_of(item)
+        return claim if claim is not None and claim.expires_at > self._clock.now() else None
 
     async def release_claim(self, row: IdempotencyClaim) -> None:
         async def plan() -> WritePlan[None]:

@@ -109,7 +109,11 @@ def ranges_partition(run_id: RunId) -> str:
 
 
 def request_key(row: IdempotencyClaim) -> Key:
-    return Key(f"Request#{row.tenant}#{row.route}#{row.key}", "request")
+    return request_address(row.tenant, row.route, row.key)
+
+
+def request_address(tenant: TenantId, route: str, key: str) -> Key:
+    return Key(f"Request#{tenant}#{route}#{key}", "request")
 
 
 def upload_key(upload_id: str) -> Key:
@@ -186,6 +190,7 @@ def job_row(item: Item) -> JobRow:
         run=latest.run,
         source=_source.decode(item["source"]) if "source" in item else None,
         version=item.get("version", 1),
+        task_store=item.get("task_store", ""),
     )
     return JobRow(job, latest, item.get("deleted", False))
 

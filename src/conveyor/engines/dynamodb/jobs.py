@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
@@ -27,9 +27,9 @@ from conveyor.engines.dynamodb.items import (
     upload_use_key,
 )
 from conveyor.engines.dynamodb.outbox import notice_writes
-from conveyor.engines.dynamodb.schema import DUE, EXPIRING, LISTED
+from conveyor.engines.dynamodb.schema import BUCKETS, DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan
+from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan, plain, query_payload
 from conveyor.engines.records import Document, IdempotencyClaim, upload_of
 from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId, expiry_of
 from conveyor.states import ENDED, RunState
@@ -38,6 +38,8 @@ replace = msgspec.structs.replace
 
 # Longer than any id: a client may send any cursor.
 _LONGEST_CURSOR = 100
+# A partition of the index of expiring jobs, and the key that was read last there.
+_finished_cursor = msgspec.json.Decoder(tuple[int, dict[str, Any] | None])
 
 
 class JobHead(NamedTuple):
@@ -94,6 +96,8 @@ class DynamoJobs:
                 return WritePlan(request.standing)
             row = head.row
             if row is None or not self._visible(row) or not _follows(row.latest.run, job.run):
+                return WritePlan(False)
+            if row.job.task_store not in ("", job.task_store):
                 return WritePlan(False)
             run = replace(job.run, touched_at=job.run.created_at)
             version = row.job.version + 1
@@ -224,6 +228,54 @@ class DynamoJobs:
             if head is not None:
                 shown.append(replace(job_row(head).job, run=run_row(item).run))
         return shown
+
+    async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
+        # Every job is in the index of expiring ones: read its partitions one after the other.
+        number, start = _finished_cursor.decode(cursor) if cursor else (0, None)
+        where = HashKey("ep", f"Jobs#{number}")
+        payload = query_payload(self._table.name, where, index=EXPIRING, limit=limit, start=start)
+        answer = await self._table.wire.call("Query", payload)
+        rows = [job_row(plain(item)) for item in answer["Items"]]
+        jobs = [row.job for row in rows if row.job.task_store != outside and await self._is_at_rest(row)]
+        start = answer.get("LastEvaluatedKey")
+        place = (number, start) if start else (number + 1, None)
+        return Page(jobs, msgspec.json.encode(place).decode() if place[0] < BUCKETS else None)
+
+    async def _is_at_rest(self, row: JobRow) -> bool:
+        """Whether all runs of the job are finished and swept."""
+        if not self._visible(row) or row.latest.run.ended_at is None or not row.latest.swept:
+            return False
+        earlier = [] if row.latest.run.number == 1 else await self._earlier_runs(row.job.tenant, row.job.job_id)
+        return all(run_row(item).swept for item in earlier)
+
+    async def record_task_store(self, job_id: JobId, store: str) -> None:
+        async def plan() -> WritePlan[None]:
+            head = await self._head(job_id)
+            row = head.row
+            if row is None or row.job.task_store:
+                return WritePlan(None)
+            recorded = replace(row, job=replace(row.job, task_store=store))
+            return WritePlan(None, [self._table.save(head.job, job_item(recorded))])
+
+        await self._table.change(plan)
+
+    async def switch_task_store(self, job_id: JobId, run_id: RunId, source: str, target: str) -> bool:
+        planned = False
+
+        async def plan() -> WritePlan[bool]:
+            nonlocal planned
+            head = await self._head(job_id)
+            row = head.row
+            if row is None or row.latest.run.run_id != run_id or not await self._is_at_rest(row):
+                return WritePlan(False)
+            if row.job.task_store != source:
+                # An unanswered attempt of this call may have written it.
+                return WritePlan(planned and row.job.task_store == target)
+            planned = True
+            switched = replace(row, job=replace(row.job, task_store=target))
+            return WritePlan(True, [self._table.save(head.job, job_item(switched))])
+
+        return await self._table.change(plan)
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         def change(row: RunRow) -> RunRow:

@@ -185,6 +185,27 @@ class PostgresJobs:
     async def unswept_jobs(self, limit: int) -> list[Job]:
         return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
 
+    async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
+        values = {"outside": outside, "after": cursor or "", "limit": limit + 1, "now": self._clock.now()}
+        rows = await self._database.rows(SQL["finished_jobs"], values)
+        items = [_job(row) for row in rows[:limit]]
+        return Page(items, items[-1].job_id if len(rows) > limit else None)
+
+    async def record_task_store(self, job_id: JobId, store: str) -> None:
+        await self._database.change(SQL["record_task_store"], {"job_id": job_id, "task_store": store})
+
+    async def switch_task_store(self, job_id: JobId, run_id: RunId, source: str, target: str) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "source": source, "target": target}
+
+        async def work(db: PostgresSession) -> bool:
+            # The runs first, as everywhere: a rerun or a resumed ingest of the job waits, then finds the new record.
+            await db.rows(SQL["lock_runs"], values)
+            if await db.change(SQL["switch_task_store"], values) == 0:
+                return db.again and await db.value(SQL["is_in_task_store"], values) is not None
+            return True
+
+        return await self._database.write(work)
+
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
 
@@ -289,4 +310,5 @@ def _job(row: Any) -> Job:
         run=_run(row),
         source=row["source"] and _source.decode(row["source"]),
         version=row["version"],
+        task_store=row["task_store"],
     )

@@ -3,10 +3,10 @@
 -- name: insert_job
 INSERT INTO jobs (
     job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
-    run_id, source, source_key, version
+    run_id, source, source_key, version, task_store
 ) VALUES (
     :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
-    :expires_at, :run_id, :source, :source_key, :version
+    :expires_at, :run_id, :source, :source_key, :version, :task_store
 );
 
 -- name: insert_run
@@ -22,6 +22,7 @@ INSERT INTO runs (
 UPDATE jobs SET run_id = :run_id, state = :state, reason = :reason, options = :options, version = version + 1,
     expires_at = 'infinity'
 WHERE job_id = :job_id AND tenant = :tenant AND expires_at > :now AND NOT deleted
+    AND task_store IN ('', :task_store)
     AND EXISTS (
         SELECT FROM runs AS r
         WHERE r.run_id = jobs.run_id AND r.ended_at IS NOT NULL AND r.number = :number - 1
@@ -57,6 +58,23 @@ WHERE ended_at IS NOT NULL AND NOT swept ORDER BY ended_at LIMIT :limit;
 -- name: purgeable_jobs
 SELECT * FROM jobs_shown
 WHERE expires_at <= :before ORDER BY expires_at LIMIT :limit;
+
+-- name: finished_jobs
+SELECT * FROM jobs_shown AS j
+WHERE job_id > :after AND task_store <> :outside AND ended_at IS NOT NULL AND expires_at > :now AND NOT deleted
+    AND NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.job_id = j.job_id AND (r.ended_at IS NULL OR NOT r.swept))
+ORDER BY job_id LIMIT :limit;
+
+-- name: record_task_store
+UPDATE jobs SET task_store = :task_store WHERE job_id = :job_id AND task_store = '';
+
+-- name: switch_task_store
+UPDATE jobs SET task_store = :target
+WHERE job_id = :job_id AND run_id = :run_id AND task_store = :source
+    AND NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.job_id = jobs.job_id AND (r.ended_at IS NULL OR NOT r.swept));
+
+-- name: is_in_task_store
+SELECT 1 FROM jobs WHERE job_id = :job_id AND run_id = :run_id AND task_store = :target;
 
 -- name: mark_swept
 UPDATE runs SET swept = true WHERE job_id = :job_id AND run_id = :run_id AND ended_at IS NOT NULL;

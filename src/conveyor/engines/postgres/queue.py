@@ -33,6 +33,7 @@ _LOOK_AT_ALL = 10.0
 _LOOK_IF_EMPTY = 1.0
 _MOST_KNOWN = 10_000
 _DROP_AT_ONCE = 5000
+_HASTEN_AT_ONCE = 5000
 # Only the first of many messages wakes receivers: commits with NOTIFY run one at a time.
 _WAKE_EVERY = 0.1
 
@@ -160,6 +161,13 @@ class PostgresQueue:
     async def waiting_since(self, queue: QueueName) -> float | None:
         since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
         return since
+
+    async def hasten(self, queue: QueueName) -> None:
+        values = {"queue": queue, "now": self._clock.now(), "limit": _HASTEN_AT_ONCE}
+        crashpoint("queue.hasten.before")
+        while await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
+            pass
+        crashpoint("queue.hasten.after")
 
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)

@@ -65,6 +65,13 @@ SET visible_at = :until, receives = m.receives - 1, starts = m.starts - m.starte
     delivery = NULL
 FROM mine WHERE m.id = mine.id RETURNING m.id, mine.delivery;
 
+-- name: hasten
+WITH delayed AS MATERIALIZED (
+    SELECT id FROM messages WHERE queue = :queue AND visible_at > :now AND delivery IS NULL
+    ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+UPDATE messages AS m SET visible_at = :now FROM delayed WHERE m.id = delayed.id;
+
 -- name: dead_letter
 WITH mine AS MATERIALIZED (
     SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)

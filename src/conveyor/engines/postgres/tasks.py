@@ -21,6 +21,7 @@ from conveyor.engines.postgres.tables import OWN_FROM, Numbered, drop_own, make_
 from conveyor.engines.tasks import (
     MAX_SCANNED,
     Finished,
+    RunTally,
     Scanned,
     TaskEvent,
     TaskFilter,
@@ -250,6 +251,24 @@ class PostgresTasks:
         if events:
             await self._on(run, work, None, indexes)
 
+    async def copy_events(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
+        indexes = [event.index for event in events]
+
+        async def work(one: Numbered) -> None:
+            for suffix, part in split(one, indexes, events):
+                await self._database.write(partial(_note, one=one, suffix=suffix, events=part, again=True))
+
+        if events:
+            await self._on(run, work, None, indexes)
+
+    async def tally(self, run: RunKey) -> RunTally:
+        async def work(one: Numbered) -> RunTally:
+            rows = await self._database.rows(_over("tally", one), {"run_no": one.number})
+            sums = [sum(row[place] for row in rows) for place in range(5)]
+            return RunTally(sums[0], Counts(*sums[1:4]), sums[4])
+
+        return await self._on(run, work, RunTally(0, Counts(), 0))
+
     async def events(self, run: RunKey, task_id: TaskId | None, cursor: str | None, limit: int) -> Page[EventRecord]:
         values: dict[str, Any] = {"run_id": run.run_id, "after": after_seq(cursor), "limit": limit + 1}
         name = "events"
@@ -388,7 +407,7 @@ async def _recount(db: PostgresSession, one: Numbered) -> Counts:
     return truth
 
 
-async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[TaskEvent]) -> None:
+async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[TaskEvent], again: bool = False) -> None:
     values = {
         "run_no": one.number,
         "indexes": [event.index for event in events],
@@ -396,7 +415,7 @@ async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[Ta
         "events": [event.event for event in events],
         "datas": [event.data for event in events],
     }
-    await db.change(made_for(SQL["note_again" if db.again else "note"], suffix), values)
+    await db.change(made_for(SQL["note_again" if again or db.again else "note"], suffix), values)
 
 
 async def _delete(db: PostgresSession, one: Numbered, limit: int) -> int:

@@ -107,6 +107,13 @@ FROM ({all_ends}) AS e;
 -- name: ends_of
 SELECT status FROM ends{own} WHERE run_no = :run_no
 
+-- name: tally
+SELECT (SELECT count(*) FROM tasks{own} WHERE run_no = :run_no) AS rows,
+    (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 1) AS succeeded,
+    (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 2) AS failed,
+    (SELECT count(*) FROM ends{own} WHERE run_no = :run_no AND status = 3) AS cancelled,
+    (SELECT count(*) FROM events{own} WHERE run_no = :run_no) AS events
+
 -- name: error_codes
 SELECT error_code, sum(count)::bigint FROM task_errors WHERE run_no = :run_no
 GROUP BY error_code ORDER BY 2 DESC, 1 LIMIT :limit;

@@ -30,6 +30,11 @@ class SqliteAccess:
 
         return await self._database.write(work)
 
+    async def stored_claim(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
+        row = self._database.read_one(SQL["idempotency"], {"tenant": tenant, "route": route, "key": key})
+        claim = IdempotencyClaim(*row) if row else None
+        return claim if claim is not None and claim.expires_at > self._clock.now() else None
+
     async def release_claim(self, row: IdempotencyClaim) -> None:
         await self._database.change(SQL["release_claim"], msgspec.structs.asdict(row))
 

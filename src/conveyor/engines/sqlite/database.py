@@ -70,6 +70,7 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0005_documents_and_outbox.sql"),
     sql_file("migrations/0006_run_codes.sql"),
     sql_file("migrations/0007_expiry_after_the_end.sql"),
+    sql_file("migrations/0008_task_store.sql"),
 )
 
 

@@ -41,6 +41,8 @@ _NEWEST = "~"
 _NEVER = math.inf
 # Stored options leave out their defaults.
 _DEFAULT_DAYS = Options().retention_days
+# The column of `runs_shown` behind those of the job and its run.
+_TASK_STORE = 29
 
 
 class _SqliteBusy(Exception):
@@ -172,6 +174,24 @@ class SqliteJobs:
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
         return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
+
+    async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
+        values = {"outside": outside, "after": cursor or "", "limit": limit + 1, "now": self._clock.now()}
+        rows = await self._database.rows(SQL["finished_jobs"], values)
+        items = [_job(row) for row in rows[:limit]]
+        return Page(items, items[-1].job_id if len(rows) > limit else None)
+
+    async def record_task_store(self, job_id: JobId, store: str) -> None:
+        await self._database.change(SQL["record_task_store"], {"job_id": job_id, "task_store": store})
+
+    async def switch_task_store(self, job_id: JobId, run_id: RunId, source: str, target: str) -> bool:
+        values = {"job_id": job_id, "run_id": run_id, "source": source, "target": target}
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(SQL["switch_task_store"], values)
+            return db.changes() > 0
+
+        return await self._database.write(work)
 
     async def mark_swept(self, job_id: JobId, run_id: RunId) -> None:
         await self._database.change(SQL["mark_swept"], {"job_id": job_id, "run_id": run_id})
@@ -305,4 +325,5 @@ def _job(row: Any) -> Job:
         run=_run(row[14:]),
         source=source and _source.decode(source),
         version=version,
+        task_store=row[_TASK_STORE],
     )

@@ -102,6 +102,11 @@ class SqliteQueue:
         since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
         return since
 
+    async def hasten(self, queue: QueueName) -> None:
+        crashpoint("queue.hasten.before")
+        await self._database.change(SQL["hasten"], {"queue": queue, "now": self._clock.now()})
+        crashpoint("queue.hasten.after")
+
     async def drop(self, queue: QueueName) -> None:
         await self._database.change(SQL["drop"], {"queue": queue})
 

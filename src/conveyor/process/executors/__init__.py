@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from conveyor.model import Job, Outcome, TaskRef
+from conveyor.model import Job, Outcome, RunId, TaskRef
 
 if TYPE_CHECKING:
     from conveyor.process.lane import Lane, LaneTools
@@ -18,12 +18,20 @@ class Executor(ABC):
 
     @abstractmethod
     def target(self, ref: TaskRef) -> str | None:
-        """Return the target whose limits and breaker apply to the task (for a fetch, its host), or None."""
+        """Return the target whose limits apply to the task (for a fetch, its host), or None."""
+
+    def origin(self, ref: TaskRef) -> str | None:
+        """Return the target whose breaker applies to the task: for a fetch, the scheme, host and port of its URL."""
+        return self.target(ref)
 
     def targets(self, job: Job) -> Callable[[TaskRef], str | None]:
         """Return what names the target of each of the job's tasks. An executor whose targets are in the job, and not in
         the input of the task, has its own."""
         return self.target
+
+    def origins(self, job: Job) -> Callable[[TaskRef], str | None]:
+        """Return what names the origin of each of the job's tasks, likewise."""
+        return self.origin
 
     @abstractmethod
     def lane(self, job: Job, tools: "LaneTools") -> "Lane":
@@ -40,6 +48,11 @@ class Executor(ABC):
     def watch(self) -> None:
         """Replace processes that hang. Each worker calls this several times a second."""
         return
+
+    def lingering(self, run_id: RunId) -> int:
+        """Return how many calls of a run go on although their attempts were cancelled: a function cannot be
+        interrupted."""
+        return 0
 
     async def close(self) -> None:
         """Close connections, threads and processes. Called once, after the workers have stopped."""

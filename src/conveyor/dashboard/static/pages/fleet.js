@@ -6,7 +6,8 @@ import { get } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count, moment } from "../format.js";
 import { poll } from "../live.js";
-import { empty } from "../parts/says.js";
+import { resetBreakers } from "../parts/breakers.js";
+import { attempt, empty } from "../parts/says.js";
 import { pill } from "../parts/state.js";
 import { tile } from "../parts/summary.js";
 import { pager, table } from "../parts/table.js";
@@ -30,8 +31,32 @@ export async function fleetPage(root, signal) {
         cell: (each) => (each.state === "open" ? moment(each.until) : `${count(each.at_once)} probes at once`),
       },
       { title: "Times opened", look: "number", cell: (each) => count(each.times) },
+      { title: "Error", cell: (each) => each.error && h("code", {}, each.error) },
+      {
+        title: "Reset",
+        cell: (each) =>
+          h(
+            "button",
+            {
+              type: "button",
+              "aria-label": `Reset ${each.target}`,
+              on: { click: () => attempt(() => reset([each.target])) },
+            },
+            "Reset",
+          ),
+      },
     ]),
     (each) => each.target,
+  );
+  const reset = async (/** @type {string[]} */ targets) => {
+    if (await resetBreakers(targets)) await load();
+  };
+  /** @type {Breaker[]} */
+  let opened = [];
+  const all = h(
+    "button",
+    { type: "button", on: { click: () => attempt(() => reset(opened.map((each) => each.target))) } },
+    "Reset all",
   );
   const lanes = table(
     "Lanes",
@@ -68,7 +93,9 @@ export async function fleetPage(root, signal) {
       tile("Lanes", count(active.items.length)),
       tile("Open breakers", count(broken.items.length)),
     );
+    opened = broken.items;
     breakers.rows(broken.items);
+    all.hidden = broken.items.length < 2;
     breakers.node.hidden = broken.items.length === 0;
     renew(calm, broken.items.length ? null : empty("All breakers are closed"));
     lanes.rows(active.items);
@@ -81,7 +108,7 @@ export async function fleetPage(root, signal) {
   root.append(
     h("div", { class: "title" }, h("h1", {}, "Fleet")),
     tiles,
-    h("section", { class: "card" }, h("h2", {}, "Breakers"), breakers.node, calm),
+    h("section", { class: "card" }, h("h2", {}, "Breakers"), breakers.node, calm, h("p", { class: "actions" }, all)),
     h("section", { class: "card" }, h("h2", {}, "Lanes"), lanes.node, idle, pages.node),
     long,
   );

@@ -89,7 +89,7 @@ export async function jobPage(root, signal, jobId) {
     job = advanced(job, now);
     if (statistics) addSample(statistics.samples, now.counts);
     drawSoon();
-    // The stream does not carry throughput, time left and the reason to wait.
+    // The stream does not carry throughput and time left.
     if (another || hasEnded(now.state) || Date.now() - asked >= SLOW) void catchUp();
   };
 
@@ -122,7 +122,13 @@ function advanced(job, now) {
   const left = Math.max(0, now.total - ended(now.counts));
   const running = Math.min(job.run.counts.running, left);
   const counts = { ...now.counts, running, pending: left - running };
-  return { ...job, state: now.state, reason: now.reason, run: { ...job.run, total: now.total, counts } };
+  return {
+    ...job,
+    state: now.state,
+    reason: now.reason,
+    waiting: now.waiting,
+    run: { ...job.run, total: now.total, counts },
+  };
 }
 
 /** @param {string} title @param {Node} content */

@@ -130,6 +130,7 @@ function row(first) {
 /** @param {Job} job */
 function counts(job) {
   const { run } = job;
+  if (job.reason_code === "tasks_elsewhere") return h("span", { class: "muted" }, "tasks elsewhere");
   if (run.total === 0) return h("span", { class: "muted" }, "no tasks");
   return [
     h("b", {}, percent(run.counts.succeeded + run.counts.failed, run.total)),

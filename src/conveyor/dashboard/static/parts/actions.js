@@ -5,6 +5,7 @@
 import { newKey, send } from "../api.js";
 import { h, renew } from "../dom.js";
 import { count } from "../format.js";
+import { resetBreakers } from "./breakers.js";
 import { ask } from "./dialog.js";
 import { attempt, toast } from "./says.js";
 import { hasEnded } from "./state.js";
@@ -62,6 +63,10 @@ export function jobActions(jobId, after) {
       await after.exported();
     }
   };
+  const reset = async () => {
+    const target = job.waiting?.target;
+    if (target && (await resetBreakers([target]))) await after.changed();
+  };
   const remove = async () => {
     const done = await ask({
       title: "Delete this job?",
@@ -89,6 +94,7 @@ export function jobActions(jobId, after) {
       const unread = job.state === "failed" && job.ingest && !job.run.total;
       renew(
         node,
+        !over && job.waiting?.target && button("Reset breaker", reset, "primary"),
         !over && job.state !== "paused" && button("Pause", control("pause", "The job is paused.")),
         job.state === "paused" && button("Resume", control("resume", "The job is resumed."), "primary"),
         !over && button("Cancel", cancel),

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.egress.origins import origin_of
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.engines.blobs import Blobs
@@ -54,6 +55,12 @@ class DownloadExecutor(LocalExecutor):
     def target(self, ref: TaskRef) -> str | None:
         try:
             return (parse_url(parse_download_input(ref.input).url).host_str or "").rstrip(".") or None
+        except (BadUrl, BadInput):
+            return None
+
+    def origin(self, ref: TaskRef) -> str | None:
+        try:
+            return origin_of(parse_url(parse_download_input(ref.input).url))
         except (BadUrl, BadInput):
             return None
 

@@ -26,9 +26,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from pyreqwest.http import Url
 
 from conveyor.clock import Clock
 from conveyor.egress.failures import Failure
+from conveyor.egress.origins import origin_of
 from conveyor.egress.redirects import OutgoingRequest, is_sensitive
 from conveyor.egress.responses import read_body
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
@@ -122,8 +124,14 @@ class ExportDownloadExecutor(LocalExecutor):
         return None
 
     def targets(self, job: Job) -> Callable[[TaskRef], str | None]:
-        host = api_host(job.options.export)
+        url = _api_url(job.options.export)
+        host = None if url is None else (url.host_str or "").rstrip(".") or None
         return lambda _: host
+
+    def origins(self, job: Job) -> Callable[[TaskRef], str | None]:
+        url = _api_url(job.options.export)
+        origin = None if url is None else origin_of(url)
+        return lambda _: origin
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         return list(await asyncio.gather(*(self._attempt(job, ref) for ref in refs)))
@@ -328,10 +336,10 @@ class _ExportAttempt:
         await self.track.rest(state=_raw(self.state), note=note)
 
 
-def api_host(export: ExportApi | None) -> str | None:
-    """Return the host of the API; None if the job describes none. Templates have no values in the host."""
+def _api_url(export: ExportApi | None) -> Url | None:
+    """Return where exports are created; None if the job describes no API. Templates have no values in the host."""
     try:
-        return None if export is None else (parse_url(export.create.url).host_str or "").rstrip(".") or None
+        return None if export is None else parse_url(export.create.url)
     except BadUrl:
         return None
 

@@ -24,6 +24,7 @@ from conveyor.egress.decoding import ACCEPTED, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of, is_connecting
 from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
+from conveyor.egress.origins import make_origin, origin_of
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
 from conveyor.egress.responses import phrase, read_body, retry_after
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
@@ -47,7 +48,7 @@ from conveyor.states import TaskStatus
 USER_AGENT = f"conveyor/{__version__}"
 MAX_PLANS = 256
 # A URL whose host needs no parser: no escapes, no userinfo, nothing that the parser would change but letter case.
-_PLAIN_URL = re.compile(r'"https?://([a-z0-9.-]*[a-z])(?::[0-9]{1,5})?[/?#"]')
+_PLAIN_URL = re.compile(r'"(https?)://([a-z0-9.-]*[a-z])(?::([0-9]{1,5}))?[/?#"]')
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -109,6 +110,9 @@ class FetchExecutor(LocalExecutor):
 
     def target(self, ref: TaskRef) -> str | None:
         return host_of(ref.input)
+
+    def origin(self, ref: TaskRef) -> str | None:
+        return input_origin(ref.input)
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
         return list(await asyncio.gather(*(self.attempt_one(job, ref) for ref in refs)))
@@ -256,8 +260,19 @@ def host_of(text: str) -> str | None:
     """Return the host in the input of a task, which is its target; None if it has none."""
     plain = _PLAIN_URL.match(text)
     if plain is not None:
-        return plain[1]
+        return plain[2]
     try:
         return (parse_url(parse_fetch_input(text).url).host_str or "").rstrip(".") or None
+    except (BadUrl, BadInput):
+        return None
+
+
+def input_origin(text: str) -> str | None:
+    """Return the scheme, host and port in the input of a task; None if it has no URL."""
+    plain = _PLAIN_URL.match(text)
+    if plain is not None:
+        return make_origin(plain[1], plain[2], int(plain[3]) if plain[3] else None)
+    try:
+        return origin_of(parse_url(parse_fetch_input(text).url))
     except (BadUrl, BadInput):
         return None

@@ -14,7 +14,7 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors import Executor
-from conveyor.process.executors.fetch.fetch_executor import host_of
+from conveyor.process.executors.fetch.fetch_executor import host_of, input_origin
 from conveyor.process.executors.fetch.frames import (
     Drop,
     FrameWriter,
@@ -276,6 +276,9 @@ class Fetchers(Executor):
 
     def target(self, ref: TaskRef) -> str | None:
         return host_of(ref.input)
+
+    def origin(self, ref: TaskRef) -> str | None:
+        return input_origin(ref.input)
 
     def lane(self, job: Job, tools: LaneTools) -> Lane:
         self._ports += 1

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import structlog
 
-from conveyor.model import Job, TaskRef
+from conveyor.model import Job, RunId, TaskRef
 from conveyor.process.executors.fetch.frames import framed, read_frame
 from conveyor.process.executors.python.handler_calls import (
     BatchDone,
@@ -127,6 +127,10 @@ class Child:
     @property
     def load(self) -> int:
         return len(self._sent)
+
+    def lingering(self, run_id: RunId) -> int:
+        """Return how many batches of a run still have a call in progress although their callers were cancelled."""
+        return sum(out.batch.run_id == run_id and out.ran.cancelled() for out in self._sent.values())
 
     @property
     def process_id(self) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from conveyor.clock import Clock
 from conveyor.handlers import Context, Handler
-from conveyor.model import Job, TaskRef
+from conveyor.model import Job, RunId, TaskRef
 from conveyor.process.executors.python.handler_calls import CallResult, argued, called, raised, returned, timed_out
 from conveyor.process.executors.python.threads import Threads
 
@@ -28,6 +28,8 @@ class InProcessHandlers:
         self._clock = clock
         self._threads = Threads("handler")
         self._slots = asyncio.Semaphore(threads)
+        # Threads of cancelled attempts whose call has not returned: their runs, and when they would have timed out.
+        self._cancelled: dict[asyncio.Future[None], tuple[RunId, float]] = {}
 
     async def run(
         self, job: Job, handler: Handler, refs: Sequence[TaskRef], reporter: HandlerReporter | None
@@ -40,6 +42,13 @@ class InProcessHandlers:
         except asyncio.CancelledError:
             contexts.cancel()
             raise
+
+    def lingering(self, run_id: RunId) -> int:
+        """Return how many calls of a run go on although their attempts were cancelled. One that takes longer than it
+        may is abandoned, as any other."""
+        now = self._clock.monotonic()
+        self._cancelled = {done: entry for done, entry in self._cancelled.items() if not done.done() and now < entry[1]}
+        return sum(run == run_id for run, _ in self._cancelled.values())
 
     def close(self) -> None:
         self._threads.close()
@@ -69,11 +78,12 @@ class InProcessHandlers:
         while len(results) < len(refs):
             async with self._slots:
                 batch = InProcessBatch(handler, refs[len(results) :], self._clock, contexts.make)
-                results += await self._hop(job.options.timeout, batch)
+                results += await self._hop(job, batch)
         return results
 
-    async def _hop(self, timeout: float, batch: "InProcessBatch") -> list[CallResult]:
+    async def _hop(self, job: Job, batch: "InProcessBatch") -> list[CallResult]:
         """Return the results of the thread. If a call is stuck, it times out and the thread is abandoned."""
+        timeout = job.options.timeout
         done = self._threads.run(batch.run)
         try:
             while not done.done():
@@ -81,6 +91,9 @@ class InProcessHandlers:
                 if left <= 0 and (ended := batch.give_up(timeout)) is not None:
                     return ended
                 await asyncio.wait((done,), timeout=max(left, 0))
+        except asyncio.CancelledError:
+            self._cancelled[done] = job.run.run_id, self._clock.monotonic() + timeout
+            raise
         finally:
             batch.stopped = True
         return batch.results

@@ -29,7 +29,7 @@ from conveyor.egress.lru import Lru
 from conveyor.engines.records import Records
 from conveyor.errors import Unavailable
 from conveyor.handlers import Handler, Handlers
-from conveyor.model import Job, JobId, Outcome, TaskRef
+from conveyor.model import Job, JobId, Outcome, RunId, TaskRef
 from conveyor.process.executors import LocalExecutor
 from conveyor.process.executors.python.children import BatchOutcome, Child, NoCapacity, NotStarted
 from conveyor.process.executors.python.handler_calls import CallResult, Setup, failed, missing, outcome_of, timed_out
@@ -91,6 +91,10 @@ class PythonExecutor(LocalExecutor):
         if len(refs) == 1 and handler.wants_context:
             return [await self._attempt_reporting(job, handler, refs[0])]
         return [outcome_of(result) for result in await self._results(job, handler, refs, None)]
+
+    def lingering(self, run_id: RunId) -> int:
+        inside = 0 if self._inside is None else self._inside.lingering(run_id)
+        return inside + (0 if self._children is None else self._children.lingering(run_id))
 
     async def close(self) -> None:
         if self._children is not None:
@@ -270,6 +274,9 @@ class Children:
             self._all.discard(child)
             raise
         return child
+
+    def lingering(self, run_id: RunId) -> int:
+        return sum(child.lingering(run_id) for child in self._all)
 
     async def close(self) -> None:
         for task in self._starting:
