@@ -240,7 +240,7 @@ class Embedded:
             )
             for _ in range(system.settings.workers)
         ]
-        lifetime = system.settings.max_lifetime_seconds or None
+        lifetime = system.settings.max_lifetime_seconds
         sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock, lifetime)
         retention = Retention(
             system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock

@@ -1,5 +1,6 @@
 """The nouns: job, run, task, result. Values are frozen and do no I/O."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -738,6 +739,12 @@ class Job(msgspec.Struct, frozen=True):
 def invalid_prefix(job: Job) -> str:
     """The prefix of the objects with the invalid lines of a run's list."""
     return f"invalid/{job.tenant}/{job.job_id}/{job.run.run_id}/"
+
+
+def lifetime_of(job: Job, limit: float) -> float:
+    """Seconds after its creation at which an unfinished run of the job fails: its own maximum or `limit`, the
+    operator's, whichever is lower. Of either, 0 or None is no limit."""
+    return min(job.options.max_lifetime or math.inf, limit or math.inf)
 
 
 def invalid_key(job: Job, range_number: int, index: int) -> str:

@@ -16,13 +16,13 @@ from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.accept.spec import JobSpec, SourceSpec
 from conveyor.accept.submit import Submit
 from conveyor.engines.records import Document, IdempotencyClaim
-from conveyor.errors import InvalidField, JobEnded
+from conveyor.errors import Conflict, InvalidField, JobEnded
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import Counts, Job, JobId, JobKind, Mode
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.recover.sweeper import Sweeper
-from conveyor.states import RunState
+from conveyor.states import ReasonCode, RunState
 from tests.support.make_jobs import ACME, DAY, end, make_job, make_notice
 from tests.support.small_fleet import Fleet, open_fleet
 
@@ -248,3 +248,19 @@ async def test_the_maximum_lifetime_of_the_operator_holds_for_every_run() -> Non
         fleet.clock.advance(10)
         assert (await sweeper.run_once()).failed == 2
         fleet.logs.clear()
+
+
+async def test_a_failed_ingest_past_its_maximum_lifetime_is_not_resumed_to_fail_for_good() -> None:
+    async with open_fleet() as fleet:
+        job = await fleet.stage(['"one"'], max_lifetime=60)
+        counts, failed = Counts(), RunState.FAILED
+        lifecycle = Lifecycle(fleet.system.records, fleet.system.tasks, fleet.clock)
+        await lifecycle.move(job, failed, "why", counts, keep=True, code=ReasonCode.INGEST_FAILED)
+        fleet.clock.advance(60)
+        with pytest.raises(Conflict, match="max_lifetime"):
+            await Rerun(fleet.system).rerun(await fleet.job(job.job_id), RerunSpec())
+        await Rerun(fleet.system).rerun(await fleet.job(job.job_id), RerunSpec(options={"max_lifetime": None}))
+        fleet.start(fleet.worker())
+        fleet.start(fleet.ingester())
+        (ended,) = await fleet.ended(job)
+        assert (ended.state, ended.run.total) == (RunState.COMPLETED, 1)

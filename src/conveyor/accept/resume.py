@@ -5,7 +5,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import request_ingest
 from conveyor.jobs.deadlines import restart_deadline
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Job, is_resumable
+from conveyor.model import Job, is_resumable, lifetime_of
 from conveyor.states import RunState
 from conveyor.system import System
 
@@ -21,7 +21,15 @@ async def resume_ingest(system: System, job: Job) -> None:
 
 
 async def reopen_ingest(system: System, job: Job) -> bool:
-    """Move a run whose ingest failed back to ingesting. False if another process was first."""
+    """Move a run whose ingest failed back to ingesting. False if another process was first. Raises Conflict for a run
+    at its maximum lifetime, which would fail at once, for good."""
+    lifetime = lifetime_of(job, system.settings.max_lifetime_seconds)
+    if job.run.created_at + lifetime <= system.clock.now():
+        raise Conflict(
+            f"The run has reached its maximum lifetime of {lifetime:g} s. Raise its `max_lifetime` to resume it; the "
+            "server may have a limit of its own.",
+            state=job.state,
+        )
     # Before the move: the monitor removes the deadline of a finished run, but a run without the document has none.
     crashpoint("resume.deadline.before")
     await restart_deadline(system.records, job, system.clock.now())

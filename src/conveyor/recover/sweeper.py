@@ -18,7 +18,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import has_holders, request_ingest, requeue_pending
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, Job, Mode, RunId
+from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
 from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
@@ -55,9 +55,9 @@ class Sweeper:
         queue: Queue,
         lifecycle: Lifecycle,
         clock: Clock,
-        max_lifetime: float | None = None,
+        max_lifetime: float = 0.0,
     ) -> None:
-        """`max_lifetime` is the operator's limit, in seconds, beside those of jobs."""
+        """`max_lifetime` is the operator's limit, in seconds, beside those of jobs; 0: none."""
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -106,15 +106,15 @@ class Sweeper:
 
     async def _check_lifetime(self, job: Job, swept: Swept) -> bool:
         """Fail a run that reached its maximum lifetime, whatever it waits for."""
-        limits = [limit for limit in (job.options.max_lifetime, self._max_lifetime) if limit is not None]
-        if not limits or job.run.created_at + min(limits) > self._clock.now():
+        lifetime = lifetime_of(job, self._max_lifetime)
+        if job.run.created_at + lifetime > self._clock.now():
             return False
         counts = await self._tasks.counts(job.key)
         if job.run.last_batch and counts.ended >= job.run.total:
             # All its tasks have finished: it is completed instead.
             return False
         unfinished = f"{job.run.total - counts.ended} tasks are" if job.run.last_batch else "its list is"
-        reason = f"max_lifetime: not finished within {min(limits):g} s; {unfinished} unfinished"
+        reason = f"max_lifetime: not finished within {lifetime:g} s; {unfinished} unfinished"
         if await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.MAX_LIFETIME):
             swept.failed += 1
             log.error("run reached its maximum lifetime", job=job.job_id, run=job.run.run_id, reason=reason)
