@@ -40,10 +40,12 @@ class Snapshot:
     rate: float | None
     eta: float | None
     errors: tuple[tuple[str, int], ...]
-    # None for a job whose tasks came with the request.
+    # None for a job that was written by the request.
     ingest: IngestSnapshot | None
     # Other work to report, such as writing the archive.
     note: str | None = None
+    # Counted when the list was read to its end; an ingest in progress counts its own.
+    invalid_lines: int = 0
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> "Snapshot":
@@ -61,6 +63,7 @@ class Snapshot:
             eta=job.get("eta"),
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
             ingest=IngestSnapshot.of(job["ingest"]) if job.get("ingest") else None,
+            invalid_lines=job.get("invalid_lines", 0),
         )
 
     @property
@@ -74,7 +77,7 @@ class Snapshot:
     @property
     def invalid(self) -> int:
         """Number of invalid lines in the list."""
-        return self.ingest.invalid if self.ingest else 0
+        return max(self.ingest.invalid if self.ingest else 0, self.invalid_lines)
 
     @property
     def bad_list(self) -> str | None:
