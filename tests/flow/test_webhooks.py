@@ -233,7 +233,8 @@ class TestTelling:
         webhook = await made(server, receiver.url())
         upload_id = await server.upload(f"{URL}\n{URL}\nnot a url\n".encode())
         async with working(system):
-            job_id = (await server.submit({"source": {"upload_id": upload_id}})).json["id"]
+            spec = {"source": {"upload_id": upload_id}}
+            job_id = (await server.submit(spec, headers={"prefer": "respond-async"})).json["id"]
             await ended(server, job_id)
             await settled(server, webhook["id"], 3)
         assert sorted(receiver.events()) == ["job.accepted", "job.ingested", "run.completed"]

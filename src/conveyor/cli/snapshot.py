@@ -40,7 +40,7 @@ class Snapshot:
     rate: float | None
     eta: float | None
     errors: tuple[tuple[str, int], ...]
-    # None for a job whose tasks came with the request.
+    # None for a job that was written by the request.
     ingest: IngestSnapshot | None
     # The target that is down, the error that showed it, and for how many seconds tasks wait for it.
     outage: tuple[str, str | None, float] | None = None
@@ -72,7 +72,8 @@ class Snapshot:
             errors=tuple((error["code"], error["count"]) for error in job.get("top_errors", [])),
             ingest=IngestSnapshot.of(job["ingest"]) if job.get("ingest") else None,
             outage=_outage(job),
-            invalid=job.get("invalid_lines", (job.get("ingest") or {}).get("invalid", 0)),
+            # An ingest in progress counts its own.
+            invalid=max(job.get("invalid_lines") or 0, (job.get("ingest") or {}).get("invalid", 0)),
             run=run.get("number", 1),
             run_total=run["total"],
             run_done=sum(run["counts"][status] for status in ("succeeded", "failed", "cancelled")),

@@ -260,18 +260,13 @@ class DynamoJobs:
         await self._table.change(plan)
 
     async def switch_task_store(self, job_id: JobId, run_id: RunId, source: str, target: str) -> bool:
-        planned = False
-
         async def plan() -> WritePlan[bool]:
-            nonlocal planned
             head = await self._head(job_id)
             row = head.row
             if row is None or row.latest.run.run_id != run_id or not await self._is_at_rest(row):
                 return WritePlan(False)
             if row.job.task_store != source:
-                # An unanswered attempt of this call may have written it.
-                return WritePlan(planned and row.job.task_store == target)
-            planned = True
+                return WritePlan(False)
             switched = replace(row, job=replace(row.job, task_store=target))
             return WritePlan(True, [self._table.save(head.job, job_item(switched))])
 
