@@ -120,7 +120,7 @@ async def _task_router(
 
     async def add(engine: Any, url: str) -> None:
         scheme = _scheme_of(url) or "sqlite"
-        stores[url] = store = await store_id(engine.records.documents, scheme, clock)
+        stores[url] = store = await store_id(engine.records.documents, scheme)
         routed.setdefault(store, measured_engine("tasks", engine.tasks, scheme, clock))
 
     await add(engines["tasks"], _url(settings, "tasks"))
@@ -271,7 +271,7 @@ async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, s
             if seam in ("tasks", "other_tasks") and hasattr(asked[url], "records"):
                 # The checks above say what is wrong with an engine that has no tables.
                 with suppress(ConveyorError):
-                    store = await store_id(asked[url].records.documents, _scheme_of(url) or "sqlite", clock)
+                    store = await store_id(asked[url].records.documents, _scheme_of(url) or "sqlite")
                     findings.append((f"{seam}: its id is {store}", None))
     return findings
 

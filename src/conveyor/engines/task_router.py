@@ -8,12 +8,12 @@ Jobs from before the record existed have none. With one engine open, it holds th
 of the job holds it, the configured one first.
 """
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from conveyor.clock import Clock
 from conveyor.engines.records import Document, DocumentRecords, JobRecords
 from conveyor.engines.tasks import Finished, Scanned, TaskEvent, TaskFilter, Tasks
 from conveyor.errors import EngineFailed, TasksElsewhere
@@ -41,13 +41,14 @@ _STORE_ID = "tasks"
 _MAX_KNOWN = 10_000
 
 
-async def store_id(documents: DocumentRecords, scheme: str, clock: Clock) -> str:
-    """The id of a task engine. The first process that opens the engine chooses it."""
+async def store_id(documents: DocumentRecords, scheme: str) -> str:
+    """The id of a task engine. The first process that opens the engine chooses it: by real chance, because two engines
+    must differ even where clocks are seeded alike."""
     for _ in range(2):
         row = await documents.document(STORE, STORE_TENANT, _STORE_ID)
         if row is not None:
             return row.body.decode()
-        chosen = f"{scheme}-{clock.new_id('s')[-12:]}"
+        chosen = f"{scheme}-{secrets.token_hex(6)}"
         await documents.create_documents([Document(STORE, STORE_TENANT, _STORE_ID, chosen.encode())])
     raise EngineFailed("The id of a task engine was written and cannot be read.")
 
