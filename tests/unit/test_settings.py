@@ -32,6 +32,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "max_inline_tasks": ("10", 10),
     "sync_task_limit": ("5", 5),
     "sync_list_bytes": ("0", 0),
+    "max_lifetime_seconds": ("86400", 86_400.0),
     "task_shard_count": ("16", 16),
     "force_task_shards": ("true", True),
     "max_list_bytes": ("1000", 1000),

@@ -212,7 +212,8 @@ class TargetQueues(Generic[T]):
             del self._targets[target.name]
 
     def _count_idle(self, target: TargetQueue[T]) -> None:
-        idle = max(0, target.free)
+        # A slot without a pass is of no use yet, and must not keep the lane from asking for passes.
+        idle = max(0, target.free) if self._limits.rate is None or target.passes else 0
         self._idle, target.idle = self._idle + idle - target.idle, idle
 
     def _plan_check(self, target: TargetQueue[T], now: float) -> None:

@@ -19,6 +19,7 @@ from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
 from tests.flow import test_lanes
 from tests.unit.coordination import test_breaker
+from tests.unit.process import test_target_queues
 
 
 def _nothing(*_: object) -> None:
@@ -53,6 +54,16 @@ def slots_are_freed_in_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.free > 0 and not (self.refs and self._limits.slots)
 
     monkeypatch.setattr(TargetQueue, "has_surplus", has_surplus)
+
+
+def slots_without_a_pass_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that wait for a pass count as idle, and as long as there are idle ones nobody asks for passes."""
+
+    def count_idle(self: TargetQueues[Any], target: TargetQueue[Any]) -> None:
+        idle = max(0, target.free)
+        self._idle, target.idle = self._idle + idle - target.idle, idle
+
+    monkeypatch.setattr(TargetQueues, "_count_idle", count_idle)
 
 
 def late_references_keep_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +159,10 @@ PLANTED = [
         "slots_asked_for_one_by_one",
         each_slot_goes_back_first,
         partial(test_lanes.slots_are_handed_on_without_a_call, remote=True),
+    ),
+    Planted(
+        "no_pass_asked_for_a_held_slot",
+        slots_without_a_pass_are_idle,
+        test_target_queues.test_slots_that_wait_for_passes_keep_nobody_from_asking_for_them,
     ),
 ]

@@ -82,7 +82,7 @@ def test_a_chunk_survives_the_wire() -> None:
 def test_a_newer_chunk_with_more_fields_is_still_read() -> None:
     """Messages are in flight while a deploy goes on."""
     body = msgspec.msgpack.encode(
-        [list(msgspec.structs.astuple(RUN)), [[0, '"a"', 1, 0, "new"]], 2, False, "", "", 0, "new"]
+        [list(msgspec.structs.astuple(RUN)), [[0, '"a"', 1, 0, "new"]], 2, False, "", "", 0, 0.0, "new"]
     )
     assert decode(body).refs == [TaskRef(0, InputJson('"a"'))]
     older = msgspec.msgpack.encode([list(msgspec.structs.astuple(RUN)), [[0, '"a"']]])

@@ -365,6 +365,20 @@ class TestFailures:
         assert world.held() == 0, "they expire"
 
 
+async def test_slots_that_wait_for_passes_keep_nobody_from_asking_for_them() -> None:
+    """A lane that became narrow has more idle slots than it can use; their targets have no passes left."""
+    async with a_world() as world:
+        lane = world.lane(world.job(concurrency_per_host=2, rate_per_host=0.5))
+        lane.add(*many(4, "a"), *many(4, "b", first=4))
+        await passing(world.clock, 1.0)
+        assert {one.target for one in lane.running} == {"a", "b"}
+        lane.width = 2
+        for _ in range(20):
+            lane.finish(10)
+            await passing(world.clock, 1.0)
+        assert sorted(lane.numbers) == list(range(8))
+
+
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 1), st.integers(1, 20), st.sampled_from(["a", "b", None])),
@@ -379,8 +393,15 @@ ACTS = st.lists(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(acts=ACTS, slots=st.sampled_from([None, 1, 3]), rate=st.sampled_from([None, 0.7, 5.0, 200.0]))
-async def test_whatever_happens_all_start_within_the_limits(acts: Any, slots: int | None, rate: float | None) -> None:
+@given(
+    acts=ACTS,
+    slots=st.sampled_from([None, 1, 3]),
+    rate=st.sampled_from([None, 0.4, 5.0, 200.0]),
+    width=st.sampled_from([1, 2, 10]),
+)
+async def test_whatever_happens_all_start_within_the_limits(
+    acts: Any, slots: int | None, rate: float | None, width: int
+) -> None:
     async with a_world() as world:
         job = world.job(concurrency_per_host=slots, rate_per_host=rate)
         lanes = [world.lane(job), world.lane(job)]
@@ -411,9 +432,9 @@ async def test_whatever_happens_all_start_within_the_limits(acts: Any, slots: in
             check()
         world.coordinator.failing = 0
         for lane in lanes:
-            lane.width = 10
+            lane.width = width
             lane.go_on()
-        for _ in range(40 + added * 4):
+        for _ in range(40 + added * 6):
             if not any(lane.queues or lane.running for lane in lanes):
                 break
             await passing(world.clock, 0.5, step=0.25)
