@@ -302,7 +302,7 @@ def around() -> list[Limit]:
         ),
         Limit(
             "A list uploaded directly to S3",
-            size(s3.MOST_IN_ONE_PUT),
+            size(s3.MAX_IN_ONE_PUT),
             "",
             "A larger list goes through the API.",
         ),
@@ -314,7 +314,7 @@ def around() -> list[Limit]:
         ),
         Limit(
             "Receives of a message on SQS",
-            _count(queues.MOST_RECEIVES),
+            _count(queues.MAX_RECEIVES),
             "",
             "SQS dead-letters it; the sweeper requeues the tasks from their rows.",
         ),

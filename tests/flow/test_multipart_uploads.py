@@ -36,7 +36,7 @@ pytestmark = pytest.mark.server
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large as S3 lets the smallest be."""
-    monkeypatch.setattr(s3_engine, "MOST_IN_ONE_PUT", 6 * MIB)
+    monkeypatch.setattr(s3_engine, "MAX_IN_ONE_PUT", 6 * MIB)
     monkeypatch.setattr(s3_parts, "PART_BYTES", PART)
 
 

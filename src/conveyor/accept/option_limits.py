@@ -95,12 +95,12 @@ def _value(spec: JobSpec, path: str) -> Any:
 def _within(field: str, value: float | None, limits: tuple[float, float]) -> None:
     if value is None:
         return
-    least, most = limits
+    least, largest = limits
     if field in ABOVE:
-        if not least < value <= most:
-            raise InvalidField(f"`{field}` must be above {least:g} and at most {most:.12g}.", field=field)
-    elif not least <= value <= most:
-        raise InvalidField(f"`{field}` must be between {least:g} and {most:.12g}.", field=field)
+        if not least < value <= largest:
+            raise InvalidField(f"`{field}` must be above {least:g} and at most {largest:.12g}.", field=field)
+    elif not least <= value <= largest:
+        raise InvalidField(f"`{field}` must be between {least:g} and {largest:.12g}.", field=field)
 
 
 def _check_name(name: str | None) -> None:
@@ -109,9 +109,9 @@ def _check_name(name: str | None) -> None:
 
 
 def _check_statuses(field: str, statuses: Sequence[int]) -> None:
-    least, most = _STATUS
-    if len(statuses) > most - least + 1 or not all(least <= status <= most for status in statuses):
-        raise InvalidField(f"`{field}` must be HTTP statuses between {least} and {most}.", field=field)
+    least, largest = _STATUS
+    if len(statuses) > largest - least + 1 or not all(least <= status <= largest for status in statuses):
+        raise InvalidField(f"`{field}` must be HTTP statuses between {least} and {largest}.", field=field)
 
 
 def _check_upstream(name: str | None) -> None:

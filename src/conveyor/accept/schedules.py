@@ -226,20 +226,20 @@ class Schedules:
     async def change(self, tenant: TenantId, schedule_id: str, change: ScheduleChange) -> Document:
         """Change a schedule. After a pause, or with other times, it fires from now on: fires in between do not count as
         missed."""
-        given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
-        _check_name(given.get("name"))
+        fields = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
+        _check_name(fields.get("name"))
         keep: dict[str, Any] = {}
         reads: dict[str, Any] = {}
-        if "job" in given:
+        if "job" in fields:
             await self.find(tenant, schedule_id)
-            template = await self._checked(tenant, bytes(given["job"]))
+            template = await self._checked(tenant, bytes(fields["job"]))
             keep = {"keep_at": await self.keep_upload(template)}
             reads = {"upload_id": upload_of(template)}
         for _ in range(_TRIES):
             row = msgspec.structs.replace(await self.find(tenant, schedule_id), **reads)
-            changed = msgspec.structs.replace(schedule_of(row), **given, **keep)
+            changed = msgspec.structs.replace(schedule_of(row), **fields, **keep)
             check_cron(changed.cron, changed.timezone)
-            if not {"cron", "timezone", "paused"}.isdisjoint(given):
+            if not {"cron", "timezone", "paused"}.isdisjoint(fields):
                 first = _first(changed.cron, changed.timezone, self._clock.now())
                 changed = msgspec.structs.replace(changed, next_fire=first)
             # A fire in progress is completed, whatever changes.

@@ -20,7 +20,7 @@ class IngestSums(msgspec.Struct, frozen=True):
 
     def __sub__(self, other: "IngestSums") -> "IngestSums":
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return IngestSums(*(one - two for one, two in pairs))
+        return IngestSums(*(span - two for span, two in pairs))
 
     @property
     def ingested(self) -> Ingested:
@@ -35,16 +35,16 @@ class IngestSums(msgspec.Struct, frozen=True):
 
 
 def sums_of(*ranges: Range) -> IngestSums:
-    stops = [_stop(one) for one in ranges]
-    known = [stop - one.start for one, stop in zip(ranges, stops, strict=True) if stop is not None]
+    stops = [_stop(span) for span in ranges]
+    known = [stop - span.start for span, stop in zip(ranges, stops, strict=True) if stop is not None]
     return IngestSums(
         ranges=len(ranges),
-        ranges_done=sum(one.done for one in ranges),
-        range_tasks=sum(one.tasks for one in ranges),
-        range_invalid=sum(one.invalid for one in ranges),
+        ranges_done=sum(span.done for span in ranges),
+        range_tasks=sum(span.tasks for span in ranges),
+        range_invalid=sum(span.invalid for span in ranges),
         bytes_read=sum(
-            (one.offset if stop is None else min(one.offset, stop)) - one.start
-            for one, stop in zip(ranges, stops, strict=True)
+            (span.offset if stop is None else min(span.offset, stop)) - span.start
+            for span, stop in zip(ranges, stops, strict=True)
         ),
         bytes_known=sum(known),
         ranges_endless=len(ranges) - len(known),
@@ -59,10 +59,10 @@ def change_of(before: Range, to: Range) -> IngestSums:
     return sums_of(after) - sums_of(before)
 
 
-def _stop(one: Range) -> int | None:
+def _stop(span: Range) -> int | None:
     """The end of a range. The end of a compressed list is unknown until it is reached."""
-    if one.end is not None:
-        return one.end
-    if one.compression is Compression.NONE:
-        return one.source.size
-    return one.offset if one.done else None
+    if span.end is not None:
+        return span.end
+    if span.compression is Compression.NONE:
+        return span.source.size
+    return span.offset if span.done else None

@@ -90,8 +90,8 @@ class LocalBlobs:
         return await self._run(_size, self._path(key))
 
     async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        found = _infos(self._root, folder_of(prefix))
-        while batch := await self._run(list, itertools.islice(found, _LIST_BATCH)):
+        stored = _infos(self._root, folder_of(prefix))
+        while batch := await self._run(list, itertools.islice(stored, _LIST_BATCH)):
             for info in batch:
                 yield info
 
@@ -265,8 +265,8 @@ class _Reader:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        found = os.fstat(self._fd)
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        stored = os.fstat(self._fd)
+        return stored.st_size if stat.S_ISREG(stored.st_mode) else None
 
     def read(self, offset: int, length: int) -> bytes:
         """Read up to `length` bytes, fewer only at the end. One system call reads at most 2 GiB, hence the loop."""
@@ -321,10 +321,10 @@ def _get(path: Path, offset: int, length: int | None) -> bytes | None:
 
 def _size(path: Path) -> int | None:
     try:
-        found = path.stat()
+        stored = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return stored.st_size if stat.S_ISREG(stored.st_mode) else None
 
 
 def _unlink(path: Path) -> bool:

@@ -36,7 +36,7 @@ _BLOCK = 8 * 1024 * 1024
 _PART = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 2
 # A smaller object is one request, which costs a quarter of the smallest multipart upload.
-_MOST_IN_ONE = 64 * 1024 * 1024
+_MAX_IN_ONE = 64 * 1024 * 1024
 _LIST_BATCH = 1000
 _DELETE_BATCH = 1000
 _CLIENT: Any = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "600s"}
@@ -60,7 +60,7 @@ class ObjectBlobs:
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         path = check_key(key)
         crashpoint("blob.put.before")
-        if len(data) <= _MOST_IN_ONE:
+        if len(data) <= _MAX_IN_ONE:
             await _written(obstore.put_async(self._store, path, data, use_multipart=False))
         else:
             await self.put_stream(key, _one(bytes(data)))
@@ -108,8 +108,8 @@ class ObjectBlobs:
             return None
 
     async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        found = obstore.list(self._store, folder_of(prefix) or None, chunk_size=_LIST_BATCH)
-        while (batch := await _asked(anext(found, None))) is not None:
+        listed = obstore.list(self._store, folder_of(prefix) or None, chunk_size=_LIST_BATCH)
+        while (batch := await _asked(anext(listed, None))) is not None:
             for meta in batch:
                 yield BlobInfo(meta["path"], meta["size"])
 
@@ -218,8 +218,8 @@ class ObjectEngine:
         if parts.scheme == "gs":
             yield cls(GCSStore(parts.netloc, prefix=prefix, client_options=_CLIENT, retry_config=_RETRY), None, clock)
         elif parts.scheme == "az":
-            given: Any = {"account_name": options["account"]} if "account" in options else {}
-            store = AzureStore(parts.netloc, prefix=prefix, client_options=_CLIENT, retry_config=_RETRY, **given)
+            account: Any = {"account_name": options["account"]} if "account" in options else {}
+            store = AzureStore(parts.netloc, prefix=prefix, client_options=_CLIENT, retry_config=_RETRY, **account)
             yield cls(store, None, clock)
         else:
             bucket = Bucket(parts.netloc, prefix, options.get("region"), options.get("endpoint"), clock)
@@ -237,17 +237,17 @@ class ObjectEngine:
         unwritten = await _tried(self.blobs.put(key, data))
         if unwritten is not None:
             return [("write an object", unwritten)]
-        found = [
+        listed = [
             ("write an object", None),
             ("read it back", await _tried(self._reads(key, data))),
             ("list it", await _tried(self._lists(key))),
         ]
         if self._bucket is not None:
             signed = f"{key}.signed"
-            found += await self._bucket.checks(signed, data, sha256(data).hexdigest())
-            found.append(("delete a signed object", await _tried(self.blobs.delete([signed]))))
-        found.append(("delete it", await _tried(self.blobs.delete([key]))))
-        return found
+            listed += await self._bucket.checks(signed, data, sha256(data).hexdigest())
+            listed.append(("delete a signed object", await _tried(self.blobs.delete([signed]))))
+        listed.append(("delete it", await _tried(self.blobs.delete([key]))))
+        return listed
 
     async def _reads(self, key: str, data: bytes) -> None:
         if await self.blobs.get(key) != data:
@@ -344,7 +344,7 @@ def _check_prefix(prefix: str) -> None:
 
 
 def _s3_store(bucket: Bucket) -> S3Store:
-    given: Any = {} if bucket.endpoint is None else {"endpoint": bucket.endpoint}
+    account: Any = {} if bucket.endpoint is None else {"endpoint": bucket.endpoint}
     options: Any = {**_CLIENT, "allow_http": bucket.endpoint is not None and bucket.endpoint.startswith("http:")}
     return S3Store(
         bucket.name,
@@ -353,5 +353,5 @@ def _s3_store(bucket: Bucket) -> S3Store:
         client_options=options,
         retry_config=_RETRY,
         credential_provider=bucket.provider,
-        **given,
+        **account,
     )

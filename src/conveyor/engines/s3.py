@@ -29,14 +29,14 @@ from conveyor.engines.blobs import Presigned
 from conveyor.errors import EngineFailed, InvalidSetting
 
 # The maximum size of one PUT, and the maximum lifetime of a signature.
-MOST_IN_ONE_PUT = 5 * 1024**3
+MAX_IN_ONE_PUT = 5 * 1024**3
 LONGEST_SECONDS = 7 * 86_400
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 # The store refreshes credentials after this many seconds; those of a role last longer.
 _CREDENTIAL_SECONDS = 300
-_MOST_SKEW = 60.0
+_MAX_SKEW = 60.0
 _ABANDONED_DAYS = 2
 
 
@@ -47,7 +47,7 @@ class Signer:
         self._bucket = bucket
 
     async def put(self, key: str, size: int, sha256: str, seconds: float) -> Presigned | None:
-        if size > MOST_IN_ONE_PUT:
+        if size > MAX_IN_ONE_PUT:
             return None
         headers = {
             "Content-Length": str(size),
@@ -165,7 +165,7 @@ class Bucket:
         skew = abs(parsedate_to_datetime(date).timestamp() - self._clock.now())
         return (
             None
-            if skew <= _MOST_SKEW
+            if skew <= _MAX_SKEW
             else f"this clock and the clock of S3 are {skew:.0f} s apart: synchronize it with NTP"
         )
 
@@ -253,12 +253,12 @@ async def _sent(request: Presigned, body: bytes | None = None) -> _PresignedAnsw
 
 async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
     try:
-        found = await client.get_bucket_lifecycle_configuration(Bucket=bucket)
+        configuration = await client.get_bucket_lifecycle_configuration(Bucket=bucket)
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchLifecycleConfiguration":
             raise
         return []
-    rules: list[dict[str, Any]] = found.get("Rules", [])
+    rules: list[dict[str, Any]] = configuration.get("Rules", [])
     return rules
 
 

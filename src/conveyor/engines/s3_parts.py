@@ -27,7 +27,7 @@ class S3Parts:
         self._bucket = bucket
 
     def part_bytes(self, size: int) -> int | None:
-        if size <= s3.MOST_IN_ONE_PUT:
+        if size <= s3.MAX_IN_ONE_PUT:
             return None
         needed = -(-size // _MAX_PARTS)
         return max(PART_BYTES, -(-needed // _MIB) * _MIB)

@@ -119,14 +119,14 @@ async def page_by_scans(
     tasks: Scans, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter
 ) -> list[Task]:
     """A page made of several scans, so that other reads run in between."""
-    found: list[Task] = []
-    while len(found) < limit:
-        scanned = await tasks.scan(run, shard, after, limit - len(found), where)
-        found += scanned.tasks
+    matches: list[Task] = []
+    while len(matches) < limit:
+        scanned = await tasks.scan(run, shard, after, limit - len(matches), where)
+        matches += scanned.tasks
         if scanned.last is None:
             break
         after = scanned.last
-    return found
+    return matches
 
 
 @runtime_checkable

@@ -196,10 +196,10 @@ class Deliverer:
             named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
             url = None if named is None else notify_of(named).url
             return None if url is None else Target(url, [tenant_secret(self._key, row.tenant)])
-        found = await self._records.documents.document(WEBHOOK, row.tenant, receiver)
-        if found is None:
+        document = await self._records.documents.document(WEBHOOK, row.tenant, receiver)
+        if document is None:
             return None
-        endpoint = endpoint_of(found)
+        endpoint = endpoint_of(document)
         if endpoint.disabled:
             return "endpoint_disabled"
         secrets = valid_secrets(self._key, row.tenant, receiver, endpoint, self._clock.now())

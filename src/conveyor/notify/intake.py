@@ -225,66 +225,66 @@ class Intake:
             await self._failed(inbox, message, waits, error, taken)
 
     async def _accept(self, inbox: Inbox, message: InboxMessage, taken: IntakePass) -> None:
-        given = decode_body(message.body, IntakeMessage)
-        spec = _spec_of(given)
-        await self._check(given)
-        if await self._is_stale(message, given):
+        order = decode_body(message.body, IntakeMessage)
+        spec = _spec_of(order)
+        await self._check(order)
+        if await self._is_stale(message, order):
             await self._drop_stale(inbox, message, taken)
             return
-        if await self._attach(given):
+        if await self._attach(order):
             await inbox.ack(message)
             taken.attached += 1
             return
-        request = _request(message, given)
-        if given.idempotency_key is None:
+        request = _request(message, order)
+        if order.idempotency_key is None:
             accepted = await self._submit.submit(self._tenant, spec, request)
         else:
-            accepted = await self._submit.submit_untaken(self._tenant, spec, request, given.idempotency_key)
+            accepted = await self._submit.submit_untaken(self._tenant, spec, request, order.idempotency_key)
         crashpoint("intake.job.after")
-        await self._attach_to(JobId(accepted.subject), given)
+        await self._attach_to(JobId(accepted.subject), order)
         await inbox.ack(message)
         crashpoint("intake.done.after")
         if accepted.replayed:
             taken.again += 1
         else:
             taken.jobs += 1
-            log.info("job accepted from the queue", job=accepted.subject, retry_count=given.retry_count)
+            log.info("job accepted from the queue", job=accepted.subject, retry_count=order.retry_count)
 
-    async def _check(self, given: IntakeMessage) -> None:
+    async def _check(self, order: IntakeMessage) -> None:
         """Check the fields beside `job`, of which not all become part of the job."""
-        check_replaces(given.replaces)
-        check_replaces(given.idempotency_key, "idempotency_key")
-        if given.entry is not None:
-            await check_notify(self._system, self._tenant, [given.entry])
+        check_replaces(order.replaces)
+        check_replaces(order.idempotency_key, "idempotency_key")
+        if order.entry is not None:
+            await check_notify(self._system, self._tenant, [order.entry])
 
-    async def _is_stale(self, message: InboxMessage, given: IntakeMessage) -> bool:
+    async def _is_stale(self, message: InboxMessage, order: IntakeMessage) -> bool:
         """Whether the state machine stopped waiting while the message was in the queue: it may have sent another since.
         A recent message is not checked."""
-        if self._waiters is None or given.task_token is None:
+        if self._waiters is None or order.task_token is None:
             return False
-        if not self._is_old(message, given.heartbeat_seconds or self._heartbeat_seconds):
+        if not self._is_old(message, order.heartbeat_seconds or self._heartbeat_seconds):
             return False
-        return await self._heartbeat(self._waiters, given.task_token) is CallOutcome.GONE
+        return await self._heartbeat(self._waiters, order.task_token) is CallOutcome.GONE
 
-    async def _attach(self, given: IntakeMessage) -> bool:
+    async def _attach(self, order: IntakeMessage) -> bool:
         """Attach the token to the job that the message would replace, if it wants that and the job is not lost."""
-        if given.replaces is None or given.takeover is not Takeover.ATTACH or given.entry is None:
+        if order.replaces is None or order.takeover is not Takeover.ATTACH or order.entry is None:
             return False
-        job = await self._replace.holder(self._tenant, given.replaces)
+        job = await self._replace.holder(self._tenant, order.replaces)
         if job is None or job.state in (RunState.FAILED, RunState.CANCELLED):
             return False
-        await self._answers.attach(job, given.entry)
-        log.info("task token attached to the job that it waits for", job=job.job_id, retry_count=given.retry_count)
+        await self._answers.attach(job, order.entry)
+        log.info("task token attached to the job that it waits for", job=job.job_id, retry_count=order.retry_count)
         return True
 
-    async def _attach_to(self, job_id: JobId, given: IntakeMessage) -> None:
+    async def _attach_to(self, job_id: JobId, order: IntakeMessage) -> None:
         """Attach the token of a message with an idempotency key to the job under that key: another message, with
         another token, may have made it."""
-        if given.idempotency_key is None or given.entry is None:
+        if order.idempotency_key is None or order.entry is None:
             return
         job = await self._system.records.jobs.job(self._tenant, job_id)
         if job is not None:
-            await self._answers.attach(job, given.entry)
+            await self._answers.attach(job, order.entry)
 
     def _is_old(self, message: InboxMessage, heartbeat_seconds: float) -> bool:
         """Whether the state machine may have stopped waiting for it."""
@@ -363,20 +363,20 @@ def _tenant(settings: Settings) -> TenantId:
         raise InvalidSetting(f"CONVEYOR_INTAKE_TENANT: {error.message}") from None
 
 
-def _spec_of(given: IntakeMessage) -> JobSpec:
-    spec = decode_spec(bytes(given.job))
-    if given.replaces is not None:
-        spec = msgspec.structs.replace(spec, replaces=given.replaces)
-    if given.entry is None or given.idempotency_key is not None:
+def _spec_of(order: IntakeMessage) -> JobSpec:
+    spec = decode_spec(bytes(order.job))
+    if order.replaces is not None:
+        spec = msgspec.structs.replace(spec, replaces=order.replaces)
+    if order.entry is None or order.idempotency_key is not None:
         return spec
-    return msgspec.structs.replace(spec, notify=[*spec.notify, given.entry])
+    return msgspec.structs.replace(spec, notify=[*spec.notify, order.entry])
 
 
-def _request(message: InboxMessage, given: IntakeMessage) -> IdempotentRequest:
-    fingerprint = sha256(bytes(given.job)).hexdigest()
-    if given.idempotency_key is not None:
-        return IdempotentRequest(INTAKE_ROUTE, intake_key(given.idempotency_key), fingerprint)
-    name = message.message_id if given.task_token is None else f"token:{given.task_token}"
+def _request(message: InboxMessage, order: IntakeMessage) -> IdempotentRequest:
+    fingerprint = sha256(bytes(order.job)).hexdigest()
+    if order.idempotency_key is not None:
+        return IdempotentRequest(INTAKE_ROUTE, intake_key(order.idempotency_key), fingerprint)
+    name = message.message_id if order.task_token is None else f"token:{order.task_token}"
     return IdempotentRequest(INTAKE_ROUTE, sha256(name.encode()).hexdigest(), fingerprint)
 
 

@@ -180,11 +180,11 @@ class StepAnswers:
         summary: dict[str, Any] = msgspec.json.decode(callback.output or "{}")
         shown: dict[str, Any] = {"id": callback.export_id, "format": callback.export, "error": event.data.get("error")}
         try:
-            found = await self._exports.find(tenant, callback.export_id or "")
+            found_export = await self._exports.find(tenant, callback.export_id or "")
         except NotFound:
             return {**summary, "export": shown}
-        if found.export.state is ExportState.READY:
-            export = await export_json(self._system.blobs, found.row, found.export, self._clock.now())
+        if found_export.export.state is ExportState.READY:
+            export = await export_json(self._system.blobs, found_export.row, found_export.export, self._clock.now())
             shown["part_count"] = len(export["parts"])
             shown["parts"] = [
                 {name: part[name] for name in ("name", "size", "sha256", "url")} for part in export["parts"][:_PARTS]

@@ -128,12 +128,12 @@ class Webhooks:
     async def change(self, tenant: TenantId, webhook_id: str, change: WebhookChange) -> Document:
         """Change an endpoint. Enabling it clears the reason for which it was disabled."""
         await self.find(tenant, webhook_id)
-        given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
-        self._check(given.get("url"), given.get("events"), given.get("description"))
-        if "disabled" in given:
-            given["reason"] = None
+        fields = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
+        self._check(fields.get("url"), fields.get("events"), fields.get("description"))
+        if "disabled" in fields:
+            fields["reason"] = None
         changed = await change_endpoint(
-            self._records, tenant, webhook_id, lambda endpoint: msgspec.structs.replace(endpoint, **given)
+            self._records, tenant, webhook_id, lambda endpoint: msgspec.structs.replace(endpoint, **fields)
         )
         if changed is None:
             raise NotFound

@@ -99,15 +99,15 @@ class Stuck:
         limit = _PAGE
         for _ in range(_PAGES):
             rows = await self._records.documents.due_documents(PROGRESS, self._clock.now(), limit)
-            found = await self._read(rows, seen)
+            overdue = await self._read(rows, seen)
             # Postponing a document would change its version, and so supersede an attempt: documents of a failing run
             # stay due, and more documents are read after them.
-            fresh = [one for one in found if not self._isolation.is_resting(one.progress.run_id)]
-            seen.checked += len(rows) - (len(found) - len(fresh))
+            fresh = [due for due in overdue if not self._isolation.is_resting(due.progress.run_id)]
+            seen.checked += len(rows) - (len(overdue) - len(fresh))
             await self._look(fresh, seen)
             if len(rows) < limit:
                 break
-            limit = min(_PAGE + len(found) - len(fresh), _PAGE * _PAGES)
+            limit = min(_PAGE + len(overdue) - len(fresh), _PAGE * _PAGES)
 
     async def _release_worker(self, row: Document, seen: Monitored) -> None:
         """Send the tasks of a dead worker again. Its document goes last, so that a crash repeats a harmless step."""
@@ -116,14 +116,14 @@ class Stuck:
         except msgspec.MsgspecError as error:
             log.error("a worker's document cannot be read", worker=row.id, error=str(error))
             beat = Beat(0.0, [])
-        found = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
+        overdue = [each for task in beat.tasks if (each := await self._orphan(task, beat)) is not None]
         seen.checked += len(beat.tasks)
-        if not await self._look(found, seen):
+        if not await self._look(overdue, seen):
             raise EngineFailed(f"Tasks of the worker {row.id}, which is gone, could not be taken over.")
         crashpoint("monitor.worker.before")
         if await self._records.documents.remove_document(row):
             seen.workers += 1
-            log.warning("a worker is gone", worker=row.id, tasks=len(found))
+            log.warning("a worker is gone", worker=row.id, tasks=len(overdue))
 
     async def _orphan(self, task: LongTask, beat: Beat) -> OverdueProgress | None:
         row = await self._records.documents.document(PROGRESS, task.tenant, progress_id(task.run_id, task.index))
@@ -136,22 +136,22 @@ class Stuck:
         return OverdueProgress(row, progress, orphaned=True) if progress.at <= last_words else None
 
     async def _read(self, rows: Sequence[Document], seen: Monitored) -> list[OverdueProgress]:
-        found = []
+        overdue = []
         for row in rows:
             progress = _decoded(row)
             if progress is not None and (row.expires_at is None or row.expires_at > self._clock.now()):
-                found.append(OverdueProgress(row, progress))
+                overdue.append(OverdueProgress(row, progress))
                 continue
             if progress is None:
                 log.error("progress document cannot be decoded", tenant=row.tenant, row=row.id)
             seen.settled += await self._records.documents.remove_document(row)
-        return found
+        return overdue
 
-    async def _look(self, found: Sequence[OverdueProgress], seen: Monitored) -> bool:
+    async def _look(self, overdue: Sequence[OverdueProgress], seen: Monitored) -> bool:
         """Handle tasks, run by run; False if the handling of a run failed."""
         by_run: dict[tuple[TenantId, JobId | None, str], list[OverdueProgress]] = {}
-        for one in found:
-            by_run.setdefault((one.row.tenant, one.row.job_id, one.progress.run_id), []).append(one)
+        for due in overdue:
+            by_run.setdefault((due.row.tenant, due.row.job_id, due.progress.run_id), []).append(due)
         for (tenant, job_id, run_id), group in by_run.items():
             with self._isolation.item(run_id):
                 await self._look_at_run(tenant, job_id, run_id, group, seen)
@@ -163,20 +163,20 @@ class Stuck:
         job = None if job_id is None else await self._records.jobs.job(tenant, job_id)
         if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
             paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
-            for one in group:
-                seen.settled += await self._settle(one, paused=paused)
+            for due in group:
+                seen.settled += await self._settle(due, paused=paused)
             return
         await self._take_over(job, group, seen)
 
     async def _take_over(self, job: Job, group: Sequence[OverdueProgress], seen: Monitored) -> None:
-        tasks = {task.index: task for task in await self._tasks.at(job.key, [one.progress.index for one in group])}
+        tasks = {task.index: task for task in await self._tasks.at(job.key, [due.progress.index for due in group])}
         outgoing = []
-        for one in group:
-            task = tasks.get(one.progress.index)
+        for due in group:
+            task = tasks.get(due.progress.index)
             if task is None or task.status is not TaskStatus.PENDING:
-                seen.settled += await self._settle(one)
+                seen.settled += await self._settle(due)
                 continue
-            message = await self._take(job, one, task, seen)
+            message = await self._take(job, due, task, seen)
             if message is not None:
                 outgoing.append(message)
         if outgoing:
@@ -184,15 +184,15 @@ class Stuck:
             await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
             crashpoint("monitor.send.after")
 
-    async def _take(self, job: Job, one: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
+    async def _take(self, job: Job, due: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
         """Take the task over; returns the message that requeues it, or that has a worker fail it."""
-        before = one.progress
+        before = due.progress
         stuck_after = job.options.stuck_after or self._settings.stuck_after
         due_at = self._clock.now() + stuck_after
         waits = before.holder == ""
         if waits and (await self._queue.depth(recovery_queue(job.run.run_id))).total:
             # It was requeued, and no worker has received it yet.
-            await self._records.documents.replace_document(msgspec.structs.replace(one.row, due_at=due_at))
+            await self._records.documents.replace_document(msgspec.structs.replace(due.row, due_at=due_at))
             return None
         lost = before.lost if waits else 1 if before.done > before.begun else before.lost + 1
         after = msgspec.structs.replace(
@@ -200,7 +200,7 @@ class Stuck:
         )
         crashpoint("monitor.take.before")
         taken = await self._records.documents.replace_document(
-            msgspec.structs.replace(one.row, body=msgspec.json.encode(after), due_at=due_at)
+            msgspec.structs.replace(due.row, body=msgspec.json.encode(after), due_at=due_at)
         )
         crashpoint("monitor.take.after")
         if taken is None:
@@ -210,24 +210,24 @@ class Stuck:
             await self._told(job, after)
         ref = TaskRef(before.index, InputJson(bytes(task.input).decode()), before.attempt, before.since)
         if lost < max(1, self._settings.max_lost_starts):
-            if one.orphaned:
+            if due.orphaned:
                 seen.orphans += 1
             else:
                 seen.requeued += 1
-            log.warning("task taken over", run=job.run.run_id, index=before.index, orphaned=one.orphaned, lost=lost)
+            log.warning("task taken over", run=job.run.run_id, index=before.index, orphaned=due.orphaned, lost=lost)
             return encode(Chunk(job.key, [ref], turn=after.turn))
         seen.failed += 1
         why = f"The task made no progress for {stuck_after:g} seconds, {lost} times in a row."
-        if one.orphaned:
+        if due.orphaned:
             why = f"The worker was lost {lost} times while it ran this task, without progress."
-        code = "" if one.orphaned else "stuck"
+        code = "" if due.orphaned else "stuck"
         return encode(Chunk(job.key, [ref], alone=True, lost=why, code=code, turn=after.turn))
 
-    async def _settle(self, one: OverdueProgress, *, paused: bool = False) -> bool:
+    async def _settle(self, due: OverdueProgress, *, paused: bool = False) -> bool:
         """A task that has finished, or must not run now, is not late: remove its document, or clear its due time."""
         if not paused:
-            return await self._records.documents.remove_document(one.row)
-        return await self._records.documents.replace_document(msgspec.structs.replace(one.row, due_at=None)) is not None
+            return await self._records.documents.remove_document(due.row)
+        return await self._records.documents.replace_document(msgspec.structs.replace(due.row, due_at=None)) is not None
 
 
 def _decoded(row: Document) -> TaskProgress | None:

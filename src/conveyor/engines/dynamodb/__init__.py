@@ -28,7 +28,7 @@ from conveyor.model import InputJson, JobId, RunId, RunKey, TaskEnd, TaskSeed, T
 from conveyor.states import TaskStatus
 
 # AWS refuses requests whose time is off by five minutes.
-_MOST_SKEW = 60.0
+_MAX_SKEW = 60.0
 
 
 class DynamoEngine:
@@ -68,12 +68,12 @@ class DynamoEngine:
             problems = await schema.problems(self._wire, self._address)
         except EngineFailed as failure:
             return [("DynamoDB: reachable", failure.message)]
-        found: list[tuple[str, str | None]] = [("DynamoDB: reachable", None), ("DynamoDB: clock", skew)]
+        checks: list[tuple[str, str | None]] = [("DynamoDB: reachable", None), ("DynamoDB: clock", skew)]
         for table, probe in ((self._records_table, self._change), (self._tasks_table, self._run)):
-            found.append((f"DynamoDB: table {table.name}", problems[table.name]))
+            checks.append((f"DynamoDB: table {table.name}", problems[table.name]))
             if problems[table.name] is None:
-                found.append((f"DynamoDB: writes to {table.name}", await _wrong(probe)))
-        return found
+                checks.append((f"DynamoDB: writes to {table.name}", await _wrong(probe)))
+        return checks
 
     async def _change(self) -> bool:
         """Write an item, try a transaction whose condition does not hold, and delete the item."""
@@ -105,7 +105,7 @@ class DynamoEngine:
         if date is None:
             return None
         skew = self._clock.now() - parsedate_to_datetime(date).timestamp()
-        if abs(skew) <= _MOST_SKEW:
+        if abs(skew) <= _MAX_SKEW:
             return None
         return f"this machine's clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: set it by NTP"
 

@@ -34,16 +34,16 @@ _KEPT_SECONDS = 86_400.0
 class Requested(msgspec.Struct, frozen=True):
     """A claim, read together with the items that the request changes."""
 
-    found: ReadItem | None = None
+    stored: ReadItem | None = None
     answer: IdempotencyClaim | None = None
     # The stored claim, if the caller has lost it.
     standing: IdempotencyClaim | None = None
 
     def writes(self, table: Table) -> list[Operation]:
-        if self.found is None or self.answer is None:
+        if self.stored is None or self.answer is None:
             return []
-        given = request_item(self.answer)
-        return [table.save(self.found, {name: given[name] for name in ("status", "body", "expires_at", "ttl")})]
+        answered = request_item(self.answer)
+        return [table.save(self.stored, {name: answered[name] for name in ("status", "body", "expires_at", "ttl")})]
 
     @property
     def answered(self) -> IdempotencyClaim | None:
@@ -61,8 +61,8 @@ class DynamoAccess:
 
     async def claim(self, row: IdempotencyClaim) -> Claimed:
         async def plan() -> WritePlan[Claimed]:
-            (found,) = await self._table.read(request_key(row))
-            standing = None if found.item is None else request_of(found.item)
+            (stored,) = await self._table.read(request_key(row))
+            standing = None if stored.item is None else request_of(stored.item)
             now = self._clock.now()
             claimed = replace(row, status=0, body=b"")
             if standing is not None and standing.expires_at > now:
@@ -70,7 +70,7 @@ class DynamoAccess:
                 if not lapsed or standing.fingerprint != row.fingerprint:
                     return WritePlan(Claimed(False, standing))
                 claimed = replace(claimed, subject=standing.subject)
-            return WritePlan(Claimed(True, claimed), [self._table.save(found, request_item(claimed))])
+            return WritePlan(Claimed(True, claimed), [self._table.save(stored, request_item(claimed))])
 
         return await self._table.change(plan)
 
@@ -81,12 +81,12 @@ class DynamoAccess:
 
     async def release_claim(self, row: IdempotencyClaim) -> None:
         async def plan() -> WritePlan[None]:
-            (found,) = await self._table.read(request_key(row))
-            if found.item is None:
+            (stored,) = await self._table.read(request_key(row))
+            if stored.item is None:
                 return WritePlan(None)
-            standing = request_of(found.item)
+            standing = request_of(stored.item)
             own = (standing.status, standing.subject, standing.lease_until) == (0, row.subject, row.lease_until)
-            return WritePlan(None, [self._table.drop(found)] if own else [])
+            return WritePlan(None, [self._table.drop(stored)] if own else [])
 
         await self._table.change(plan)
 
@@ -110,28 +110,28 @@ class DynamoAccess:
 
     async def keep_upload(self, upload_id: str, until: float) -> None:
         async def plan() -> WritePlan[None]:
-            (found,) = await self._table.read(upload_key(upload_id))
-            if found.item is None or upload_of(found.item).expires_at >= until:
+            (stored,) = await self._table.read(upload_key(upload_id))
+            if stored.item is None or upload_of(stored.item).expires_at >= until:
                 return WritePlan(None)
-            return WritePlan(None, [self._table.save(found, {"expires_at": until, "es": until})])
+            return WritePlan(None, [self._table.save(stored, {"expires_at": until, "es": until})])
 
         await self._table.change(plan)
 
     async def mark_stored(self, upload_id: str) -> bool:
         async def plan() -> WritePlan[bool]:
-            (found,) = await self._table.read(upload_key(upload_id))
-            upload = None if found.item is None else upload_of(found.item)
+            (stored,) = await self._table.read(upload_key(upload_id))
+            upload = None if stored.item is None else upload_of(stored.item)
             now = self._clock.now()
             if upload is None or upload.stored_at is not None or upload.expires_at <= now:
                 return WritePlan(False)
-            return WritePlan(True, [self._table.save(found, {"stored_at": now})])
+            return WritePlan(True, [self._table.save(stored, {"stored_at": now})])
 
         return await self._table.change(plan)
 
     async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         within = RangeKey("es").lte(by)
-        found = await spread(self._table, "ep", "Uploads", within, index=EXPIRING, limit=limit)
-        uploads = [upload_of(item) for item in found]
+        stored = await spread(self._table, "ep", "Uploads", within, index=EXPIRING, limit=limit)
+        uploads = [upload_of(item) for item in stored]
         used = [await _is_used(self._table, upload.upload_id) for upload in uploads]
         for upload, kept in zip(uploads, used, strict=True):
             if kept:
@@ -141,12 +141,12 @@ class DynamoAccess:
 
     async def purge_upload(self, upload_id: str) -> bool:
         async def plan() -> WritePlan[bool]:
-            (found,) = await self._table.read(upload_key(upload_id))
-            if found.item is None or upload_of(found.item).expires_at > self._clock.now():
+            (stored,) = await self._table.read(upload_key(upload_id))
+            if stored.item is None or upload_of(stored.item).expires_at > self._clock.now():
                 return WritePlan(False)
             if await _is_used(self._table, upload_id):
                 return WritePlan(False)
-            return WritePlan(True, [self._table.drop(found)])
+            return WritePlan(True, [self._table.drop(stored)])
 
         return await self._table.change(plan)
 
@@ -171,15 +171,17 @@ class DynamoAccess:
     async def keys(self, tenant: TenantId | None) -> list[ApiKey]:
         everyone = HashKey("lp", "Keys")
         where: KeyCondition = everyone if tenant is None else everyone & RangeKey("ls").begins_with(f"{tenant}#")
-        found = await self._table.query(where, index=LISTED)
-        return sorted((api_key_of(item) for item in found), key=lambda key: (key.created_at, key.key_id))
+        stored = await self._table.query(where, index=LISTED)
+        return sorted((api_key_of(item) for item in stored), key=lambda key: (key.created_at, key.key_id))
 
     async def revoke_key(self, key_id: str, at: float) -> bool:
         async def plan() -> WritePlan[bool]:
-            (found,) = await self._table.read(api_key_key(key_id))
-            if found.item is None:
+            (stored,) = await self._table.read(api_key_key(key_id))
+            if stored.item is None:
                 return WritePlan(False)
-            return WritePlan(True, [] if "revoked_at" in found.item else [self._table.save(found, {"revoked_at": at})])
+            return WritePlan(
+                True, [] if "revoked_at" in stored.item else [self._table.save(stored, {"revoked_at": at})]
+            )
 
         return await self._table.change(plan)
 
@@ -189,10 +191,10 @@ async def release_upload(table: Table, upload_id: str, now: float) -> None:
     which does no harm: readers and retention look for references too."""
 
     async def plan() -> WritePlan[None]:
-        (found,) = await table.read(upload_key(upload_id))
-        if found.item is None or found.item["expires_at"] <= now or await _is_used(table, upload_id):
+        (stored,) = await table.read(upload_key(upload_id))
+        if stored.item is None or stored.item["expires_at"] <= now or await _is_used(table, upload_id):
             return WritePlan(None)
-        return WritePlan(None, [table.save(found, {"expires_at": now, "es": now})])
+        return WritePlan(None, [table.save(stored, {"expires_at": now, "es": now})])
 
     await table.change(plan)
 
@@ -200,7 +202,7 @@ async def release_upload(table: Table, upload_id: str, now: float) -> None:
 async def _is_used(table: Table, upload_id: str) -> bool:
     """Whether a job or a document refers to the upload: their items sort before its own."""
     own = upload_key(upload_id)
-    return bool(await table.query(HashKey("pk", own.pk) & RangeKey("sk").lt(own.sk), most=1))
+    return bool(await table.query(HashKey("pk", own.pk) & RangeKey("sk").lt(own.sk), limit=1))
 
 
 def request_keys(answer: IdempotencyClaim | None) -> list[Key]:
@@ -208,11 +210,11 @@ def request_keys(answer: IdempotencyClaim | None) -> list[Key]:
     return [] if answer is None else [request_key(answer)]
 
 
-def read_request(found: Sequence[ReadItem], answer: IdempotencyClaim | None) -> Requested:
+def read_request(stored: Sequence[ReadItem], answer: IdempotencyClaim | None) -> Requested:
     """The claim, which is the first of the items that were read if there is an answer to write."""
     if answer is None:
         return Requested()
-    (request, *_) = found
+    (request, *_) = stored
     row = answer if request.item is None else request_of(request.item)
     own = request.item is not None and row.status == 0
     if own and (row.subject, row.fingerprint) == (answer.subject, answer.fingerprint):

@@ -45,13 +45,13 @@ def parse_address(url: str) -> DynamoAddress:
         raise InvalidSetting(f"{region!r} is not an AWS region. Use {FORM}.")
     if not _PREFIX.fullmatch(prefix):
         raise InvalidSetting(f"{prefix!r} is not a valid table prefix: 1 to 200 of A-Z a-z 0-9 _ . -. Use {FORM}.")
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    endpoint = given.pop("endpoint", None)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    endpoint = options.pop("endpoint", None)
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
         raise InvalidSetting("`endpoint` in the URL of DynamoDB tables is an http or https URL.")
-    pitr = given.pop("pitr", "false")
+    pitr = options.pop("pitr", "false")
     if pitr not in _YES_NO:
         raise InvalidSetting("`pitr` in the URL of DynamoDB tables is true or false.")
-    if given:
-        raise InvalidSetting(f"The URL of DynamoDB tables has no {', '.join(sorted(given))}: only endpoint and pitr.")
+    if options:
+        raise InvalidSetting(f"The URL of DynamoDB tables has no {', '.join(sorted(options))}: only endpoint and pitr.")
     return DynamoAddress(region, prefix, endpoint, _YES_NO[pitr])

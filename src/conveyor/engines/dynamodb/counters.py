@@ -26,11 +26,11 @@ from conveyor.model import Counts, Replaced, RunKey
 SLOTS = 8
 
 # Maximum number of error codes per item: items are bounded, the error codes of handlers are not.
-_MOST_CODES = 200
+_MAX_CODES = 200
 _LONGEST_CODE = 200
 # Another process recounts rarely, and only when no task has finished for a while.
 _EPOCH_SECONDS = 2.0
-_MOST_RUNS = 1000
+_MAX_RUNS = 1000
 
 _STATUSES = ("succeeded", "failed", "cancelled")
 # Prefixes of attributes: of error codes, of replaced outcomes by status, and of their error codes.
@@ -121,8 +121,8 @@ class Counters:
     async def _slots(self, run: RunKey) -> list[Item | None]:
         first = count_key(run, 0)
         where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, count_key(run, SLOTS - 1).sk)
-        found = {item["sk"]: item for item in await self._table.query(where)}
-        return [found.get(count_key(run, slot).sk) for slot in range(SLOTS)]
+        counters = {item["sk"]: item for item in await self._table.query(where)}
+        return [counters.get(count_key(run, slot).sk) for slot in range(SLOTS)]
 
     def _known(self, run: RunKey) -> _Known:
         key = (run.tenant, run.run_id)
@@ -132,7 +132,7 @@ class Counters:
             # A number is never reused: the sequence of a run that was evicted here restarts from the clock.
             known.sequence = int(self._clock.now() * 1000)
         self._runs.move_to_end(key)
-        if len(self._runs) > _MOST_RUNS:
+        if len(self._runs) > _MAX_RUNS:
             oldest = next(iter(self._runs))
             if not self._runs[oldest].lock.locked():
                 del self._runs[oldest]
@@ -158,7 +158,7 @@ class Counters:
 
     def _code(self, known: _Known, name: str, amount: int) -> UpdateExpression:
         if name not in known.codes:
-            if sum(code[:2] == name[:2] for code in known.codes) >= _MOST_CODES:
+            if sum(code[:2] == name[:2] for code in known.codes) >= _MAX_CODES:
                 return UpdateExpression()
             known.codes.add(name)
         return F(name).add(amount)
@@ -170,10 +170,10 @@ class Counters:
             kept |= {status: getattr(truth.counts, status) for status in _STATUSES}
             if truth.replaced != Replaced():
                 kept |= {f"{_REPLACED}{status}": getattr(truth.replaced.counts, status) for status in _STATUSES}
-            replaced_codes = Counter(truth.replaced.codes).most_common(_MOST_CODES)
+            replaced_codes = Counter(truth.replaced.codes).most_common(_MAX_CODES)
             most = Tally(
                 truth.counts,
-                Counter(dict(truth.codes.most_common(_MOST_CODES))),
+                Counter(dict(truth.codes.most_common(_MAX_CODES))),
                 Replaced(truth.replaced.counts, dict(replaced_codes)),
             )
             kept |= _by_code(most)

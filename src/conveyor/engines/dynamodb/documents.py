@@ -12,7 +12,7 @@ from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_
 from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, LISTED
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Item, Key, ReadItem, Table, WritePlan
+from conveyor.engines.dynamodb.table import MAX_IN_A_WRITE, Item, Key, ReadItem, Table, WritePlan
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
@@ -30,19 +30,19 @@ class DynamoDocuments:
     async def create_documents(
         self, rows: Sequence[Document], notice: OutboxEvent | None = None, answer: IdempotencyClaim | None = None
     ) -> IdempotencyClaim | None:
-        if len(rows) > MOST_IN_A_WRITE:
-            raise ValueError(f"at most {MOST_IN_A_WRITE} documents per call, not {len(rows)}")
+        if len(rows) > MAX_IN_A_WRITE:
+            raise ValueError(f"at most {MAX_IN_A_WRITE} documents per call, not {len(rows)}")
         asked = request_keys(answer)
         keys = [*asked, *(row_key(row.kind, row.tenant, row.id) for row in rows), *_counter_keys(notice)]
 
         async def plan() -> WritePlan[IdempotencyClaim | None]:
-            found = await self._table.read(*keys)
-            counter = found[len(asked) + len(rows) :]
-            request = read_request(found, answer)
+            stored = await self._table.read(*keys)
+            counter = stored[len(asked) + len(rows) :]
+            request = read_request(stored, answer)
             if request.standing is not None:
                 return WritePlan(request.standing)
             writes = [
-                *row_writes(self._table, found[len(asked) : len(asked) + len(rows)], rows, self._clock.now()),
+                *row_writes(self._table, stored[len(asked) : len(asked) + len(rows)], rows, self._clock.now()),
                 *(notice_writes(self._table, counter[0], notice) if counter else ()),
                 *request.writes(self._table),
             ]
@@ -61,15 +61,15 @@ class DynamoDocuments:
         left: list[str] = []
 
         async def plan() -> WritePlan[Document | None]:
-            found, *counter = await self._table.read(key, *_counter_keys(notice))
-            if found.item is None or row_of(found.item).version != row.version:
+            stored, *counter = await self._table.read(key, *_counter_keys(notice))
+            if stored.item is None or row_of(stored.item).version != row.version:
                 return WritePlan(None)
-            if _expired(found.item, self._clock.now()):
+            if _expired(stored.item, self._clock.now()):
                 return WritePlan(None)
-            before = row_of(found.item)
+            before = row_of(stored.item)
             left[:] = [before.upload_id] if before.upload_id and before.upload_id != row.upload_id else []
             writes = [
-                self._table.save(found, row_item(replaced)),
+                self._table.save(stored, row_item(replaced)),
                 *(self._table.remove(upload_row_key(upload_id, row)) for upload_id in left),
                 *(_refer(self._table, row) if before.upload_id != row.upload_id else ()),
                 *(notice_writes(self._table, counter[0], notice) if counter else ()),
@@ -85,13 +85,13 @@ class DynamoDocuments:
         left: list[str] = []
 
         async def plan() -> WritePlan[bool]:
-            (found,) = await self._table.read(row_key(row.kind, row.tenant, row.id))
-            if found.item is None or row_of(found.item).version != row.version:
+            (stored,) = await self._table.read(row_key(row.kind, row.tenant, row.id))
+            if stored.item is None or row_of(stored.item).version != row.version:
                 return WritePlan(False)
-            upload_id = row_of(found.item).upload_id
+            upload_id = row_of(stored.item).upload_id
             left[:] = [upload_id] if upload_id else []
             reference = [self._table.remove(upload_row_key(each, row)) for each in left]
-            return WritePlan(True, [self._table.drop(found), *reference])
+            return WritePlan(True, [self._table.drop(stored), *reference])
 
         removed = await self._table.change(plan)
         if removed:
@@ -114,19 +114,19 @@ class DynamoDocuments:
             # After `after`, within the kind and tenant: "$" is the character after "#".
             within = RangeKey("ls").between(f"{under}{after}\0", f"{under[:-1]}$")
             where = HashKey("lp", f"JobRows#{job_id}") & within
-        found = await self._table.query(where, most=limit + 1, index=index, keep=_unexpired(self._clock.now()))
-        items = [row_of(item) for item in found[:limit]]
-        return Page(items, items[-1].id if len(found) > limit else None)
+        stored = await self._table.query(where, limit=limit + 1, index=index, keep=_unexpired(self._clock.now()))
+        items = [row_of(item) for item in stored[:limit]]
+        return Page(items, items[-1].id if len(stored) > limit else None)
 
     async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
-        found = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
-        return [row_of(item) for item in found]
+        stored = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
+        return [row_of(item) for item in stored]
 
 
-def row_writes(table: Table, found: Sequence[ReadItem], rows: Sequence[Document], now: float) -> list[Operation]:
+def row_writes(table: Table, stored: Sequence[ReadItem], rows: Sequence[Document], now: float) -> list[Operation]:
     """Part of a transaction: insert documents that do not exist. An expired document counts as missing."""
     writes: dict[Key, list[Operation]] = {}
-    for there, row in zip(found, rows, strict=True):
+    for there, row in zip(stored, rows, strict=True):
         if there.key not in writes and (there.item is None or _expired(there.item, now)):
             writes[there.key] = [table.save(there, row_item(row)), *_refer(table, row)]
     return [write for each in writes.values() for write in each]

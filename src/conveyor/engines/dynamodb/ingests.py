@@ -58,12 +58,12 @@ class DynamoIngests:
         seal: bool,
     ) -> Range | IdempotencyClaim | None:
         async def plan() -> WritePlan[Range | IdempotencyClaim | None]:
-            head, found, (sums,) = await asyncio.gather(
+            head, stored, (sums,) = await asyncio.gather(
                 read_head(self._table, job_id),
                 self._table.read(*request_keys(answer)),
                 self._table.read(_sums_key(run_id)),
             )
-            request = read_request(found, answer)
+            request = read_request(stored, answer)
             row = head.row
             if row is None or not _takes_more(row, run_id):
                 # Another process may have taken over the claim of this very request and sealed the run.
@@ -71,7 +71,7 @@ class DynamoIngests:
             if request.standing is not None:
                 return WritePlan(request.standing)
             latest = row.latest
-            one = Range(
+            span = Range(
                 number=latest.ranges,
                 source=source,
                 format=ListFormat.JSONL,
@@ -87,28 +87,28 @@ class DynamoIngests:
             )
             writes = [
                 self._table.save(head.job, job_item(changed)),
-                *self._plans(row, [one]),
+                *self._plans(row, [span]),
                 *request.writes(self._table),
             ]
             if not latest.ranges:
-                writes.append(self._table.save(sums, _sums_item(row, sums_of(one))))
+                writes.append(self._table.save(sums, _sums_item(row, sums_of(span))))
             else:
-                writes += self._add(sums, sums_of(one))
-            return WritePlan(one, writes)
+                writes += self._add(sums, sums_of(span))
+            return WritePlan(span, writes)
 
         return await self._table.change(plan)
 
     async def ranges(self, run_id: RunId) -> list[Range]:
         items = await self._table.under(ranges_partition(run_id))
         reached = {item["number"]: item for item in items if item["sk"].startswith("range#")}
-        planned = [one for item in items if item["sk"].startswith("plan#") for one in _plan.decode(item["ranges"])]
-        return [_shown(one, reached.get(one.number)) for one in planned]
+        planned = [span for item in items if item["sk"].startswith("plan#") for span in _plan.decode(item["ranges"])]
+        return [_shown(span, reached.get(span.number)) for span in planned]
 
     async def range(self, run_id: RunId, number: int) -> Range | None:
-        found, (_, planned) = await asyncio.gather(
+        stored, (_, planned) = await asyncio.gather(
             self._table.get(_range_key(run_id, number)), self._planned(run_id, number)
         )
-        return None if planned is None else _shown(planned, found)
+        return None if planned is None else _shown(planned, stored)
 
     async def ingested(self, run_id: RunId) -> Ingested:
         item = await self._table.get(_sums_key(run_id))
@@ -118,8 +118,8 @@ class DynamoIngests:
 
     async def checkpoint(self, run_id: RunId, range: Range, fence: int) -> bool:
         async def plan() -> WritePlan[bool]:
-            found, sums = await self._table.read(_range_key(run_id, range.number), _sums_key(run_id))
-            item = found.item
+            stored, sums = await self._table.read(_range_key(run_id, range.number), _sums_key(run_id))
+            item = stored.item
             if item is None:
                 item, planned = await self._planned(run_id, range.number)
                 if item is None or planned is None:
@@ -130,10 +130,10 @@ class DynamoIngests:
             row = head.row
             if row is None or row.latest.run.run_id != run_id or row.latest.run.ended_at is not None:
                 return WritePlan(False)
-            more = change_of(_shown(_unread(range), found.item), range)
+            more = change_of(_shown(_unread(range), stored.item), range)
             reached = {"job_id": row.job.job_id, "tenant": row.job.tenant, **_progress(range), "fence": fence}
             shown = self._show(head, row, more.range_tasks, more.range_invalid)
-            return WritePlan(True, [self._table.save(found, reached), shown, *self._add(sums, more)])
+            return WritePlan(True, [self._table.save(stored, reached), shown, *self._add(sums, more)])
 
         return await self._table.change(plan)
 
@@ -195,10 +195,10 @@ class DynamoIngests:
     async def _planned(self, run_id: RunId, number: int) -> tuple[Item | None, Range | None]:
         """The item of the plan that contains a range, and the range."""
         where = HashKey("pk", ranges_partition(run_id)) & RangeKey("sk").between("plan#", f"plan#{number:08d}")
-        for item in await self._table.query(where, most=1, forward=False):
-            for one in _plan.decode(item["ranges"]):
-                if one.number == number:
-                    return item, one
+        for item in await self._table.query(where, limit=1, forward=False):
+            for span in _plan.decode(item["ranges"]):
+                if span.number == number:
+                    return item, span
         return None, None
 
 
@@ -211,12 +211,12 @@ def _parts(ranges: Sequence[Range]) -> list[list[Range]]:
     """Group ranges so that each group fits into an item."""
     parts: list[list[Range]] = []
     size = 0
-    for one in ranges:
-        size += len(msgspec.json.encode(one)) + 1
+    for span in ranges:
+        size += len(msgspec.json.encode(span)) + 1
         if not parts or size > _PLAN_BYTES:
             parts.append([])
-            size = len(msgspec.json.encode(one)) + 1
-        parts[-1].append(one)
+            size = len(msgspec.json.encode(span)) + 1
+        parts[-1].append(span)
     return parts
 
 
@@ -237,28 +237,28 @@ def _sums_item(row: JobRow, sums: IngestSums) -> Item:
     return {**about, **msgspec.structs.asdict(sums)}
 
 
-def _unread(one: Range) -> Range:
+def _unread(span: Range) -> Range:
     """The range as it was planned."""
-    return replace(one, index=one.first_index, offset=one.start, tasks=0, invalid=0, done=False)
+    return replace(span, index=span.first_index, offset=span.start, tasks=0, invalid=0, done=False)
 
 
-def _progress(one: Range) -> Item:
+def _progress(span: Range) -> Item:
     return {
         "v": FORM,
-        "number": one.number,
-        "index": one.index,
-        "offset": one.offset,
-        "tasks": one.tasks,
-        "invalid": one.invalid,
-        "done": one.done,
+        "number": span.number,
+        "index": span.index,
+        "offset": span.offset,
+        "tasks": span.tasks,
+        "invalid": span.invalid,
+        "done": span.done,
     }
 
 
-def _shown(one: Range, reached: Item | None) -> Range:
+def _shown(span: Range, reached: Item | None) -> Range:
     if reached is None:
-        return one
+        return span
     return replace(
-        one,
+        span,
         index=reached["index"],
         offset=reached["offset"],
         tasks=reached["tasks"],

@@ -87,11 +87,11 @@ class DynamoJobs:
 
     async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
         async def plan() -> WritePlan[bool | IdempotencyClaim]:
-            head, found = await asyncio.gather(
+            head, listed = await asyncio.gather(
                 self._head(job.job_id, job.tenant), self._table.read(*request_keys(answer))
             )
             # Answer the claim first: this very request may have added the run that blocks it.
-            request = read_request(found, answer)
+            request = read_request(listed, answer)
             if request.standing is not None:
                 return WritePlan(request.standing)
             row = head.row
@@ -153,20 +153,20 @@ class DynamoJobs:
         where: KeyCondition = HashKey("lp", f"Jobs#{tenant}")
         if cursor:
             where = HashKey("lp", f"Jobs#{tenant}") & RangeKey("ls").lt(cursor[:_LONGEST_CURSOR])
-        found = await self._table.query(where, most=limit + 1, index=LISTED, keep=self._unexpired(), forward=False)
-        items = [job_row(item).job for item in found[:limit]]
-        return Page(items, items[-1].job_id if len(found) > limit else None)
+        listed = await self._table.query(where, limit=limit + 1, index=LISTED, keep=self._unexpired(), forward=False)
+        items = [job_row(item).job for item in listed[:limit]]
+        return Page(items, items[-1].job_id if len(listed) > limit else None)
 
     async def active_jobs(self) -> list[Job]:
-        found = await spread(self._table, "dp", "Active", index=DUE)
-        return sorted((job_row(item).job for item in found), key=lambda job: job.job_id)
+        listed = await spread(self._table, "dp", "Active", index=DUE)
+        return sorted((job_row(item).job for item in listed), key=lambda job: job.job_id)
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         row = (await self._head(job_id)).row
         if row is None or row.latest.run.run_id == run_id:
             return None if row is None else row.latest.run
-        found = await self._earlier_run(row.job.tenant, job_id, run_id)
-        return None if found is None else run_row(found).run
+        listed = await self._earlier_run(row.job.tenant, job_id, run_id)
+        return None if listed is None else run_row(listed).run
 
     async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
         def change(row: RunRow) -> RunRow:
@@ -218,12 +218,12 @@ class DynamoJobs:
         return await self._table.change(plan)
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
-        found = await spread(self._table, "dp", "Unswept", index=DUE, limit=limit)
-        earlier = {Key(item["pk"], item["sk"]): item for item in found if "state" not in item}
+        listed = await spread(self._table, "dp", "Unswept", index=DUE, limit=limit)
+        earlier = {Key(item["pk"], item["sk"]): item for item in listed if "state" not in item}
         heads = await self._table.read(*(job_key(item["tenant"], item["job_id"]) for item in earlier.values()))
         jobs = {key: head.item for key, head in zip(earlier, heads, strict=True)}
         shown: list[Job] = []
-        for item in found:
+        for item in listed:
             head = jobs.get(Key(item["pk"], item["sk"]), item)
             if head is not None:
                 shown.append(replace(job_row(head).job, run=run_row(item).run))
@@ -295,8 +295,8 @@ class DynamoJobs:
 
     async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         within = RangeKey("es").lte(before)
-        found = await spread(self._table, "ep", "Jobs", within, index=EXPIRING, keep=~_is_active(), limit=limit)
-        return [job_row(item).job for item in found]
+        listed = await spread(self._table, "ep", "Jobs", within, index=EXPIRING, keep=~_is_active(), limit=limit)
+        return [job_row(item).job for item in listed]
 
     async def purge_job(self, job_id: JobId) -> None:
         row = (await self._head(job_id)).row
@@ -347,8 +347,8 @@ class DynamoJobs:
                 return WritePlan(None)
             before = run_row(item)
             changed = change(before)
-            found = ReadItem(run_key(row.job.tenant, job_id, before.run.number), item)
-            save = self._table.save(found, run_item(row.job.tenant, job_id, changed))
+            listed = ReadItem(run_key(row.job.tenant, job_id, before.run.number), item)
+            save = self._table.save(listed, run_item(row.job.tenant, job_id, changed))
             return WritePlan(changed.run, [] if changed == before else [save])
 
         return await self._table.change(plan)
@@ -375,7 +375,7 @@ async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None)
     """A job and the number of its outbox events: the first two items of its partition."""
     pk = HashKey("pk", job_partition(job_id))
     where: KeyCondition = pk if tenant is None else pk & RangeKey("sk").begins_with(f"{tenant}#job")
-    items = {item["sk"]: item for item in await table.query(where, most=2)}
+    items = {item["sk"]: item for item in await table.query(where, limit=2)}
     job = next((item for sk, item in items.items() if sk.endswith("#job")), None)
     owner = TenantId("" if job is None else job["tenant"]) if tenant is None else tenant
     counter = notices_key(owner, job_id)

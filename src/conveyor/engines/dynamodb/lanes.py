@@ -15,8 +15,8 @@ Send = Callable[[list[T]], Awaitable[Sequence[T]]]
 
 # Concurrent calls, over all lanes of one request, and in one lane.
 _CALLS = 16
-_FEWEST_IN_A_LANE = 2
-_MOST_IN_A_LANE = 8
+_MIN_IN_A_LANE = 2
+_MAX_IN_A_LANE = 8
 
 
 class Way(NamedTuple):
@@ -31,15 +31,15 @@ class Way(NamedTuple):
 
 async def drain(wire: Wire, lanes: Collection[Sequence[T]], size: int, send: Send[T]) -> None:
     """Send every item of every lane, `size` per call, until all are accepted."""
-    given = [lane for lane in lanes if lane]
-    if not given:
+    filled = [lane for lane in lanes if lane]
+    if not filled:
         return
-    width = max(_FEWEST_IN_A_LANE, min(_MOST_IN_A_LANE, _CALLS // len(given)))
+    width = max(_MIN_IN_A_LANE, min(_MAX_IN_A_LANE, _CALLS // len(filled)))
     way = Way(wire, size, width)
-    whole, rest = _divide(given, size)
+    whole, rest = _divide(filled, size)
     steps = [*(_lane(way, lane, send) for lane in whole), *(_shared(way, batch, send) for batch in rest)]
     done = await _together(steps)
-    assert sum(done) == sum(map(len, given)), "every item that was sent has an answer"
+    assert sum(done) == sum(map(len, filled)), "every item that was sent has an answer"
 
 
 def _divide(lanes: Sequence[Sequence[T]], size: int) -> tuple[list[Sequence[T]], list[list[list[T]]]]:

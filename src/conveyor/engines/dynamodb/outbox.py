@@ -17,7 +17,7 @@ from conveyor.engines.dynamodb.table import Key, ReadItem, Table
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
-_MOST_REMEMBERED = 10_000
+_MAX_REMEMBERED = 10_000
 _WRITES_AT_ONCE = 20
 
 
@@ -33,18 +33,18 @@ class DynamoOutbox:
     async def events(self, tenant: TenantId, job_id: JobId, cursor: str | None, limit: int) -> Page[EventRecord]:
         first, last = notice_key(tenant, job_id, after(cursor) + 1), f"{tenant}#notice#~"
         where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, last)
-        found = await self._table.query(where, most=limit + 1)
-        items = [_event(item["seq"], notice_of(item)) for item in found[:limit]]
-        return Page(items, str(items[-1].seq) if len(found) > limit else None)
+        items_read = await self._table.query(where, limit=limit + 1)
+        items = [_event(item["seq"], notice_of(item)) for item in items_read[:limit]]
+        return Page(items, str(items[-1].seq) if len(items_read) > limit else None)
 
     async def undispatched(self, limit: int) -> list[OutboxEvent]:
-        found = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
-        for item in found:
+        items_read = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
+        for item in items_read:
             self._places[item["notice_id"]] = Key(item["pk"], item["sk"])
             self._places.move_to_end(item["notice_id"])
-        while len(self._places) > _MOST_REMEMBERED:
+        while len(self._places) > _MAX_REMEMBERED:
             self._places.popitem(last=False)
-        return [notice_of(item) for item in found]
+        return [notice_of(item) for item in items_read]
 
     async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         told = list({notice.notice_id: notice for notice in notices}.values())
@@ -64,8 +64,8 @@ class DynamoOutbox:
 
     async def _find(self, notice: OutboxEvent) -> Key | None:
         where = HashKey("pk", job_partition(notice.job_id)) & RangeKey("sk").begins_with(f"{notice.tenant}#notice#")
-        found = await self._table.query(where, keep=F("notice_id").equals(notice.notice_id))
-        return next((Key(item["pk"], item["sk"]) for item in found), None)
+        items_read = await self._table.query(where, keep=F("notice_id").equals(notice.notice_id))
+        return next((Key(item["pk"], item["sk"]) for item in items_read), None)
 
 
 def notice_writes(table: Table, counter: ReadItem, notice: OutboxEvent | None) -> list[Operation]:

@@ -24,7 +24,7 @@ async def spread(
     async def part(number: int) -> list[Item]:
         where = HashKey(pk, f"{name}#{number}")
         condition: KeyCondition = where if within is None else where & within
-        return await table.query(condition, most=limit, index=index, keep=keep)
+        return await table.query(condition, limit=limit, index=index, keep=keep)
 
     parts = await asyncio.gather(*(part(number) for number in range(BUCKETS)))
     sk = f"{pk[0]}s"

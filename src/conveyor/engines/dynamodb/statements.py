@@ -9,7 +9,7 @@ from aiodynamo.expressions import F
 
 from conveyor.engines.dynamodb.lanes import drain
 from conveyor.engines.dynamodb.layout import key_at, task_in
-from conveyor.engines.dynamodb.table import MOST_IN_A_WRITE, Key, Table
+from conveyor.engines.dynamodb.table import MAX_IN_A_WRITE, Key, Table
 from conveyor.engines.dynamodb.wire import PASSING_CODES, Transient
 from conveyor.errors import EngineFailed
 from conveyor.model import ResultDetail, RunKey, Task, TaskEnd, TaskSeed
@@ -60,14 +60,14 @@ def task_of(item: Raw) -> Task:
     if item.get("v", {"N": FORM})["N"] != FORM:
         raise EngineFailed("A task in DynamoDB was written by a newer Conveyor: upgrade this one.")
     name = task_in(item["sk"]["S"])
-    index, given = int(item["index"]["N"]), msgspec.Raw(item["input"]["S"].encode())
+    index, task_input = int(item["index"]["N"]), msgspec.Raw(item["input"]["S"].encode())
     if "ended" not in item:
-        return Task(name, index, given, TaskStatus.PENDING)
+        return Task(name, index, task_input, TaskStatus.PENDING)
     ended = item["ended"]["M"]
     return Task(
         task_id=name,
         index=index,
-        input=given,
+        input=task_input,
         status=TaskStatus(int(ended["status"]["N"])),
         attempts=int(ended["attempts"]["N"]),
         http_status=int(ended["http_status"]["N"]) if "http_status" in ended else None,
@@ -88,7 +88,7 @@ async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
         codes = await _execute(table, statements)
         return [each for each, code in zip(batch, codes, strict=True) if not _settled(code, "DuplicateItem")]
 
-    await drain(table.wire, lanes, MOST_IN_A_WRITE, send)
+    await drain(table.wire, lanes, MAX_IN_A_WRITE, send)
 
 
 class Ender:
@@ -138,14 +138,14 @@ class Ender:
         for each in ends:
             lanes.setdefault(each.key.pk, []).append(each)
         try:
-            await drain(self._table.wire, list(lanes.values()), MOST_IN_A_WRITE, send)
+            await drain(self._table.wire, list(lanes.values()), MAX_IN_A_WRITE, send)
         finally:
             moved += await self._own(doubtful, by)
 
     async def _own(self, ends: list[TaskFinish], by: str) -> list[TaskEnd]:
         """Which of these an earlier attempt of the same call finished."""
-        found = await self._table.read_raw([each.key for each in ends], F("sk") & F("ended", "by"))
-        own = {item["sk"]["S"] for item in found if item.get("ended", {}).get("M", {}).get("by") == {"S": by}}
+        stored = await self._table.read_raw([each.key for each in ends], F("sk") & F("ended", "by"))
+        own = {item["sk"]["S"] for item in stored if item.get("ended", {}).get("M", {}).get("by") == {"S": by}}
         return [each.end for each in ends if each.key.sk in own]
 
 
@@ -188,12 +188,12 @@ def _ended(end: TaskEnd, by: str) -> Raw:
     return {"M": ended}
 
 
-def _tag(given: str) -> str | None:
+def _tag(task_input: str) -> str | None:
     """The user's tag, if the input is an object with one."""
-    if not given.startswith("{") or '"tag"' not in given:
+    if not task_input.startswith("{") or '"tag"' not in task_input:
         return None
     try:
-        tag = msgspec.json.decode(given).get("tag")
+        tag = msgspec.json.decode(task_input).get("tag")
     except (msgspec.DecodeError, AttributeError):
         return None
     return tag if isinstance(tag, str) else None

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 Item = dict[str, Any]
 
-MOST_IN_A_READ = 100
-MOST_IN_A_WRITE = 25
+MAX_IN_A_READ = 100
+MAX_IN_A_WRITE = 25
 
 
 class Key(NamedTuple):
@@ -76,27 +76,27 @@ class Table:
         if only is not None:
             parameters = Parameters()
             shape |= {"ProjectionExpression": only.encode(parameters), **parameters.to_request_payload()}
-        found: list[Item] = []
+        stored: list[Item] = []
 
         async def send(batch: list[Key]) -> list[Key]:
             request = {**shape, "Keys": [raw_key(key) for key in batch]}
             answer = await self.wire.once("BatchGetItem", {"RequestItems": {self.name: request}})
-            found.extend(answer["Responses"].get(self.name, ()))
+            stored.extend(answer["Responses"].get(self.name, ()))
             left = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
             return list(map(_key, left))
 
-        await drain(self.wire, [keys], MOST_IN_A_READ, send)
-        return found
+        await drain(self.wire, [keys], MAX_IN_A_READ, send)
+        return stored
 
     async def get(self, key: Key) -> Item | None:
-        (found,) = await self.read(key)
-        return found.item
+        (stored,) = await self.read(key)
+        return stored.item
 
     async def query(
         self,
         where: KeyCondition,
         *,
-        most: int | None = None,
+        limit: int | None = None,
         index: str | None = None,
         keep: Condition | None = None,
         forward: bool = True,
@@ -104,18 +104,18 @@ class Table:
     ) -> list[Item]:
         """Items in order of the sort key: all, or the first `most` that match `keep`. The table is read consistently;
         an index lags slightly behind it."""
-        found: list[Item] = []
+        stored: list[Item] = []
         start: Item | None = None
         while True:
-            left = None if most is None else most - len(found)
+            left = None if limit is None else limit - len(stored)
             payload = query_payload(
                 self.name, where, index=index, keep=keep, forward=forward, only=only, limit=left, start=start
             )
             answer = await self.wire.call("Query", payload)
-            found.extend(map(plain, answer["Items"]))
+            stored.extend(map(plain, answer["Items"]))
             start = answer.get("LastEvaluatedKey")
-            if start is None or (most is not None and len(found) >= most):
-                return found
+            if start is None or (limit is not None and len(stored) >= limit):
+                return stored
 
     async def under(self, pk: str, only: ProjectionExpression | None = None) -> list[Item]:
         """All items of one partition."""
@@ -153,7 +153,7 @@ class Table:
             left = await self._batch_write([{"DeleteRequest": {"Key": raw_key(key)}} for key in batch])
             return [_key(each["DeleteRequest"]["Key"]) for each in left]
 
-        await drain(self.wire, by_partition(keys), MOST_IN_A_WRITE, send)
+        await drain(self.wire, by_partition(keys), MAX_IN_A_WRITE, send)
 
     async def put_new(self, items: Sequence[Item]) -> None:
         """Write items that no other process writes."""
@@ -165,7 +165,7 @@ class Table:
             left = await self._batch_write([{"PutRequest": {"Item": py2dy(item)}} for item in batch])
             return [plain(each["PutRequest"]["Item"]) for each in left]
 
-        await drain(self.wire, list(lanes.values()), MOST_IN_A_WRITE, send)
+        await drain(self.wire, list(lanes.values()), MAX_IN_A_WRITE, send)
 
     async def _batch_write(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         crashpoint("dynamodb.batch.before")
@@ -174,20 +174,20 @@ class Table:
         left: list[dict[str, Any]] = answer.get("UnprocessedItems", {}).get(self.name, [])
         return left
 
-    def save(self, found: ReadItem, item: Item) -> Operation:
+    def save(self, stored: ReadItem, item: Item) -> Operation:
         """Write over the item that was read. A None value removes an attribute. Attributes that are not named stay: a
         newer version may have written them."""
         item = _written(item)
-        if found.item is None:
+        if stored.item is None:
             kept = {name: value for name, value in item.items() if value is not None}
-            return Put(self.name, {**found.key._asdict(), **kept, "rev": 1}, F("pk").does_not_exist())
-        expression = F("rev").set(found.item.get("rev", 0) + 1)
+            return Put(self.name, {**stored.key._asdict(), **kept, "rev": 1}, F("pk").does_not_exist())
+        expression = F("rev").set(stored.item.get("rev", 0) + 1)
         for name, value in item.items():
             if value is None:
-                expression &= F(name).remove() if name in found.item else UpdateExpression()
-            elif name not in found.item or found.item[name] != value:
+                expression &= F(name).remove() if name in stored.item else UpdateExpression()
+            elif name not in stored.item or stored.item[name] != value:
                 expression &= F(name).set(value)
-        return Update(self.name, found.key._asdict(), expression, _stands(found.item))
+        return Update(self.name, stored.key._asdict(), expression, _stands(stored.item))
 
     def put(self, key: Key, item: Item) -> Operation:
         """Write an item without attributes, whether or not it exists."""
@@ -197,14 +197,14 @@ class Table:
         """Delete an item unconditionally."""
         return Delete(self.name, key._asdict())
 
-    def drop(self, found: ReadItem) -> Operation:
-        assert found.item is not None
-        return Delete(self.name, found.key._asdict(), _stands(found.item))
+    def drop(self, stored: ReadItem) -> Operation:
+        assert stored.item is not None
+        return Delete(self.name, stored.key._asdict(), _stands(stored.item))
 
-    def unchanged(self, found: ReadItem) -> Operation:
+    def unchanged(self, stored: ReadItem) -> Operation:
         """Write nothing, but make the transaction depend on this item being unchanged."""
-        condition = F("pk").does_not_exist() if found.item is None else _stands(found.item)
-        return ConditionCheck(self.name, found.key._asdict(), condition)
+        condition = F("pk").does_not_exist() if stored.item is None else _stands(stored.item)
+        return ConditionCheck(self.name, stored.key._asdict(), condition)
 
 
 def query_payload(

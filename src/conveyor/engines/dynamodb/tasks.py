@@ -60,7 +60,7 @@ from conveyor.model import (
 )
 from conveyor.states import TaskStatus
 
-_MOST_KNOWN_RUNS = 10_000
+_MAX_KNOWN_RUNS = 10_000
 # Items that a filtered query reads per page.
 _FILTERED_PAGE = 1000
 # DynamoDB ends a page at one megabyte anyway.
@@ -98,8 +98,8 @@ class DynamoTasks:
         crashpoint("tasks.put.after")
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
-        found = await self._at(run, indexes, F("index") & F("ended", "status"))
-        return frozenset(int(item["index"]["N"]) for item in found if "ended" not in item)
+        items = await self._at(run, indexes, F("index") & F("ended", "status"))
+        return frozenset(int(item["index"]["N"]) for item in items if "ended" not in item)
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
         if not ends:
@@ -142,18 +142,18 @@ class DynamoTasks:
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         if not is_task_id(task_id):
             return None
-        found = await self._table.read_raw([task_key(run, task_id)])
-        return task_of(found[0]) if found else None
+        items = await self._table.read_raw([task_key(run, task_id)])
+        return task_of(items[0]) if items else None
 
     async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
-        found = await self._at(run, indexes)
-        return sorted(map(task_of, found), key=lambda task: task.index)
+        items = await self._at(run, indexes)
+        return sorted(map(task_of, items), key=lambda task: task.index)
 
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
-        found: list[Raw] = []
+        items: list[Raw] = []
         if shard in shards(run):
-            await self._walk(run, shard, after or "", _matching(where), found.extend, lambda: limit - len(found))
-        return [task_of(item) for item in found[:limit]]
+            await self._walk(run, shard, after or "", _matching(where), items.extend, lambda: limit - len(items))
+        return [task_of(item) for item in items[:limit]]
 
     async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
         tasks = await self.page(run, shard, after, limit, where)
@@ -193,7 +193,7 @@ class DynamoTasks:
         self._learn(run, is_rerun)
 
     def _learn(self, run: RunKey, is_rerun: bool) -> None:
-        if len(self._begun) >= _MOST_KNOWN_RUNS:
+        if len(self._begun) >= _MAX_KNOWN_RUNS:
             self._begun.clear()
         self._begun[run.tenant, run.run_id] = is_rerun
 
@@ -205,8 +205,8 @@ class DynamoTasks:
                 self._learn(run, "rerun" in item)
         if not self._begun.get((run.tenant, run.run_id)):
             return {}
-        found = await self._at(run, [finish.end.index for finish in ends], F("index") & F("prior"))
-        return {int(item["index"]["N"]): _prior(item) for item in found}
+        items = await self._at(run, [finish.end.index for finish in ends], F("index") & F("prior"))
+        return {int(item["index"]["N"]): _prior(item) for item in items}
 
     async def _move(self, run: RunKey, ends: list[TaskFinish]) -> list[TaskEnd]:
         """Finish tasks and count those that moved, even if the call fails midway."""
@@ -228,18 +228,18 @@ class DynamoTasks:
 
         async def of(shard: int) -> list[int]:
             place = (run.tenant, run.run_id, shard)
-            found: list[Raw] = []
+            items: list[Raw] = []
             for start in dict.fromkeys([self._looked.pop(place, ""), ""]):
                 await self._walk(
-                    run, shard, start, F("ended").does_not_exist(), found.extend, lambda: share - len(found)
+                    run, shard, start, F("ended").does_not_exist(), items.extend, lambda: share - len(items)
                 )
-                if found:
-                    self._looked[place] = task_in(found[:share][-1]["sk"]["S"])
+                if items:
+                    self._looked[place] = task_in(items[:share][-1]["sk"]["S"])
                     break
-            return [int(item["index"]["N"]) for item in found[:share]]
+            return [int(item["index"]["N"]) for item in items[:share]]
 
-        found = await asyncio.gather(*map(of, shards(run)))
-        return [index for part in found for index in part][:limit]
+        items = await asyncio.gather(*map(of, shards(run)))
+        return [index for part in items for index in part][:limit]
 
     async def _truth(self, run: RunKey) -> Tally:
         """Count the tasks."""
@@ -289,10 +289,10 @@ class DynamoTasks:
     async def _at(self, run: RunKey, indexes: Sequence[int], only: ProjectionExpression | None = None) -> list[Raw]:
         return await self._table.read_raw([key_at(run, index) for index in dict.fromkeys(indexes)], only)
 
-    async def _keys(self, run: RunKey, pk: str, most: int) -> list[Key]:
+    async def _keys(self, run: RunKey, pk: str, limit: int) -> list[Key]:
         where = HashKey("pk", pk) & RangeKey("sk").begins_with(prefix(run))
-        found = await self._table.query(where, most=most, only=F("pk") & F("sk"))
-        return [Key(item["pk"], item["sk"]) for item in found]
+        items = await self._table.query(where, limit=limit, only=F("pk") & F("sk"))
+        return [Key(item["pk"], item["sk"]) for item in items]
 
 
 def _matching(where: TaskFilter) -> Condition | None:

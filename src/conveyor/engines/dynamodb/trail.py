@@ -41,13 +41,13 @@ class Trail:
         keep = None if index is None else F("index").equals(index)
         parts = await asyncio.gather(
             *(
-                self._table.query(HashKey("pk", partition(run, shard)) & within, most=limit + 1, keep=keep)
+                self._table.query(HashKey("pk", partition(run, shard)) & within, limit=limit + 1, keep=keep)
                 for shard in shards
             )
         )
-        found = list(heapq.merge(*parts, key=lambda item: item["sk"]))
-        items = [_event(run, item) for item in found[:limit]]
-        return Page(items, str(items[-1].seq) if len(found) > limit else None)
+        merged = list(heapq.merge(*parts, key=lambda item: item["sk"]))
+        items = [_event(run, item) for item in merged[:limit]]
+        return Page(items, str(items[-1].seq) if len(merged) > limit else None)
 
     async def _take_numbers(self, run: RunKey, count: int) -> int | None:
         """Reserve numbers, and return the last of them; None for a run without tasks. A retried call leaves a gap."""

@@ -101,10 +101,10 @@ class Pauses:
         """Wait before the next attempt. Raises EngineFailed once the limit is exceeded."""
         if self._loop.time() >= self._deadline:
             raise EngineFailed(f"DynamoDB did not complete a request within {self._patience.limit:g} s: {failure}")
-        most = min(self._patience.cap, self._patience.base * 2 ** min(self._failures, 30))
+        longest = min(self._patience.cap, self._patience.base * 2 ** min(self._failures, 30))
         self._failures += 1
         # Real time, not the injected clock: a test that stops the clock does not stop the server.
-        await asyncio.sleep(most * self._clock.jitter())
+        await asyncio.sleep(longest * self._clock.jitter())
 
 
 class Wire:

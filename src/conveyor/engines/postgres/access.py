@@ -134,5 +134,5 @@ async def answered(db: PostgresSession, answer: IdempotencyClaim | None) -> Idem
 
 
 async def _standing(db: PostgresSession, row: IdempotencyClaim) -> IdempotencyClaim:
-    found = await db.row(SQL["idempotency"], {"tenant": row.tenant, "route": row.route, "key": row.key})
-    return IdempotencyClaim(*found) if found else row
+    stored = await db.row(SQL["idempotency"], {"tenant": row.tenant, "route": row.route, "key": row.key})
+    return IdempotencyClaim(*stored) if stored else row

@@ -33,7 +33,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 # How long a server may be unreachable before calls fail.
 _PATIENCE = 30.0
-_MOST_COLLISIONS = 50
+_MAX_COLLISIONS = 50
 # Roles get one connection in this many.
 _LEFT_TO_ROLES = 4
 
@@ -85,8 +85,8 @@ class PostgresSession:
         self.again = again
 
     async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
-        found: list[Any] = await self._connection.fetch(query.text, *query.arguments(values))
-        return found
+        rows: list[Any] = await self._connection.fetch(query.text, *query.arguments(values))
+        return rows
 
     async def row(self, query: Query, values: Mapping[str, Any]) -> Any:
         return await self._connection.fetchrow(query.text, *query.arguments(values))
@@ -133,8 +133,8 @@ class PostgresDatabase:
         return _changed(await self._single("execute", query, values))
 
     async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
-        found: list[Any] = await self._single("fetch", query, values)
-        return found
+        rows: list[Any] = await self._single("fetch", query, values)
+        return rows
 
     async def row(self, query: Query, values: Mapping[str, Any]) -> Any:
         return await self._single("fetchrow", query, values)
@@ -212,7 +212,7 @@ class PostgresDatabase:
                 return await once(again)
             except _COLLISIONS as error:
                 collisions += 1
-                if collisions > _MOST_COLLISIONS:
+                if collisions > _MAX_COLLISIONS:
                     raise _failed(error) from error
                 await asyncio.sleep(0)
             except _Away as away:

@@ -13,9 +13,9 @@ from conveyor.errors import EngineFailed
 Finding = tuple[str, str | None]
 
 _OLDEST = 140_000
-_MOST_SKEW = 1.0
+_MAX_SKEW = 1.0
 _LONGEST_TRANSACTION = 600.0
-_MOST_DEAD = 100_000
+_MAX_DEAD = 100_000
 
 _VERSION = parse("SELECT current_setting('server_version_num')::integer, current_setting('server_version')")
 _ENCODING = parse("SELECT current_setting('server_encoding')")
@@ -44,10 +44,10 @@ async def run_checks(database: PostgresDatabase, clock: Clock, connections: int)
     """Run the checks in order. A check that fails to run reports its error."""
 
     async def connected() -> str | None:
-        used, most = await database.row(_CONNECTIONS, {})
-        if most - used < connections:
+        used, allowed = await database.row(_CONNECTIONS, {})
+        if allowed - used < connections:
             return (
-                f"{used} of {most} connections are in use and this process may open {connections}: raise "
+                f"{used} of {allowed} connections are in use and this process may open {connections}: raise "
                 "max_connections, or lower connections= in the URL."
             )
         return None
@@ -92,8 +92,8 @@ async def _schema_version(database: PostgresDatabase) -> str | None:
 
 
 async def _encoding(database: PostgresDatabase) -> str | None:
-    found = await database.value(_ENCODING, {})
-    return None if found == "UTF8" else f"The database has the encoding {found}. Create one with ENCODING 'UTF8'."
+    encoding = await database.value(_ENCODING, {})
+    return None if encoding == "UTF8" else f"The database has the encoding {encoding}. Create one with ENCODING 'UTF8'."
 
 
 async def _writes(database: PostgresDatabase) -> str | None:
@@ -142,7 +142,7 @@ async def _skew(database: PostgresDatabase, clock: Clock) -> str | None:
     there = await database.value(_NOW, {})
     after = clock.now()
     skew = max(before - there, there - after, 0.0)
-    if skew <= _MOST_SKEW:
+    if skew <= _MAX_SKEW:
         return None
     return f"The server's clock and this machine's are {skew:.1f} s apart: synchronize both with NTP."
 
@@ -159,6 +159,6 @@ async def _old_transactions(database: PostgresDatabase) -> str | None:
 
 async def _dead(database: PostgresDatabase) -> str | None:
     dead = await database.value(_DEAD, {})
-    if dead <= _MOST_DEAD:
+    if dead <= _MAX_DEAD:
         return None
     return f"{dead} dead rows in the table `messages`: check for old transactions, and that autovacuum keeps up."

@@ -51,7 +51,7 @@ class PostgresIngests:
         async def work(db: PostgresSession) -> Range | IdempotencyClaim | None:
             if db.again:
                 # Every batch has a staging key of its own.
-                own = [one for one in await _ranges(db, run_id) if one.source == source]
+                own = [span for span in await _ranges(db, run_id) if span.source == source]
                 if own:
                     return own[-1]
             if await db.row(SQL["lock_open_run"], values) is None:
@@ -61,7 +61,7 @@ class PostgresIngests:
             if standing is not None:
                 return standing
             first = await db.value(SQL["allocate"], values)
-            one = Range(
+            span = Range(
                 number=await db.value(SQL["next_number"], values),
                 source=source,
                 format=ListFormat.JSONL,
@@ -71,9 +71,9 @@ class PostgresIngests:
                 first_index=first,
                 index=first,
             )
-            await _insert(db, run_id, [one])
-            await _add(db, run_id, sums_of(one))
-            return one
+            await _insert(db, run_id, [span])
+            await _add(db, run_id, sums_of(span))
+            return span
 
         return await self._database.write(work)
 
@@ -104,10 +104,10 @@ class PostgresIngests:
         async def work(db: PostgresSession) -> bool:
             if await db.row(SQL["lock_run"], values) is None:
                 return False
-            found = await db.row(SQL["range"], values)
-            if found is None or await db.change(SQL["checkpoint"], values) == 0:
+            stored = await db.row(SQL["range"], values)
+            if stored is None or await db.change(SQL["checkpoint"], values) == 0:
                 return False
-            await _add(db, run_id, change_of(_shown(found), range))
+            await _add(db, run_id, change_of(_shown(stored), range))
             return True
 
         return await self._database.write(work)
@@ -139,12 +139,12 @@ async def _ranges(db: PostgresSession, run_id: RunId) -> list[Range]:
 async def _insert(db: PostgresSession, run_id: RunId, ranges: Sequence[Range]) -> None:
     values = {
         "run_id": run_id,
-        "numbers": [one.number for one in ranges],
-        "plans": [msgspec.json.encode(one).decode() for one in ranges],
-        "firsts": [one.start for one in ranges],
-        "ends": [_known_end(one) for one in ranges],
-        "indexes": [one.index for one in ranges],
-        "offsets": [one.offset for one in ranges],
+        "numbers": [span.number for span in ranges],
+        "plans": [msgspec.json.encode(span).decode() for span in ranges],
+        "firsts": [span.start for span in ranges],
+        "ends": [_known_end(span) for span in ranges],
+        "indexes": [span.index for span in ranges],
+        "offsets": [span.offset for span in ranges],
     }
     await db.change(SQL["insert_ranges"], values)
 
@@ -153,10 +153,10 @@ async def _add(db: PostgresSession, run_id: RunId, sums: IngestSums) -> None:
     await db.change(SQL["add_sums"], {**msgspec.structs.asdict(sums), "run_id": run_id})
 
 
-def _known_end(one: Range) -> int | None:
-    if one.end is not None:
-        return one.end
-    return one.source.size if one.compression is Compression.NONE else None
+def _known_end(span: Range) -> int | None:
+    if span.end is not None:
+        return span.end
+    return span.source.size if span.compression is Compression.NONE else None
 
 
 def _shown(row: Any) -> Range:

@@ -42,13 +42,13 @@ async def merged(streams: list[RowStream], limit: int) -> list[Any]:
     for stream in streams[:-1]:
         await stream.fill(limit // _SHARED_PART + 1)
     await streams[-1].fill(limit)
-    found: list[Any] = []
-    while len(found) < limit:
+    collected: list[Any] = []
+    while len(collected) < limit:
         for stream in streams:
             if not stream.rows and not stream.ended:
-                await stream.fill(limit - len(found))
+                await stream.fill(limit - len(collected))
         heads = [stream.rows for stream in streams if stream.rows]
         if not heads:
             break
-        found.append(min(heads, key=lambda rows: (rows[0]["sort_key"], rows[0]["idx"])).popleft())
-    return found
+        collected.append(min(heads, key=lambda rows: (rows[0]["sort_key"], rows[0]["idx"])).popleft())
+    return collected

@@ -24,10 +24,10 @@ def parse(text: str) -> Query:
     """Parse a statement with parameters like :name."""
     names: list[str] = []
 
-    def number(found: re.Match[str]) -> str:
-        if found[1] not in names:
-            names.append(found[1])
-        return f"${names.index(found[1]) + 1}"
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
 
     return Query(_PARAMETER.sub(number, text), tuple(names))
 

@@ -31,7 +31,7 @@ _SLACK = 3.0
 # Seconds after which a receiver scans from the start again; sooner if the queue was empty.
 _LOOK_AT_ALL = 10.0
 _LOOK_IF_EMPTY = 1.0
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 _DROP_AT_ONCE = 5000
 _HASTEN_AT_ONCE = 5000
 # Only the first of many messages wakes receivers: commits with NOTIFY run one at a time.
@@ -74,7 +74,7 @@ class PostgresQueue:
         now = self._clock.monotonic()
         if now - self._woken.get(queue, -_WAKE_EVERY) < _WAKE_EVERY:
             return
-        if len(self._woken) >= _MOST_KNOWN:
+        if len(self._woken) >= _MAX_KNOWN:
             self._woken.clear()
         self._woken[queue] = now
         await self._database.value(SQL["wake"], {"channel": self._channel, "queue": queue})
@@ -98,7 +98,7 @@ class PostgresQueue:
         rows = await self._database.step(lambda db: _take(db, values))
         crashpoint("queue.receive.after")
         edge = max((row[4], row[0]) for row in rows) if len(rows) == limit else (now, _LAST_ID)
-        if len(self._floors) >= _MOST_KNOWN:
+        if len(self._floors) >= _MAX_KNOWN:
             self._floors.clear()
         visible_at, last = min(edge, (now - _SLACK, _LAST_ID))
         until = floor.until if rows else min(floor.until, now + _LOOK_IF_EMPTY)
@@ -189,8 +189,8 @@ async def insert_messages(db: PostgresSession, now: float, queue: QueueName, mes
     """Part of a transaction, or a statement of its own: insert messages."""
     values = {
         "queue": queue,
-        "times": [now + one.delay for one in messages],
-        "bodies": [one.body for one in messages],
+        "times": [now + message.delay for message in messages],
+        "bodies": [message.body for message in messages],
     }
     await db.change(SQL["send"], values)
 

@@ -39,18 +39,18 @@ def sort_key(task: TaskId) -> int:
     return int(task[:_SORT_DIGITS], 16)
 
 
-async def copy_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+async def copy_tasks(db: PostgresSession, run: RunKey, home: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction, or statements of their own: insert new tasks. Fails if a task already exists."""
-    for suffix, rows in _parts(run, one, seeds):
+    for suffix, rows in _parts(run, home, seeds):
         await db.copy(f"tasks{suffix}", _COLUMNS, rows)
 
 
-async def insert_tasks(db: PostgresSession, run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> None:
+async def insert_tasks(db: PostgresSession, run: RunKey, home: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction: insert tasks of which some may already exist."""
-    for suffix, rows in _parts(run, one, seeds):
+    for suffix, rows in _parts(run, home, seeds):
         _, indexes, shards, sort_keys, tags, inputs, priors = map(list, zip(*rows, strict=True))
         values = {
-            "run_no": one.number,
+            "run_no": home.number,
             "indexes": indexes,
             "shards": shards,
             "sort_keys": sort_keys,
@@ -66,12 +66,12 @@ def highest(seeds: Sequence[TaskSeed]) -> int:
     return max(map(_index, seeds), default=-1)
 
 
-def _parts(run: RunKey, one: Numbered, seeds: Sequence[TaskSeed]) -> list[tuple[str, list[SeedRow]]]:
+def _parts(run: RunKey, home: Numbered, seeds: Sequence[TaskSeed]) -> list[tuple[str, list[SeedRow]]]:
     """Rows by table, in order of index: concurrent writers of the same tasks do not deadlock."""
-    rows = _rows(run, one.number, seeds)
+    rows = _rows(run, home.number, seeds)
     rows.sort(key=itemgetter(1))
-    cut = bisect_left(rows, one.own_from, key=itemgetter(1)) if one.own else len(rows)
-    return [(suffix, part) for suffix, part in (("", rows[:cut]), (one.suffix, rows[cut:])) if part]
+    cut = bisect_left(rows, home.own_from, key=itemgetter(1)) if home.own else len(rows)
+    return [(suffix, part) for suffix, part in (("", rows[:cut]), (home.suffix, rows[cut:])) if part]
 
 
 def _rows(run: RunKey, number: int, seeds: Sequence[TaskSeed]) -> list[SeedRow]:

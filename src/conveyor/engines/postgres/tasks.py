@@ -55,7 +55,7 @@ SQL = named_texts("tasks.sql")
 
 T = TypeVar("T")
 
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 # Above every sort key and every index.
 _BEYOND = 1 << 62
 
@@ -84,24 +84,24 @@ class PostgresTasks:
         known = await self._find(run)
         if known is None or (not known.own and highest(seeds) >= self._own_from):
             known = await self._database.write(lambda db: self.number(db, run, seeds))
-        one = known
-        self._remember(run, one)
+        home = known
+        self._remember(run, home)
         try:
-            await self._database.step(lambda db: copy_tasks(db, run, one, seeds))
+            await self._database.step(lambda db: copy_tasks(db, run, home, seeds))
         except EngineFailed as error:
             if not already_there(error):
                 raise
             # An ingest that resumed after a crash: some tasks already exist.
-            await self._database.write(lambda db: insert_tasks(db, run, one, seeds))
+            await self._database.write(lambda db: insert_tasks(db, run, home, seeds))
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
-        async def work(one: Numbered) -> frozenset[int]:
-            found: list[int] = []
+        async def work(home: Numbered) -> frozenset[int]:
+            matches: list[int] = []
             wanted = list(indexes)
-            for suffix, part in split(one, wanted, wanted):
-                values = {"run_no": one.number, "indexes": part}
-                found += await self._database.value(made_for(SQL["unfinished"], suffix), values) or ()
-            return frozenset(found)
+            for suffix, part in split(home, wanted, wanted):
+                values = {"run_no": home.number, "indexes": part}
+                matches += await self._database.value(made_for(SQL["unfinished"], suffix), values) or ()
+            return frozenset(matches)
 
         return await self._on(run, work, frozenset(), indexes)
 
@@ -111,31 +111,31 @@ class PostgresTasks:
         first = {end.index: end for end in reversed(ends)}
         ordered = [first[index] for index in sorted(first)]
 
-        async def work(one: Numbered) -> Finished:
+        async def work(home: Numbered) -> Finished:
             crashpoint("tasks.finish.before")
-            moved = await self._database.write(lambda db: _finish(db, one, ordered)) if ordered else frozenset()
+            moved = await self._database.write(lambda db: _finish(db, home, ordered)) if ordered else frozenset()
             crashpoint("tasks.finish.after")
             # After the commit: of several concurrent writers of the last tasks, one sees all of them.
-            return Finished(moved, await self._counts(one))
+            return Finished(moved, await self._counts(home))
 
         return await self._on(run, work, Finished(frozenset(), Counts()), list(first))
 
     async def cancel_pending(self, run: RunKey, limit: int, at: float) -> int:
-        async def work(one: Numbered) -> int:
-            for suffix in one.suffixes:
-                moved = await self._cancel(one, suffix, limit, at)
+        async def work(home: Numbered) -> int:
+            for suffix in home.suffixes:
+                moved = await self._cancel(home, suffix, limit, at)
                 if moved:
                     return moved
             return 0
 
         return await self._on(run, work, 0)
 
-    async def _cancel(self, one: Numbered, suffix: str, limit: int, at: float) -> int:
+    async def _cancel(self, home: Numbered, suffix: str, limit: int, at: float) -> int:
         """Resume where the last call stopped, and search from the start before returning 0."""
-        place = f"{one.number}{suffix}"
+        place = f"{home.number}{suffix}"
         while True:
             start = self._cancelled.pop(place, 0)
-            values = {"run_no": one.number, "from": start, "limit": limit, "at": at}
+            values = {"run_no": home.number, "from": start, "limit": limit, "at": at}
             moved, last = await self._database.write(partial(_cancel, suffix=suffix, values=values))
             if last is not None and moved:
                 _bounded(self._cancelled)[place] = last
@@ -145,29 +145,29 @@ class PostgresTasks:
     async def counts(self, run: RunKey) -> Counts:
         return await self._on(run, self._counts, Counts(), ())
 
-    async def _counts(self, one: Numbered) -> Counts:
-        return Counts(*await self._database.row(made_for(SQL["counts"], ""), {"run_no": one.number}))
+    async def _counts(self, home: Numbered) -> Counts:
+        return Counts(*await self._database.row(made_for(SQL["counts"], ""), {"run_no": home.number}))
 
     async def recount(self, run: RunKey) -> Counts:
-        async def work(one: Numbered) -> Counts:
-            return await self._database.write(lambda db: _recount(db, one))
+        async def work(home: Numbered) -> Counts:
+            return await self._database.write(lambda db: _recount(db, home))
 
         return await self._on(run, work, Counts())
 
     async def replaced(self, run: RunKey) -> Replaced:
-        async def work(one: Numbered) -> Replaced:
-            if not one.rerun:
+        async def work(home: Numbered) -> Replaced:
+            if not home.rerun:
                 return Replaced()
-            row = await self._database.row(made_for(SQL["replaced"], ""), {"run_no": one.number})
-            values = {"run_no": one.number, "limit": MAX_CODES}
+            row = await self._database.row(made_for(SQL["replaced"], ""), {"run_no": home.number})
+            values = {"run_no": home.number, "limit": MAX_CODES}
             codes = await self._database.rows(made_for(SQL["replaced_codes"], ""), values)
             return Replaced(Counts(*row), dict(codes))
 
         return await self._on(run, work, Replaced(), ())
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
-        async def work(one: Numbered) -> list[tuple[str, int]]:
-            values = {"run_no": one.number, "limit": limit}
+        async def work(home: Numbered) -> list[tuple[str, int]]:
+            values = {"run_no": home.number, "limit": limit}
             rows = await self._database.rows(made_for(SQL["error_codes"], ""), values)
             return [(code, count) for code, count in rows]
 
@@ -177,26 +177,26 @@ class PostgresTasks:
         if not is_task_id(task_id):
             return None
 
-        async def work(one: Numbered) -> Task | None:
-            rows = await self._by_id(one, shard_of(task_id, run.shard_count), task_id)
+        async def work(home: Numbered) -> Task | None:
+            rows = await self._by_id(home, shard_of(task_id, run.shard_count), task_id)
             return next((task for task in (_task(run.run_id, row) for row in rows) if task.task_id == task_id), None)
 
         return await self._on(run, work, None)
 
-    async def _by_id(self, one: Numbered, shard: int, task_id: TaskId) -> list[Any]:
-        values = {"run_no": one.number, "shard": shard, "sort_key": sort_key(task_id)}
-        return await self._database.rows(_over("task", one), values)
+    async def _by_id(self, home: Numbered, shard: int, task_id: TaskId) -> list[Any]:
+        values = {"run_no": home.number, "shard": shard, "sort_key": sort_key(task_id)}
+        return await self._database.rows(_over("task", home), values)
 
     async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
         wanted = sorted(set(indexes))
 
-        async def work(one: Numbered) -> list[Task]:
-            found: list[Task] = []
-            for suffix, part in split(one, wanted, wanted):
-                values = {"run_no": one.number, "indexes": part}
+        async def work(home: Numbered) -> list[Task]:
+            matches: list[Task] = []
+            for suffix, part in split(home, wanted, wanted):
+                values = {"run_no": home.number, "indexes": part}
                 rows = await self._database.rows(made_for(SQL["at"], suffix), values)
-                found += [_task(run.run_id, row) for row in rows]
-            return found
+                matches += [_task(run.run_id, row) for row in rows]
+            return matches
 
         return await self._on(run, work, [], wanted)
 
@@ -204,21 +204,21 @@ class PostgresTasks:
         return await page_by_scans(self, run, shard, after, limit, where)
 
     async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
-        async def work(one: Numbered) -> Scanned:
+        async def work(home: Numbered) -> Scanned:
             values = {
-                "run_no": one.number,
+                "run_no": home.number,
                 "shard": shard,
                 "limit": limit,
                 "rows": MAX_SCANNED,
                 "after_key": -1 if after is None else sort_key(after),
-                "after_idx": -1 if after is None else await self._index_of(run, one, shard, after),
+                "after_idx": -1 if after is None else await self._index_of(run, home, shard, after),
                 **msgspec.structs.asdict(where),
             }
             failed = where.status == TaskStatus.FAILED
-            end = None if where == TaskFilter() else await self._scan_end(one, failed, values)
+            end = None if where == TaskFilter() else await self._scan_end(home, failed, values)
             values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
             text = SQL["page_failed" if failed else "page"]
-            streams = [RowStream(self._database, made_for(text, suffix), values) for suffix in one.suffixes]
+            streams = [RowStream(self._database, made_for(text, suffix), values) for suffix in home.suffixes]
             tasks = [_task(run.run_id, row) for row in await merged(streams, limit)]
             if len(tasks) == limit:
                 return Scanned(tasks, tasks[-1].task_id)
@@ -226,41 +226,41 @@ class PostgresTasks:
 
         return await self._on(run, work, Scanned([], None))
 
-    async def _scan_end(self, one: Numbered, failed: bool, values: dict[str, Any]) -> tuple[int, int] | None:
+    async def _scan_end(self, home: Numbered, failed: bool, values: dict[str, Any]) -> tuple[int, int] | None:
         """The last row of a scan, of the table whose rows are the densest; None if all tables end first."""
         text = SQL["scan_end_failed" if failed else "scan_end"]
-        ends = [await self._database.row(made_for(text, suffix), values) for suffix in one.suffixes]
+        ends = [await self._database.row(made_for(text, suffix), values) for suffix in home.suffixes]
         return min(((row["sort_key"], row["idx"]) for row in ends if row is not None), default=None)
 
-    async def _index_of(self, run: RunKey, one: Numbered, shard: int, after: TaskId) -> int:
+    async def _index_of(self, run: RunKey, home: Numbered, shard: int, after: TaskId) -> int:
         """The index of a cursor's task, for the rare tasks that share a sort key. A deleted task counts as the last."""
-        rows = await self._by_id(one, shard, after)
+        rows = await self._by_id(home, shard, after)
         return next((row["idx"] for row in rows if task_id(run.run_id, row["idx"]) == after), 1 << 62)
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
-        async def work(one: Numbered) -> Walked:
+        async def work(home: Numbered) -> Walked:
             """Read the shared tables, then the run's own, which hold the higher indexes."""
-            found: list[Task] = []
+            matches: list[Task] = []
             read, end = 0, after
-            for suffix in one.suffixes:
-                values = {"run_no": one.number, "after": end, "limit": limit - read, **msgspec.structs.asdict(where)}
+            for suffix in home.suffixes:
+                values = {"run_no": home.number, "after": end, "limit": limit - read, **msgspec.structs.asdict(where)}
                 count, last = await self._database.row(made_for(SQL["stretch"], suffix), values)
                 if count:
                     rows = await self._database.rows(made_for(SQL["walk"], suffix), {**values, "last": last})
-                    found += [_task(run.run_id, row) for row in rows]
+                    matches += [_task(run.run_id, row) for row in rows]
                     read, end = read + count, last
                 if read == limit:
                     break
-            return Walked(found, read, end if read == limit else None)
+            return Walked(matches, read, end if read == limit else None)
 
         return await self._on(run, work, Walked([], 0, None))
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         indexes = [event.index for event in events]
 
-        async def work(one: Numbered) -> None:
-            for suffix, part in split(one, indexes, events):
-                await self._database.step(partial(_note, one=one, suffix=suffix, events=part))
+        async def work(home: Numbered) -> None:
+            for suffix, part in split(home, indexes, events):
+                await self._database.step(partial(_note, home=home, suffix=suffix, events=part))
 
         if events:
             await self._on(run, work, None, indexes)
@@ -268,16 +268,16 @@ class PostgresTasks:
     async def copy_events(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         indexes = [event.index for event in events]
 
-        async def work(one: Numbered) -> None:
-            for suffix, part in split(one, indexes, events):
-                await self._database.write(partial(_note, one=one, suffix=suffix, events=part, again=True))
+        async def work(home: Numbered) -> None:
+            for suffix, part in split(home, indexes, events):
+                await self._database.write(partial(_note, home=home, suffix=suffix, events=part, again=True))
 
         if events:
             await self._on(run, work, None, indexes)
 
     async def tally(self, run: RunKey) -> RunTally:
-        async def work(one: Numbered) -> RunTally:
-            rows = await self._database.rows(_over("tally", one), {"run_no": one.number})
+        async def work(home: Numbered) -> RunTally:
+            rows = await self._database.rows(_over("tally", home), {"run_no": home.number})
             sums = [sum(row[place] for row in rows) for place in range(5)]
             return RunTally(sums[0], Counts(*sums[1:4]), sums[4])
 
@@ -293,17 +293,17 @@ class PostgresTasks:
             values["idx"] = task.index
             name = "events_of_task"
 
-        async def work(one: Numbered) -> Page[EventRecord]:
-            values["run_no"] = one.number
-            rows = await self._database.rows(_over(name, one, "ORDER BY seq LIMIT :limit"), values)
+        async def work(home: Numbered) -> Page[EventRecord]:
+            values["run_no"] = home.number
+            rows = await self._database.rows(_over(name, home, "ORDER BY seq LIMIT :limit"), values)
             return events_page(rows, limit)
 
         return await self._on(run, work, Page([]))
 
     async def delete(self, run: RunKey, limit: int) -> int:
-        async def work(one: Numbered) -> int:
-            gone = await self._database.write(lambda db: _delete(db, one, limit))
-            if one.own or gone == 0:
+        async def work(home: Numbered) -> int:
+            gone = await self._database.write(lambda db: _delete(db, home, limit))
+            if home.own or gone == 0:
                 self._known.pop((run.tenant, run.run_id), None)
             return gone
 
@@ -320,13 +320,13 @@ class PostgresTasks:
         tables."""
 
         async def once() -> T:
-            one = self._known.get((run.tenant, run.run_id))
-            if one is None or (not one.own and (indexes is None or max(indexes, default=0) >= self._own_from)):
-                one = await self._find(run)
-                if one is None:
+            home = self._known.get((run.tenant, run.run_id))
+            if home is None or (not home.own and (indexes is None or max(indexes, default=0) >= self._own_from)):
+                home = await self._find(run)
+                if home is None:
                     return otherwise
-                self._remember(run, one)
-            return await work(one)
+                self._remember(run, home)
+            return await work(home)
 
         return await self._persistently(run, once)
 
@@ -354,16 +354,16 @@ class PostgresTasks:
             own = True
         return Numbered(number, own, self._own_from, rerun)
 
-    def _remember(self, run: RunKey, one: Numbered) -> None:
-        _bounded(self._known)[run.tenant, run.run_id] = one
+    def _remember(self, run: RunKey, home: Numbered) -> None:
+        _bounded(self._known)[run.tenant, run.run_id] = home
 
 
-async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> frozenset[int]:
+async def _finish(db: PostgresSession, home: Numbered, ends: list[TaskEnd]) -> frozenset[int]:
     moved: list[int] = []
     own: list[int] = []
-    for suffix, part in split(one, [end.index for end in ends], ends):
+    for suffix, part in split(home, [end.index for end in ends], ends):
         values = {
-            "run_no": one.number,
+            "run_no": home.number,
             "indexes": [end.index for end in part],
             "statuses": [end.status for end in part],
             "attempts": [end.attempts for end in part],
@@ -378,32 +378,32 @@ async def _finish(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> fr
         moved += await db.value(made_for(SQL["finish"], suffix), values) or ()
     now = set(moved)
     counted = [end for end in ends if end.index in now]
-    await _count(db, one, counted, await _replaced(db, one, counted) if one.rerun else Replaced())
+    await _count(db, home, counted, await _replaced(db, home, counted) if home.rerun else Replaced())
     return frozenset(moved + own)
 
 
-async def _replaced(db: PostgresSession, one: Numbered, ends: list[TaskEnd]) -> Replaced:
+async def _replaced(db: PostgresSession, home: Numbered, ends: list[TaskEnd]) -> Replaced:
     """Part of a transaction: the earlier outcomes that these ends replace."""
     priors: dict[int, str | None] = {}
     indexes = [end.index for end in ends]
-    for suffix, part in split(one, indexes, indexes):
-        rows = await db.rows(made_for(SQL["priors"], suffix), {"run_no": one.number, "indexes": part})
+    for suffix, part in split(home, indexes, indexes):
+        rows = await db.rows(made_for(SQL["priors"], suffix), {"run_no": home.number, "indexes": part})
         priors |= dict(rows)
     return count_replaced((end.status, priors.get(end.index)) for end in ends)
 
 
-async def _count(db: PostgresSession, one: Numbered, ends: list[TaskEnd], replaced: Replaced) -> None:
+async def _count(db: PostgresSession, home: Numbered, ends: list[TaskEnd], replaced: Replaced) -> None:
     """Lock the counters: the last locks of a transaction, always in this order."""
     if not ends:
         return
     statuses = Counter(end.status for end in ends)
     counts = Counts(statuses[TaskStatus.SUCCEEDED], statuses[TaskStatus.FAILED], statuses[TaskStatus.CANCELLED])
-    await db.change(made_for(SQL["count"], ""), _additions(one.number, counts, replaced.counts))
+    await db.change(made_for(SQL["count"], ""), _additions(home.number, counts, replaced.counts))
     codes = Counter(end.error_code for end in ends if end.status == TaskStatus.FAILED and end.error_code)
     if codes or replaced.codes:
         names = sorted({*codes, *replaced.codes})
         values = {
-            "run_no": one.number,
+            "run_no": home.number,
             "codes": names,
             "counts": [codes[code] for code in names],
             "replaced": [replaced.codes.get(code, 0) for code in names],
@@ -429,27 +429,27 @@ async def _cancel(db: PostgresSession, suffix: str, values: dict[str, Any]) -> t
     return moved, last
 
 
-async def _recount(db: PostgresSession, one: Numbered) -> Counts:
-    values = {"run_no": one.number}
+async def _recount(db: PostgresSession, home: Numbered) -> Counts:
+    values = {"run_no": home.number}
     # One at a time: two concurrent recounts would repair the same drift twice.
     await db.value(made_for(SQL["lock_counts"], ""), values)
-    truth, drift = await _compare(db, one, "recount", "ends_of")
-    replaced_drift = (await _compare(db, one, "recount_replaced", "priors_of"))[1] if one.rerun else Counts()
+    truth, drift = await _compare(db, home, "recount", "ends_of")
+    replaced_drift = (await _compare(db, home, "recount_replaced", "priors_of"))[1] if home.rerun else Counts()
     if (drift, replaced_drift) != (Counts(), Counts()):
-        await db.change(made_for(SQL["count"], ""), _additions(one.number, drift, replaced_drift))
+        await db.change(made_for(SQL["count"], ""), _additions(home.number, drift, replaced_drift))
     return truth
 
 
-async def _compare(db: PostgresSession, one: Numbered, query: str, rows: str) -> tuple[Counts, Counts]:
+async def _compare(db: PostgresSession, home: Numbered, query: str, rows: str) -> tuple[Counts, Counts]:
     """The counts by the rows, and by how much the stored counts are lower."""
-    found = await db.row(_recount_query(query, rows, tuple(one.suffixes)), {"run_no": one.number})
-    truth, kept = found[:3], found[3:]
+    matches = await db.row(_recount_query(query, rows, tuple(home.suffixes)), {"run_no": home.number})
+    truth, kept = matches[:3], matches[3:]
     return Counts(*truth), Counts(*(ours - theirs for ours, theirs in zip(truth, kept, strict=True)))
 
 
-async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[TaskEvent], again: bool = False) -> None:
+async def _note(db: PostgresSession, home: Numbered, suffix: str, events: list[TaskEvent], again: bool = False) -> None:
     values = {
-        "run_no": one.number,
+        "run_no": home.number,
         "indexes": [event.index for event in events],
         "ats": [event.at for event in events],
         "events": [event.event for event in events],
@@ -458,24 +458,24 @@ async def _note(db: PostgresSession, one: Numbered, suffix: str, events: list[Ta
     await db.change(made_for(SQL["note_again" if again or db.again else "note"], suffix), values)
 
 
-async def _delete(db: PostgresSession, one: Numbered, limit: int) -> int:
+async def _delete(db: PostgresSession, home: Numbered, limit: int) -> int:
     """Delete a bounded number of rows. Dropping the run's own tables counts as one call."""
-    if one.own:
-        await drop_own(db, one.number)
+    if home.own:
+        await drop_own(db, home.number)
         return limit
     gone = 0
     for query in ("delete_tasks", "delete_ends", "delete_events"):
         if gone < limit:
-            gone += await db.change(made_for(SQL[query], ""), {"run_no": one.number, "limit": limit - gone})
+            gone += await db.change(made_for(SQL[query], ""), {"run_no": home.number, "limit": limit - gone})
     if gone == 0:
         for query in ("delete_counts", "delete_errors", "delete_run_no"):
-            await db.change(made_for(SQL[query], ""), {"run_no": one.number})
+            await db.change(made_for(SQL[query], ""), {"run_no": home.number})
     return gone
 
 
-def _over(name: str, one: Numbered, tail: str = "") -> Query:
+def _over(name: str, home: Numbered, tail: str = "") -> Query:
     """A query over all tables of a run."""
-    return united(SQL[name], tuple(one.suffixes), tail)
+    return united(SQL[name], tuple(home.suffixes), tail)
 
 
 @lru_cache(maxsize=1024)
@@ -486,7 +486,7 @@ def _recount_query(query: str, rows: str, suffixes: tuple[str, ...]) -> Query:
 
 def _bounded(known: dict[Any, T]) -> dict[Any, T]:
     """Bound the cache by dropping entries that can be looked up again."""
-    if len(known) >= _MOST_KNOWN:
+    if len(known) >= _MAX_KNOWN:
         known.clear()
     return known
 

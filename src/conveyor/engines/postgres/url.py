@@ -10,7 +10,7 @@ FORM = "postgres://user:password@host:5432/database?schema=NAME"
 
 DEFAULT_SCHEMA = "conveyor"
 _DEFAULT_CONNECTIONS = 10
-_MOST_CONNECTIONS = 200
+_MAX_CONNECTIONS = 200
 _SCHEMES = ("postgres", "postgresql")
 # Parameters for the driver; the others are Conveyor's.
 _DRIVERS_OWN = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"})
@@ -43,7 +43,7 @@ def parse_url(url: str) -> PostgresPlace:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-        given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        parameters = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
         raise _wrong(str(error)) from None
     if parts.scheme not in _SCHEMES:
@@ -52,17 +52,17 @@ def parse_url(url: str) -> PostgresPlace:
         raise _wrong("it names no host")
     if not parts.path.strip("/") or "/" in parts.path.strip("/"):
         raise _wrong("it names no database")
-    schema = given.pop("schema", DEFAULT_SCHEMA)
+    schema = parameters.pop("schema", DEFAULT_SCHEMA)
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
         raise _wrong("a schema has up to 51 of a-z, 0-9 and _, does not begin with a digit, nor with pg_")
-    connections = given.pop("connections", str(_DEFAULT_CONNECTIONS))
-    if not connections.isascii() or not connections.isdigit() or not 1 <= int(connections) <= _MOST_CONNECTIONS:
-        raise _wrong(f"connections is a number from 1 to {_MOST_CONNECTIONS}")
-    unknown = sorted(given.keys() - _DRIVERS_OWN)
+    connections = parameters.pop("connections", str(_DEFAULT_CONNECTIONS))
+    if not connections.isascii() or not connections.isdigit() or not 1 <= int(connections) <= _MAX_CONNECTIONS:
+        raise _wrong(f"connections is a number from 1 to {_MAX_CONNECTIONS}")
+    unknown = sorted(parameters.keys() - _DRIVERS_OWN)
     if unknown:
         known = ", ".join(sorted(_DRIVERS_OWN | {"schema", "connections"}))
         raise _wrong(f"there is no parameter {unknown[0]!r}; there are {known}")
-    dsn = urlunsplit(("postgres", parts.netloc, parts.path, urlencode(given), ""))
+    dsn = urlunsplit(("postgres", parts.netloc, parts.path, urlencode(parameters), ""))
     return PostgresPlace(dsn, schema, int(connections))
 
 

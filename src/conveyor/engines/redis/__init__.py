@@ -13,7 +13,7 @@ from conveyor.errors import ConveyorError, InvalidSetting
 
 _OLDEST = (6, 2)
 # Seconds of clock skew that `checks` tolerates. Nothing depends on it.
-_MOST_SKEW = 5.0
+_MAX_SKEW = 5.0
 
 
 class RedisEngine:
@@ -39,7 +39,7 @@ class RedisEngine:
 
     async def checks(self) -> list[tuple[str, str | None]]:
         """The name of each check, and what to fix, or None."""
-        found: list[tuple[str, str | None]] = []
+        checks: list[tuple[str, str | None]] = []
         for name, check in (
             ("reachable", self._reachable),
             ("version", self._version),
@@ -48,10 +48,10 @@ class RedisEngine:
             ("clock", self._skew),
         ):
             try:
-                found.append((f"redis: {name}", await check()))
+                checks.append((f"redis: {name}", await check()))
             except ConveyorError as error:
-                found.append((f"redis: {name}", error.message))
-        return found
+                checks.append((f"redis: {name}", error.message))
+        return checks
 
     async def _reachable(self) -> str | None:
         await self._server.command("PING")
@@ -78,7 +78,7 @@ class RedisEngine:
     async def _skew(self) -> str | None:
         seconds, micros = await self._server.command("TIME")
         skew = int(seconds) + int(micros) / 1e6 - self._clock.now()
-        if abs(skew) > _MOST_SKEW:
+        if abs(skew) > _MAX_SKEW:
             return f"Its clock differs from this machine's by {skew:.1f} s. Synchronize both with NTP."
         return None
 

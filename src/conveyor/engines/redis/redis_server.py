@@ -32,7 +32,7 @@ Argument = str | bytes | int | float
 PATIENCE = 10.0
 _ROUND_TRIP = 3.0
 
-_MOST_IN_ONE_TRIP = 256
+_MAX_IN_ONE_TRIP = 256
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 
@@ -114,7 +114,7 @@ class Server:
         failures = 0
         while True:
             await self._arrived.wait()
-            calls = list(itertools.islice(self._waiting(), _MOST_IN_ONE_TRIP))
+            calls = list(itertools.islice(self._waiting(), _MAX_IN_ONE_TRIP))
             if not calls:
                 self._arrived.clear()
                 continue

@@ -79,8 +79,8 @@ class SqliteAccess:
             return gone
 
         # All writes share one thread: use it only if there is something to purge.
-        found = await self._database.row(SQL["any_expired"], values)
-        return await self._database.write(work) if found else 0
+        stored = await self._database.row(SQL["any_expired"], values)
+        return await self._database.write(work) if stored else 0
 
     async def create_key(self, key: ApiKey, answer: IdempotencyClaim | None = None) -> IdempotencyClaim | None:
         values = msgspec.structs.asdict(key)
@@ -138,5 +138,5 @@ def answered(db: apsw.Connection, answer: IdempotencyClaim | None) -> Idempotenc
 
 def _standing(db: apsw.Connection, row: IdempotencyClaim) -> IdempotencyClaim:
     values = {"tenant": row.tenant, "route": row.route, "key": row.key}
-    found: Any = db.execute(SQL["idempotency"], values).fetchone()
-    return IdempotencyClaim(*found) if found else row
+    stored: Any = db.execute(SQL["idempotency"], values).fetchone()
+    return IdempotencyClaim(*stored) if stored else row

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
-_MOST_IN_ONE_COMMIT = 256
+_MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
@@ -174,7 +174,7 @@ class SqliteDatabase:
 
     def _gather(self, first: _Write) -> tuple[list[_Write], bool]:
         batch = [first]
-        while len(batch) < _MOST_IN_ONE_COMMIT:
+        while len(batch) < _MAX_IN_ONE_COMMIT:
             try:
                 entry = self._inbox.get_nowait()
             except queue.Empty:

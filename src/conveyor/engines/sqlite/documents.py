@@ -46,8 +46,8 @@ class SqliteDocuments:
 
     async def document(self, kind: str, tenant: TenantId, id: str) -> Document | None:
         values = {"kind": kind, "tenant": tenant, "id": id, "now": self._clock.now()}
-        found = self._database.read_one(SQL["document"], values)
-        return Document(*found) if found else None
+        stored = self._database.read_one(SQL["document"], values)
+        return Document(*stored) if stored else None
 
     async def replace_document(self, row: Document, notice: OutboxEvent | None = None) -> Document | None:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
@@ -89,13 +89,13 @@ class SqliteDocuments:
             "now": self._clock.now(),
             "limit": limit + 1,
         }
-        found = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
-        items = [Document(*each) for each in found[:limit]]
-        return Page(items, items[-1].id if len(found) > limit else None)
+        stored = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
+        items = [Document(*each) for each in stored[:limit]]
+        return Page(items, items[-1].id if len(stored) > limit else None)
 
     async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
-        found = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
-        return [Document(*each) for each in found]
+        stored = await self._database.rows(SQL["due_documents"], {"kind": kind, "by": by, "limit": limit})
+        return [Document(*each) for each in stored]
 
 
 def insert_documents(db: apsw.Connection, rows: Sequence[Document], now: float) -> None:

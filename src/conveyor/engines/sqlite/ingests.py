@@ -30,8 +30,8 @@ class SqliteIngests:
             db.execute(SQL["seal_run"], {"job_id": job_id, "run_id": run_id, "touched_at": None, "reason_code": None})
             if db.changes() == 0:
                 return False
-            for one in ranges:
-                _insert(db, run_id, one)
+            for span in ranges:
+                _insert(db, run_id, span)
             _add(db, run_id, sums_of(*ranges))
             return True
 
@@ -57,7 +57,7 @@ class SqliteIngests:
                 return standing
             row: Any = db.execute(SQL["allocate"], values).fetchone()
             number: Any = db.execute(SQL["next_number"], values).fetchone()
-            one = Range(
+            span = Range(
                 number=number[0],
                 source=source,
                 format=ListFormat.JSONL,
@@ -67,9 +67,9 @@ class SqliteIngests:
                 first_index=row[0],
                 index=row[0],
             )
-            _insert(db, run_id, one)
-            _add(db, run_id, sums_of(one))
-            return one
+            _insert(db, run_id, span)
+            _add(db, run_id, sums_of(span))
+            return span
 
         return await self._database.write(work)
 
@@ -89,11 +89,11 @@ class SqliteIngests:
         values = {**_progress(range), "run_id": run_id, "fence": fence}
 
         def work(db: apsw.Connection) -> bool:
-            found = db.execute(SQL["range"], values).fetchone()
+            stored = db.execute(SQL["range"], values).fetchone()
             db.execute(SQL["checkpoint"], values)
-            if found is None or db.changes() == 0:
+            if stored is None or db.changes() == 0:
                 return False
-            _add(db, run_id, change_of(_shown(found), range))
+            _add(db, run_id, change_of(_shown(stored), range))
             return True
 
         return await self._database.write(work)
@@ -119,8 +119,8 @@ class SqliteIngests:
         return await self._database.write(work)
 
 
-def _insert(db: apsw.Connection, run_id: RunId, one: Range) -> None:
-    values = {**_progress(one), "run_id": run_id, "plan": msgspec.json.encode(one).decode()}
+def _insert(db: apsw.Connection, run_id: RunId, span: Range) -> None:
+    values = {**_progress(span), "run_id": run_id, "plan": msgspec.json.encode(span).decode()}
     db.execute(SQL["insert_range"], values)
 
 
@@ -128,14 +128,14 @@ def _add(db: apsw.Connection, run_id: RunId, sums: IngestSums) -> None:
     db.execute(SQL["add_sums"], {**msgspec.structs.asdict(sums), "run_id": run_id})
 
 
-def _progress(one: Range) -> dict[str, Any]:
+def _progress(span: Range) -> dict[str, Any]:
     return {
-        "number": one.number,
-        "index": one.index,
-        "offset": one.offset,
-        "tasks": one.tasks,
-        "invalid": one.invalid,
-        "done": one.done,
+        "number": span.number,
+        "index": span.index,
+        "offset": span.offset,
+        "tasks": span.tasks,
+        "invalid": span.invalid,
+        "done": span.done,
     }
 
 

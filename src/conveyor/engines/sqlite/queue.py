@@ -135,7 +135,7 @@ def insert_messages(db: apsw.Connection, now: float, queue: QueueName, messages:
     """Part of a transaction: insert messages, many per statement (see database.py)."""
     for start in range(0, len(messages), _ROWS_IN_ONE_INSERT):
         batch = messages[start : start + _ROWS_IN_ONE_INSERT]
-        values = [value for one in batch for value in (queue, now + one.delay, one.body)]
+        values = [value for message in batch for value in (queue, now + message.delay, message.body)]
         marks = ",".join(["(?,?,?)"] * len(batch))
         db.execute(f"INSERT INTO messages (queue, visible_at, body) VALUES {marks}", values)  # noqa: S608
 

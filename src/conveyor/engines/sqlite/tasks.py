@@ -99,12 +99,12 @@ class SqliteTasks:
         while True:
             # A reader searches: in the writer thread, the search would delay all writes.
             values = {"run_no": number, "start": start, "limit": limit}
-            found = [row[0] for row in await self._database.rows(SQL["pending"], values)]
-            if not found and start == 0:
+            pending = [row[0] for row in await self._database.rows(SQL["pending"], values)]
+            if not pending and start == 0:
                 return 0
-            moved = await self._cancel(number, found, at) if found else 0
+            moved = await self._cancel(number, pending, at) if pending else 0
             # Start over once at the end: tasks may have been written behind the position.
-            start = found[-1] + 1 if found else 0
+            start = pending[-1] + 1 if pending else 0
             if moved:
                 self._cancelled[known] = start
                 return moved
@@ -287,11 +287,11 @@ def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
 
 def insert_tasks(db: apsw.Connection, run: RunKey, rows: str, is_rerun: bool = False) -> None:
     """Part of a transaction."""
-    found = _find_run(db, run)
-    if found is None:
+    pending = _find_run(db, run)
+    if pending is None:
         values = {"run_id": run.run_id, "tenant": run.tenant, "rerun": is_rerun}
-        found = _row(db, SQL["insert_run_no"], values)
-    db.execute(SQL["put"], {"run_no": found[0], "seeds": rows})
+        pending = _row(db, SQL["insert_run_no"], values)
+    db.execute(SQL["put"], {"run_no": pending[0], "seeds": rows})
 
 
 def sort_key(task: TaskId) -> int:

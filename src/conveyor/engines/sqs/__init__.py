@@ -25,7 +25,7 @@ _CONNECTIONS = 100
 _IN_FLIGHT = 120_000
 _HOLD = 60.0
 _TRIES = 20
-_MOST_SKEW = 60.0
+_MAX_SKEW = 60.0
 
 
 class SqsEngine:
@@ -75,17 +75,17 @@ class SqsEngine:
 
     async def checks(self) -> list[tuple[str, str | None]]:
         """Send a message through a queue of its own, and check the settings of the control queue."""
-        found = [("send, receive and delete a message", await self._round_trip())]
+        checks = [("send, receive and delete a message", await self._round_trip())]
         try:
             url = await self.queue.queues.own(CONTROL)
             if url is None:
-                return [*found, ("control queue", "it does not exist: run `conveyor migrate`")]
+                return [*checks, ("control queue", "it does not exist: run `conveyor migrate`")]
             answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
         except ConveyorError as error:
-            return [*found, ("control queue", error.message)]
+            return [*checks, ("control queue", error.message)]
         attributes = answer["Attributes"]
         return [
-            *found,
+            *checks,
             ("redrive policy", None if attributes.get("RedrivePolicy") else "the control queue has no RedrivePolicy"),
             ("retention", _retention(int(attributes.get("MessageRetentionPeriod", 0)))),
             ("clock", _skew(answer, self._clock.now())),
@@ -129,7 +129,7 @@ def _skew(answer: dict[str, Any], now: float) -> str | None:
     skew = abs(parsedate_to_datetime(date).timestamp() - now)
     return (
         None
-        if skew <= _MOST_SKEW
+        if skew <= _MAX_SKEW
         else f"this clock and the clock of SQS are {skew:.0f} s apart: synchronize it with NTP"
     )
 

@@ -53,11 +53,11 @@ class SqsAddress(NamedTuple):
         return f"{self.prefix}-{plain(queue, _LONGEST_NAME - len(self.prefix) - 1)}"
 
 
-def plain(queue: QueueName, most: int = _LONGEST_NAME) -> str:
+def plain(queue: QueueName, longest: int = _LONGEST_NAME) -> str:
     """The queue's name if SQS accepts it, else its valid characters and a digest."""
-    if _PLAIN.fullmatch(queue) and len(queue) <= most:
+    if _PLAIN.fullmatch(queue) and len(queue) <= longest:
         return queue
-    kept = re.sub(r"[^A-Za-z0-9_]", "-", queue)[: most - _DIGEST - 1]
+    kept = re.sub(r"[^A-Za-z0-9_]", "-", queue)[: longest - _DIGEST - 1]
     return f"{kept}-{sha256(queue.encode()).hexdigest()[:_DIGEST]}"
 
 
@@ -90,11 +90,11 @@ def _endpoint(text: str | None) -> str | None:
     return text
 
 
-def _number(name: str, text: str, most: float) -> float:
+def _number(name: str, text: str, longest: float) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number <= most:
-        raise InvalidSetting(f"CONVEYOR_QUEUE: `{name}` must be a number of seconds from 0 to {most:g}")
+    if not 0 <= number <= longest:
+        raise InvalidSetting(f"CONVEYOR_QUEUE: `{name}` must be a number of seconds from 0 to {longest:g}")
     return number

@@ -58,19 +58,19 @@ class DeadLetterDocuments:
         self._tenant = tenant
         self._clock = clock
 
-    async def dead_letter(self, given: Sequence[NewDeadLetter]) -> None:
+    async def dead_letter(self, dead_letters: Sequence[NewDeadLetter]) -> None:
         """Store dead letters. One that already exists stays as it is."""
         now = self._clock.now()
         rows = [
             Document(
                 KIND,
                 self._tenant,
-                f"{int(one.sent_at * 1000):014d}-{one.message_id}",
+                f"{int(letter.sent_at * 1000):014d}-{letter.message_id}",
                 msgspec.msgpack.encode(
-                    StoredDeadLetter(one.queue, zlib.compress(one.body, 1), one.reason[:_LONGEST_REASON], now)
+                    StoredDeadLetter(letter.queue, zlib.compress(letter.body, 1), letter.reason[:_LONGEST_REASON], now)
                 ),
             )
-            for one in given
+            for letter in dead_letters
         ]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             await self._rows.create_documents(rows[start : start + _ROWS_AT_ONCE])
@@ -79,9 +79,9 @@ class DeadLetterDocuments:
         if cursor is not None and not cursor.startswith(_CURSOR):
             raise BadCursor
         after = None if cursor is None else cursor.removeprefix(_CURSOR)
-        found = await self._rows.documents(KIND, self._tenant, after, limit)
-        following = None if found.next_cursor is None else f"{_CURSOR}{found.next_cursor}"
-        return Page([_letter(row) for row in found.items], following)
+        page = await self._rows.documents(KIND, self._tenant, after, limit)
+        following = None if page.next_cursor is None else f"{_CURSOR}{page.next_cursor}"
+        return Page([_letter(row) for row in page.items], following)
 
     async def some(self, ids: Collection[str]) -> list[DeadLetter]:
         return [_letter(row) for row in await self._found(ids)]
@@ -110,7 +110,7 @@ class DeadLetterDocuments:
         return await self._rows.replace_document(msgspec.structs.replace(row, body=body))
 
     async def _found(self, ids: Collection[str]) -> list[Document]:
-        rows = [await self._rows.document(KIND, self._tenant, one) for one in sorted(set(ids)) if one]
+        rows = [await self._rows.document(KIND, self._tenant, letter) for letter in sorted(set(ids)) if letter]
         return [row for row in rows if row is not None]
 
 

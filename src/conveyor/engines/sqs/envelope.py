@@ -13,7 +13,7 @@ from conveyor.engines.queue import QueueName
 VERSION = 1
 
 # Short texts stay readable in the queue; long ones are compressed, because SQS bills by size.
-_MOST_PLAIN = 1024
+_MAX_PLAIN = 1024
 _PRINTABLE = frozenset(range(0x20, 0x7F))
 
 
@@ -45,7 +45,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def wrap(queue: QueueName, body: bytes, now: float) -> Envelope:
     """A new message."""
-    if len(body) <= _MOST_PLAIN and _PRINTABLE.issuperset(body):
+    if len(body) <= _MAX_PLAIN and _PRINTABLE.issuperset(body):
         return Envelope(VERSION, queue, now, text=body.decode())
     # The fastest level: it compresses a chunk of URLs to a third.
     deflated = zlib.compress(body, 1)

@@ -207,13 +207,13 @@ class SqsInbox:
         return [_arrived(each) for each in answer.get("Messages", ())]
 
 
-def _arrived(given: dict[str, Any]) -> InboxMessage:
-    attributes = given.get("Attributes", {})
+def _arrived(received: dict[str, Any]) -> InboxMessage:
+    attributes = received.get("Attributes", {})
     sent = attributes.get("SentTimestamp")
     return InboxMessage(
-        message_id=given["MessageId"],
-        receipt=given["ReceiptHandle"],
-        body=given["Body"].encode(),
+        message_id=received["MessageId"],
+        receipt=received["ReceiptHandle"],
+        body=received["Body"].encode(),
         receives=int(attributes.get("ApproximateReceiveCount", 1)),
         sent_at=None if sent is None else int(sent) / 1000,
     )

@@ -17,7 +17,7 @@ LONGEST_HOLD = 43_200
 
 _AT_ONCE = 10
 _PER_CALL = 10
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -95,10 +95,10 @@ class Polls:
         if url in self._waiting:
             # Another caller has just started a poll: replacing it would lose its message.
             return
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             # End polls of runs that this process no longer receives.
             self._waiting = {each: task for each, task in self._waiting.items() if not task.done()}
-        if len(self._waiting) < _MOST_WAITING:
+        if len(self._waiting) < _MAX_WAITING:
             task = asyncio.create_task(self._receive(url, 1, visibility, self._wait))
             # Retrieve the exception, or asyncio would report it as never retrieved.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -149,13 +149,13 @@ def held(messages: list[Message], visibility: float) -> list[dict[str, Any]]:
     return [{"ReceiptHandle": message.handle, "VisibilityTimeout": whole(visibility)} for message in messages]
 
 
-def _message(url: str, given: dict[str, Any], start: float, visibility: float) -> Message:
+def _message(url: str, received: dict[str, Any], start: float, visibility: float) -> Message:
     return Message(
         url=url,
-        handle=given["ReceiptHandle"],
-        sqs_id=given["MessageId"],
-        count=int(given["Attributes"]["ApproximateReceiveCount"]),
-        text=given["Body"],
+        handle=received["ReceiptHandle"],
+        sqs_id=received["MessageId"],
+        count=int(received["Attributes"]["ApproximateReceiveCount"]),
+        text=received["Body"],
         taken=start,
         until=start + visibility,
     )

@@ -27,7 +27,7 @@ from conveyor.engines.sqs.calls import Calls, EntryVerdict, SqsRefused
 from conveyor.engines.sqs.dead_letter_documents import DeadLetterDocuments, NewDeadLetter
 from conveyor.engines.sqs.envelope import VERSION, Envelope, from_text, to_text, wrap
 from conveyor.engines.sqs.polls import LONGEST_HOLD, Message, Polls, whole
-from conveyor.engines.sqs.queues import MOST_RECEIVES, QueuePlace, Queues, is_run
+from conveyor.engines.sqs.queues import MAX_RECEIVES, QueuePlace, Queues, is_run
 from conveyor.engines.sqs.shared import Shared, depth_of
 from conveyor.engines.sqs.starts import Starts
 from conveyor.errors import EngineFailed
@@ -44,7 +44,7 @@ _HOLD = "change_message_visibility_batch"
 _CHECK_SECONDS = 30.0
 # A margin for the drift between this clock and that of SQS.
 _HOLD_MARGIN = 10.0
-_MOST_HELD = 10_000
+_MAX_HELD = 10_000
 _FORGET_SECONDS = 3600.0
 _POLICY_LETTERS = 10
 
@@ -96,7 +96,7 @@ class SqsQueue:
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
         now = self._clock.now()
-        envelopes = [(wrap(queue, one.body, now), one.delay) for one in messages]
+        envelopes = [(wrap(queue, message.body, now), message.delay) for message in messages]
         crashpoint("queue.send.before")
         verdicts = await self._send(queue, envelopes)
         crashpoint("queue.send.after")
@@ -292,11 +292,11 @@ class SqsQueue:
         kept = await self._hold(lapsed, _CHECK_SECONDS) if lapsed else {}
         return {receipt: held for receipt, held in ours.items() if held.until > now or receipt in kept}
 
-    async def _hold(self, given: list[InFlightMessage], visibility: float) -> dict[str, InFlightMessage]:
+    async def _hold(self, messages: list[InFlightMessage], visibility: float) -> dict[str, InFlightMessage]:
         """Extend visibility timeouts. Returns the messages for which SQS accepted it."""
         now = self._clock.monotonic()
         able: list[tuple[InFlightMessage, float]] = []
-        for held in given:
+        for held in messages:
             left = held.message.taken + LONGEST_HOLD - _HOLD_MARGIN - now
             if left > 0:
                 able.append((held, min(visibility, left)))
@@ -313,11 +313,11 @@ class SqsQueue:
                     kept[held.message.handle] = held
         return kept
 
-    async def _delete(self, given: list[InFlightMessage]) -> set[str]:
+    async def _delete(self, messages: list[InFlightMessage]) -> set[str]:
         """Delete messages in flight. Returns the receipts that were not stale."""
         gone: set[str] = set()
-        for url in {held.message.url for held in given}:
-            handles = [held.message.handle for held in given if held.message.url == url]
+        for url in {held.message.url for held in messages}:
+            handles = [held.message.handle for held in messages if held.message.url == url]
             verdicts = await self._each(_DELETE, url, [{"ReceiptHandle": handle} for handle in handles])
             for handle, verdict in zip(handles, verdicts, strict=True):
                 if verdict is EntryVerdict.OPEN:
@@ -348,7 +348,7 @@ class SqsQueue:
         except SqsRefused:
             return
         await self._bury_texts(
-            QueueName("unknown"), moved, f"The message was received {MOST_RECEIVES} times and never acknowledged."
+            QueueName("unknown"), moved, f"The message was received {MAX_RECEIVES} times and never acknowledged."
         )
 
     async def _bury_texts(self, queue: QueueName, messages: list[Message], reason: str) -> None:
@@ -378,7 +378,7 @@ class SqsQueue:
 
     def _forget_old(self) -> None:
         """Evict messages whose visibility timeout passed long ago."""
-        if len(self._held) >= _MOST_HELD:
+        if len(self._held) >= _MAX_HELD:
             since = self._clock.monotonic() - _FORGET_SECONDS
             self._held = {handle: held for handle, held in self._held.items() if held.until > since}
 

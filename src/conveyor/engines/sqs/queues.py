@@ -17,12 +17,12 @@ from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls,
 # Dead letters outlive their queue: their age counts from the first send.
 KEEP_SECONDS = 10 * 86_400
 KEEP_DEAD_SECONDS = 14 * 86_400
-MOST_RECEIVES = 1000
+MAX_RECEIVES = 1000
 
 # How long a missing queue, and a count of queues, are cached.
 _ABSENT_SECONDS = 1.0
 _COUNT_SECONDS = 10.0
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 _PAGE = 1000
 
 
@@ -69,7 +69,7 @@ class Queues:
         place = self._places.get(queue)
         if place is None:
             place = await self._chosen(queue)
-            if len(self._places) >= _MOST_KNOWN:
+            if len(self._places) >= _MAX_KNOWN:
                 self._places.clear()
             self._places[queue] = place
         return place
@@ -133,7 +133,7 @@ class Queues:
         if self._policy is None:
             url = await self.dead() or await self.make(self._address.dead, "dead letters", policy=False)
             answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["QueueArn"])
-            rule = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": MOST_RECEIVES}
+            rule = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
             self._policy = msgspec.json.encode(rule).decode()
         return self._policy
 
@@ -144,14 +144,14 @@ class Queues:
         try:
             answer = await self._calls.ask("get_queue_url", MISSING, QueueName=name)
         except SqsRefused:
-            if len(self._absent) >= _MOST_KNOWN:
+            if len(self._absent) >= _MAX_KNOWN:
                 self._absent.clear()
             self._absent[name] = now + _ABSENT_SECONDS
             return None
         return self._known(name, answer["QueueUrl"])
 
     def _known(self, name: str, url: str) -> str:
-        if len(self._urls) >= _MOST_KNOWN:
+        if len(self._urls) >= _MAX_KNOWN:
             self._urls.clear()
         self._absent.pop(name, None)
         self._urls[name] = url

@@ -30,7 +30,7 @@ _TOMBSTONE_SECONDS = 30.0
 _ROUNDS = 5
 # The maximum of one call: the surplus is stashed.
 _TEN = 10
-_MOST_TOMBSTONES = 10_000
+_MAX_TOMBSTONES = 10_000
 
 _counts = {
     "ready": "ApproximateNumberOfMessages",
@@ -129,17 +129,17 @@ class Shared:
             at = 0.0 if row is None else msgspec.json.decode(row.body, type=float)
             # The queue may have been dropped here during the read.
             at = max(at, self._tombstones.get(envelope.queue, (0.0, 0.0))[1])
-            if len(self._tombstones) >= _MOST_TOMBSTONES:
+            if len(self._tombstones) >= _MAX_TOMBSTONES:
                 self._tombstones.clear()
             known = self._tombstones[envelope.queue] = (now, at)
         return envelope.at <= known[1]
 
     def _from_stash(self, queue: QueueName, limit: int) -> list[Message]:
         waiting = self._stash.get(queue, deque())
-        found = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        stashed = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
         if not waiting:
             self._stash.pop(queue, None)
-        return found
+        return stashed
 
     def _forget_lapsed(self) -> None:
         """Evict expired messages, and the oldest of a full stash: SQS redelivers them after their timeout."""
