@@ -26,12 +26,12 @@ from conveyor.lists.list_bytes import RemoteLists
 from conveyor.lists.list_files import list_format, pieces_of
 from conveyor.lists.url_lists import UrlLists
 from conveyor.model import Job, JobId, JobKind, Source, TenantId
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.callback_monitor import Callbacks
 from conveyor.notify.deliverer import Deliverer
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.intake import Intake
 from conveyor.notify.progress_notifier import ProgressNotifier
-from conveyor.notify.step_functions import StepAnswers
 from conveyor.process.body_store import BodyStore
 from conveyor.process.executors import Executor
 from conveyor.process.executors.download.download_executor import DownloadExecutor

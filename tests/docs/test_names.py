@@ -45,5 +45,4 @@ def test_every_file_name_occurs_once() -> None:
 def test_an_engine_shares_file_names_only_with_engines() -> None:
     elsewhere = {path.name for path in FILES if SOURCE / "engines" not in path.parents} - {"__init__.py"}
     shared = {str(path.relative_to(SOURCE)) for path in (SOURCE / "engines").rglob("*.py") if path.name in elsewhere}
-    # The seam is named for the service, and so is the stage that answers it.
-    assert shared - {"engines/step_functions.py"} == set()
+    assert shared == set()

@@ -27,8 +27,8 @@ from conveyor.errors import ConveyorError
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
 from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.intake import Intake, IntakePass
-from conveyor.notify.step_functions import StepAnswers
 from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import monitor_of
 from conveyor.settings import Settings

@@ -18,10 +18,10 @@ from conveyor.engines.records import Document
 from conveyor.jobs.callbacks import CALLBACK, Callback, callback_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, TaskEnd
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.callback_monitor import Callbacks
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.intake import Intake
-from conveyor.notify.step_functions import StepAnswers
 from conveyor.states import TaskStatus
 from conveyor.system import System
 from tests.servers.aws import CREDENTIALS, REGION

@@ -6,7 +6,7 @@ from litestar.params import FromPath
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import SystemPart, TenantPart, answer, find_job
 from conveyor.jobs.callbacks import callback_json
-from conveyor.notify.step_functions import callbacks_of
+from conveyor.notify.callback_answers import callbacks_of
 
 
 @get(

@@ -2,7 +2,7 @@
 step with the job, with the sealed token and the state of the callback.
 
 The answer is written into the document once and never changed: by the dispatcher when the run has finished
-(notify/step_functions.py), or by the monitor when the run is stuck or deleted (notify/callback_monitor.py). The first
+(notify/callback_answers.py), or by the monitor when the run is stuck or deleted (notify/callback_monitor.py). The first
 write on the document's version wins. The process that claims the document then sends the answer until Step Functions
 accepts it: every attempt sends the same answer, and Step Functions accepts one.
 """

@@ -19,9 +19,9 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY, NOTIFY, WEBHOOK, is_wanted, notify_of
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, OutboxEvent, TenantId
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.deliveries import delivery_document
 from conveyor.notify.progress_notifier import TOP_ERRORS
-from conveyor.notify.step_functions import StepAnswers
 from conveyor.notify.webhooks import endpoint_of
 from conveyor.settings import Settings
 

@@ -38,7 +38,7 @@ from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import StepFunctionsNotify
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import JobId, TenantId
-from conveyor.notify.step_functions import StepAnswers
+from conveyor.notify.callback_answers import StepAnswers
 from conveyor.settings import Settings
 from conveyor.states import RunState
 from conveyor.system import System

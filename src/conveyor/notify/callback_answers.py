@@ -1,5 +1,5 @@
 """Answers to state machines: gets the outbox event of a finished run, and writes the answer into the documents of the
-callbacks that wait for it (callbacks.py); the callback monitor sends it from there.
+callbacks that wait for it (jobs/callbacks.py); the callback monitor sends it from there.
 
 A success has a summary of the run, a failure has it as its cause; both name the event that they pass on. A wanted
 export is requested first, and the answer follows when it is ready.
