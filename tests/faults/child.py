@@ -212,7 +212,7 @@ class Client:
         if self.scenario in ("open", "closed"):
             return await self._open_job(msgspec.structs.replace(spec, mode=Mode.OPEN))
         if self.scenario in ("upload", "small_list", "removed", "resumed", "redriven"):
-            source = SourceSpec(await self._uploaded(), ListFormat.JSONL)
+            source = SourceSpec(await self._uploaded(), format=ListFormat.JSONL)
             spec = msgspec.structs.replace(spec, source=source)
         else:
             spec = msgspec.structs.replace(spec, tasks=_tasks(0, TOTAL))

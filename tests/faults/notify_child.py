@@ -189,6 +189,7 @@ def run(directory: Path, scenario: str, crash_at: str | None) -> None:
     assert scenario in SCENARIOS
     settings = Settings.load(
         {},
+        sync_list_bytes=0,
         data=directory / "data",
         allow_private_targets=True,
         flush_seconds=0.002,

@@ -166,7 +166,8 @@ async def test_the_target_is_the_host_of_the_api(system: System, site: ExportSit
     embedded = Embedded(system)
     async with embedded.running(set()):
         job = await submit(embedded, spec_of(site, "export_download", 1))
-    executor = ExportDownloadExecutor(system.settings, system.clock, TargetGuard(), system.records, system.blobs)
+    guard = TargetGuard(allow_private=True, clock=system.clock)
+    executor = ExportDownloadExecutor(system.settings, system.clock, guard, system.records, system.blobs)
     ref = TaskRef(0, InputJson('{"a": 1}'))
     assert executor.targets(job)(ref) == "127.0.0.1"
     assert executor.origins(job)(ref) == plain_origin(site.url(""))
