@@ -23,14 +23,16 @@ async def main(directory: Path) -> None:
     settings = Settings.load({}, data=directory / "data", export_piece_bytes=128 * 1024)
     reads = os.open(directory / "reads", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     async with open_system(settings) as system:
-        real: Any = system.tasks.walk  # type: ignore[attr-defined]
+        router: Any = system.tasks
+        engine = router.engine(system.task_store)
+        real = engine.walk
 
         async def counted(*given: Any) -> Any:
             walked = await real(*given)
             os.write(reads, b"%d\n" % walked.read)
             return walked
 
-        system.tasks.walk = counted  # type: ignore[attr-defined]
+        engine.walk = counted
         role = Exporter(
             system.records,
             system.tasks,

@@ -23,6 +23,7 @@ from conveyor.model import (
     Job,
     JobId,
     Page,
+    Replaced,
     RunKey,
     Task,
     TaskEnd,
@@ -104,6 +105,9 @@ class TaskRouter:
 
     async def error_codes(self, run: RunKey, limit: int) -> list[tuple[str, int]]:
         return await self.engine_of(run).error_codes(run, limit)
+
+    async def replaced(self, run: RunKey) -> Replaced:
+        return await self.engine_of(run).replaced(run)
 
     async def task(self, run: RunKey, task_id: TaskId) -> Task | None:
         return await self.engine_of(run).task(run, task_id)
