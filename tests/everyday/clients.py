@@ -171,7 +171,10 @@ class Clients:
         async with self._figures.timed("its rerun", job):
             await submitted.rerun(failed=True)
             await submitted.wait()
-        if (submitted.state, submitted.total, submitted.failed) != ("completed", len(failed), len(failed)):
+        run = submitted.data["run"]
+        of_run = (run["total"], run["counts"]["failed"])
+        of_job = (submitted.total, submitted.failed)
+        if (submitted.state, of_run, of_job) != ("completed", (len(failed),) * 2, (job.size, len(failed))):
             self._unexpected(job, f"its rerun of {len(failed)}: {submitted.state}, {submitted.data['run']}")
         again = {index: count for index, count in (ledger.requests - before).items() if count}
         due = {index: job.requests(index) for index in failed}
