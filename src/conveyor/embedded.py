@@ -206,7 +206,7 @@ class Embedded:
         return [
             ProgressNotifier(records, system.tasks, system.coordinator, clock, settings.failure_notice_seconds),
             OutboxDispatcher(settings, records, system.tasks, clock, StepAnswers(system)),
-            Deliverer(settings, records, clock, system.signing_key, self._outbound()),
+            Deliverer(settings, records, clock, system.signing_key, self._outbound(), system.event_targets),
         ]
 
     def callbacks(self) -> list[Role]:

@@ -210,6 +210,13 @@ class SourceRefused(Forbidden):
     code = "source_refused"
 
 
+class EventTargetRefused(Forbidden):
+    """The server sends no events to this state machine or event bus. Ask its operator to list its ARN in
+    CONVEYOR_EVENT_TARGETS."""
+
+    code = "event_target_refused"
+
+
 class CrossSite(Forbidden):
     """The request comes from another site. Use the dashboard's own pages, or send an API key."""
 

@@ -192,6 +192,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule_fetch_seconds: float = 600.0
     # Region of the state machines that wait for jobs: stepfunctions://REGION. Without it, jobs cannot have task tokens.
     step_functions: str | None = None
+    # State machines and event buses to which the server sends events of its tenants' jobs, separated by spaces:
+    # TENANT=ARN, with ?endpoint= where it differs from that of AWS; * is every tenant. Default: none.
+    event_targets: str | None = None
     # HeartbeatSeconds of state machines that wait for jobs, unless a job says otherwise; heartbeats are sent well
     # within it.
     callback_heartbeat_seconds: float = 300.0

@@ -15,6 +15,7 @@ from conveyor.auth.signing import signing_key
 from conveyor.clock import Clock, SystemClock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.event_targets import EventTargets, NoEventTargets
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AtomicAccept, Records
 from conveyor.engines.source_buckets import NoSourceBuckets, SourceBuckets
@@ -74,6 +75,8 @@ class System:
     inboxes: Sequence[Inbox] = ()
     # Buckets of tenants from which lists are read.
     source_buckets: SourceBuckets = field(default_factory=NoSourceBuckets)
+    # State machines and event buses that get the events of jobs.
+    event_targets: EventTargets = field(default_factory=NoEventTargets)
 
 
 @asynccontextmanager
@@ -108,6 +111,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
             step_functions=await _step_functions(settings, key, stack),
             inboxes=await _inboxes(settings, clock, measured["queue"], stack),
             source_buckets=await _source_buckets(settings, stack),
+            event_targets=await _event_targets(settings, stack),
         )
 
 
@@ -223,6 +227,16 @@ async def _source_buckets(settings: Settings, stack: AsyncExitStack) -> SourceBu
     except ImportError as error:
         raise _extra_missing("SOURCE_BUCKETS", "aws", error) from None
     return await stack.enter_async_context(S3SourceBuckets.open(settings.source_buckets))
+
+
+async def _event_targets(settings: Settings, stack: AsyncExitStack) -> EventTargets:
+    if settings.event_targets is None:
+        return NoEventTargets()
+    try:
+        from conveyor.engines.aws_event_targets import AwsEventTargets
+    except ImportError as error:
+        raise _extra_missing("EVENT_TARGETS", "aws", error) from None
+    return await stack.enter_async_context(AwsEventTargets.open(settings.event_targets))
 
 
 async def migrate(settings: Settings, clock: Clock) -> list[str]:

@@ -27,6 +27,7 @@ def test_webhooks(up: Cli, site: str) -> None:
     (sent,) = up.json("webhooks", "deliveries", shown["id"])
     assert (sent["event"], sent["job_id"]) == ("run.completed", job_id)
     assert sent["id"] in up("webhooks", "deliveries", shown["id"]).stdout
+    assert up.json("webhooks", "deliveries", job_id) == [sent]
     assert "Redelivering" in up("webhooks", "redeliver", sent["id"]).stdout
     wait_for(lambda: up.json("webhooks", "deliveries", shown["id"])[0]["attempts"] >= 2)
     rotated = up.json("webhooks", "rotate", shown["id"])

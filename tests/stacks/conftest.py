@@ -13,6 +13,7 @@ from conveyor.embedded import Embedded
 from conveyor.settings import Settings
 from conveyor.system import System, migrate, open_system
 from tests.servers import sources
+from tests.servers.event_targets import shared_targets
 from tests.support.api import Api, client, new_key
 from tests.support.target_site import Site
 
@@ -53,6 +54,7 @@ async def settings(stack: str, tmp_path: Path) -> Settings:
         "app": "tests.stacks.app",
         "ingest_range_bytes": 100_000,
         "source_buckets": sources.listed("acme"),
+        "event_targets": shared_targets().listed("acme"),
     }
     made = Settings.load({}, data=tmp_path / "data", **ours, **given)
     await migrate(made, SystemClock())

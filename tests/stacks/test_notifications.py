@@ -18,6 +18,7 @@ from conveyor.model import TenantId
 from conveyor.service import Service
 from conveyor.system import System
 from tests.flow.test_events import following
+from tests.servers.event_targets import shared_targets
 from tests.stacks.test_flows import ended, staged
 from tests.support.api import Api
 from tests.support.receiver import Receiver, answering
@@ -25,6 +26,24 @@ from tests.support.target_site import Seen, Site, answer, page
 from tests.support.working import all_items, until
 
 pytestmark = pytest.mark.timeout(300)
+
+
+async def test_a_job_starts_an_execution_and_puts_an_event(api: Api, site: Site) -> None:
+    targets = shared_targets()
+    notify = [
+        {"type": "start_execution", "state_machine_arn": targets.machine},
+        {"type": "eventbridge", "event_bus_arn": targets.bus},
+    ]
+    made = await api.submit({"tasks": [site.url("/ok")], "notify": notify})
+    assert made.status == 201, made.body
+
+    async def deliveries() -> list[dict[str, Any]]:
+        return await all_items(api, f"/v1/jobs/{made.json['id']}/deliveries", 3)
+
+    first, second = await until(deliveries, lambda rows: [row["status"] for row in rows] == ["delivered"] * 2)
+    assert (first["type"], second["type"]) == ("start_execution", "eventbridge")
+    assert targets.executions()[first["event_id"]]["data"]["job_id"] == made.json["id"]
+    assert [event["detail"]["id"] for event in targets.put()] == [first["event_id"]]
 
 
 async def test_webhooks_events_and_the_stream_tell_the_same(api: Api, site: Site, system: System) -> None:

@@ -99,6 +99,10 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "session_seconds": ("3600", 3600.0),
     "previous_signing_key": ("p" * 32, "p" * 32),
     "step_functions": ("stepfunctions://eu-central-1", "stepfunctions://eu-central-1"),
+    "event_targets": (
+        "*=arn:aws:events:eu-central-1:123456789012:event-bus/jobs",
+        "*=arn:aws:events:eu-central-1:123456789012:event-bus/jobs",
+    ),
     "callback_heartbeat_seconds": ("60", 60.0),
     "callback_stuck_after": ("120", 120.0),
     "callback_log_seconds": ("3600", 3600.0),

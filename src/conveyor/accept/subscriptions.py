@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 
+from conveyor.engines.event_targets import EVENT_BUS, STATE_MACHINE
 from conveyor.engines.records import Document
-from conveyor.errors import InvalidField
+from conveyor.errors import EventTargetRefused, InvalidField
 from conveyor.jobs.callbacks import callback_documents
 from conveyor.jobs.event_names import (
     MAX_NOTIFY,
     WEBHOOK,
+    EventBridgeNotify,
     Notify,
+    StartExecutionNotify,
     StepFunctionsNotify,
     WebhookNotify,
     check_events,
     check_target,
     notify_documents,
+    target_arn,
 )
 from conveyor.model import Job, TenantId
 from conveyor.system import System
@@ -26,15 +30,17 @@ _SECONDS = {"heartbeat_seconds": (1, 365 * 86_400), "stuck_after": (1, 365 * 86_
 
 
 async def check_notify(system: System, tenant: TenantId, entries: Sequence[Notify]) -> None:
-    """Raise InvalidField or TargetRefused, with the number of the invalid entry."""
+    """Raise InvalidField, TargetRefused or EventTargetRefused, with the number of the invalid entry."""
     if len(entries) > MAX_NOTIFY:
         raise InvalidField(f"`notify` can have at most {MAX_NOTIFY} entries.", field="notify")
     for number, entry in enumerate(entries):
         field = f"notify[{number}]"
         if isinstance(entry, WebhookNotify):
             await _check_webhook(system, tenant, entry, field)
-        else:
+        elif isinstance(entry, StepFunctionsNotify):
             _check_callback(system, entry, field)
+        else:
+            _check_event_target(system, tenant, entry, field)
 
 
 def refuse_tokens(entries: Sequence[Notify]) -> None:
@@ -60,6 +66,23 @@ async def _check_webhook(system: System, tenant: TenantId, entry: WebhookNotify,
         check_target(entry.url, system.settings.allow_private_targets, f"{field}.url")
     elif await system.records.documents.document(WEBHOOK, tenant, entry.endpoint_id or "") is None:
         raise InvalidField(f"`{field}.endpoint_id`: the endpoint was not found.", field=f"{field}.endpoint_id")
+
+
+def _check_event_target(
+    system: System, tenant: TenantId, entry: StartExecutionNotify | EventBridgeNotify, field: str
+) -> None:
+    if isinstance(entry, StartExecutionNotify):
+        name, form, noun = "state_machine_arn", STATE_MACHINE, "a state machine"
+    else:
+        name, form, noun = "event_bus_arn", EVENT_BUS, "an event bus"
+    arn = target_arn(entry)
+    if not form.fullmatch(arn):
+        raise InvalidField(f"`{field}.{name}` must be the ARN of {noun}.", field=f"{field}.{name}")
+    check_events(entry.events, f"{field}.events")
+    try:
+        system.event_targets.check(tenant, arn)
+    except EventTargetRefused as error:
+        raise EventTargetRefused(f"`{field}.{name}`: {error.message}", field=f"{field}.{name}") from None
 
 
 def _check_callback(system: System, entry: StepFunctionsNotify, field: str) -> None:

@@ -61,7 +61,7 @@ CountsOf = Annotated[
     operation_class=operations.takes(JobSpec, operations.IDEMPOTENCY_KEY, operations.PREFER),
     responses={
         **shapes.shaped(AcceptedView, 201, 202),
-        **shapes.problems(400, 404, 409, 413, 415, 429, 503),
+        **shapes.problems(400, 403, 404, 409, 413, 415, 429, 503),
     },
 )
 async def submit_job(

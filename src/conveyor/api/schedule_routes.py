@@ -16,7 +16,7 @@ ROUTE = "POST /v1/schedules"
     "/schedules",
     summary="Create a schedule",
     operation_class=operations.takes(ScheduleSpec, operations.IDEMPOTENCY_KEY),
-    responses={**shapes.shaped(shapes.ScheduleShape, 201), **shapes.problems(400, 404, 409, 413, 415)},
+    responses={**shapes.shaped(shapes.ScheduleShape, 201), **shapes.problems(400, 403, 404, 409, 413, 415)},
 )
 async def create_schedule(
     request: ApiRequest, system: SystemPart, tenant: TenantPart, schedules: SchedulesPart
@@ -50,7 +50,7 @@ async def show_schedule(
     "/schedules/{schedule_id:str}",
     summary="Change a schedule",
     operation_class=operations.takes(ScheduleChange),
-    responses=shapes.answers(shapes.ScheduleShape, 400, 404, 409, 413, 415),
+    responses=shapes.answers(shapes.ScheduleShape, 400, 403, 404, 409, 413, 415),
 )
 async def change_schedule(
     request: ApiRequest, schedule_id: FromPath[str], system: SystemPart, tenant: TenantPart, schedules: SchedulesPart

@@ -273,8 +273,10 @@ class DeliveryShape(Shape, frozen=True):
     """A delivery of one event to one receiver, with its latest attempts."""
 
     id: str
-    # Null for a URL that the job names.
+    # Null for a receiver that only the job names.
     webhook_id: str | None
+    # webhook, start_execution or eventbridge.
+    type: str
     job_id: JobId
     event_id: str
     event: str

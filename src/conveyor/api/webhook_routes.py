@@ -132,7 +132,7 @@ async def list_job_deliveries(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response[bytes]:
-    """Deliveries to endpoints, and to URLs that the job names."""
+    """Deliveries to endpoints, and to the URLs, state machines and event buses that the job names."""
     job = await find_job(system.records, tenant, job_id)
     return _listed(await deliveries.of_job(tenant, job.job_id, cursor, limit))
 

@@ -104,14 +104,20 @@ def delete(webhook: Endpoint, url: Server = None, data: Data = None) -> None:
 
 @app.command()
 def deliveries(
-    webhook: Endpoint, as_json: AsJson = False, limit: Limit = None, url: Server = None, data: Data = None
+    sender: Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint, or of a job.", show_default=False)],
+    as_json: AsJson = False,
+    limit: Limit = None,
+    url: Server = None,
+    data: Data = None,
 ) -> None:
-    """List the deliveries of a webhook endpoint, oldest first."""
+    """List the deliveries of a webhook endpoint, oldest first, or those of a job, by receiver. Those of a job include
+    state machines and event buses."""
     from conveyor.cli.connection import connect
     from conveyor.client import path_of
 
+    collection = "jobs" if sender.startswith("job_") else "webhooks"
     with connect(Settings.load(url=url, data=data)) as client:
-        rows = itertools.islice(client.pages(path_of("webhooks", webhook, "deliveries")), limit)
+        rows = itertools.islice(client.pages(path_of(collection, sender, "deliveries")), limit)
         if as_json:
             print_json_array(rows)
         else:

@@ -4,7 +4,7 @@ An outbox event is written in one step with the change that it reports. The disp
 tenant and to the receivers of its job, under the id that `/events` and the stream show too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -64,13 +64,33 @@ class StepFunctionsNotify(
     export: str | None = None
 
 
+class StartExecutionNotify(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="start_execution", tag_field="type"
+):
+    """Start an execution of a state machine for each event. Without `events`, when a run finishes."""
+
+    state_machine_arn: str
+    events: Sequence[str] | None = None
+
+
+class EventBridgeNotify(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="eventbridge", tag_field="type"
+):
+    """Put each event on a bus of EventBridge. Without `events`, when a run finishes."""
+
+    event_bus_arn: str
+    events: Sequence[str] | None = None
+
+
 # An entry of a job's `notify`. A new way to notify is one more struct with a tag of its own.
-Notify: TypeAlias = WebhookNotify | StepFunctionsNotify
+Notify: TypeAlias = WebhookNotify | StepFunctionsNotify | StartExecutionNotify | EventBridgeNotify
+# The entries that get deliveries.
+DeliveredNotify: TypeAlias = WebhookNotify | StartExecutionNotify | EventBridgeNotify
 
-_notify = msgspec.json.Decoder(WebhookNotify)
+_notify: msgspec.json.Decoder[DeliveredNotify] = msgspec.json.Decoder(DeliveredNotify)
 
 
-def is_wanted(events: Sequence[str] | None, event: str) -> bool:
+def is_wanted(events: Collection[str] | None, event: str) -> bool:
     """Whether a filter lets an event pass. None passes all events, an empty filter none."""
     return events is None or event in events
 
@@ -80,16 +100,27 @@ def notify_id(job_id: JobId, number: int) -> str:
 
 
 def notify_documents(job: Job, entries: Sequence[Notify]) -> list[Document]:
-    """The documents of webhooks that are written, and removed, with the job."""
+    """The documents of receivers that are written, and removed, with the job."""
     return [
         Document(NOTIFY, job.tenant, notify_id(job.job_id, number), msgspec.json.encode(entry), job_id=job.job_id)
         for number, entry in enumerate(entries)
-        if isinstance(entry, WebhookNotify)
+        if not isinstance(entry, StepFunctionsNotify)
     ]
 
 
-def notify_of(row: Document) -> WebhookNotify:
+def notify_of(row: Document) -> DeliveredNotify:
     return _notify.decode(row.body)
+
+
+def wanted_events(entry: DeliveredNotify) -> Collection[str] | None:
+    """The filter of an entry: an execution or an entry on a bus reports the end of a run, unless it says otherwise."""
+    if entry.events is None and not isinstance(entry, WebhookNotify):
+        return FINAL_EVENTS
+    return entry.events
+
+
+def target_arn(entry: StartExecutionNotify | EventBridgeNotify) -> str:
+    return entry.state_machine_arn if isinstance(entry, StartExecutionNotify) else entry.event_bus_arn
 
 
 def check_target(url: str, allow_private: bool, field: str = "url") -> None:

@@ -1,9 +1,9 @@
 """Deliverer: takes deliveries that are due, each with a lease on its document, makes one attempt, and records its
 outcome. 2xx is success; 410 disables the endpoint; anything else is retried with backoff, and fails after the last
-retry.
+retry. A delivery to a state machine or an event bus is a call of AWS instead of a request, and otherwise the same.
 
-No redirect is followed, and every attempt passes the target guard. Each lane (an endpoint, or the origin that a job
-named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other.
+No redirect is followed, and every attempt passes the target guard. Each lane (an endpoint, or the origin or ARN that a
+job named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other.
 """
 
 import asyncio
@@ -16,9 +16,11 @@ import structlog
 from conveyor.clock import Clock
 from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.responses import retry_after
+from conveyor.engines.event_targets import EventMessage, EventTargets, NoEventTargets, SendOutcome
 from conveyor.engines.records import Document, Records
+from conveyor.errors import EventTargetRefused
 from conveyor.faults import crashpoint
-from conveyor.jobs.event_names import NOTIFY, WEBHOOK, notify_of
+from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_of, target_arn
 from conveyor.model import TenantId
 from conveyor.notify.deliveries import (
     DELIVERY,
@@ -27,6 +29,7 @@ from conveyor.notify.deliveries import (
     DeliveryStatus,
     WebhookDelivery,
     delivery_of,
+    event_time,
     receiver_of,
 )
 from conveyor.notify.signatures import signed_headers, tenant_secret
@@ -58,6 +61,12 @@ class Target(msgspec.Struct, frozen=True):
     secrets: list[str]
 
 
+class AwsTarget(msgspec.Struct, frozen=True):
+    """The state machine or the event bus of a delivery."""
+
+    arn: str
+
+
 class EndpointLane(msgspec.Struct):
     """The deliveries that share a concurrency limit."""
 
@@ -72,7 +81,13 @@ class Deliverer:
     """A role. Several share the work."""
 
     def __init__(
-        self, settings: Settings, records: Records, clock: Clock, signing_key: bytes, outbound: Outbound
+        self,
+        settings: Settings,
+        records: Records,
+        clock: Clock,
+        signing_key: bytes,
+        outbound: Outbound,
+        event_targets: EventTargets | None = None,
     ) -> None:
         self.name = "deliverer"
         self.wake: Callable[[], None] = lambda: None
@@ -82,6 +97,7 @@ class Deliverer:
         self._clock = clock
         self._key = signing_key
         self._outbound = outbound
+        self._event_targets = event_targets or NoEventTargets()
         self._pauses = [float(text) for text in settings.webhook_retries.split()]
         # No tenant gets all slots, however many endpoints it has.
         self._share = max(settings.webhook_concurrency, settings.webhook_slots // 4)
@@ -171,11 +187,14 @@ class Deliverer:
         if isinstance(target, str):
             await self._fail(claimed, DeliveryAttempt(self._clock.now(), 0.0, error=target))
             return
-        attempt, wait = await self._try(delivery_of(claimed), target)
+        if isinstance(target, AwsTarget):
+            attempt, wait = await self._send(claimed, target), 0.0
+        else:
+            attempt, wait = await self._try(delivery_of(claimed), target)
         _measure(claimed, attempt)
         lane.seconds += (attempt.seconds - lane.seconds) / 4
         crashpoint("delivery.sent.after")
-        if attempt.status == GONE:
+        if isinstance(target, Target) and attempt.status == GONE:
             await self._disable(claimed)
             await self._fail(claimed, attempt)
         else:
@@ -189,13 +208,17 @@ class Deliverer:
         crashpoint("delivery.claim.after")
         return claimed
 
-    async def _target(self, row: Document) -> Target | str | None:
+    async def _target(self, row: Document) -> Target | AwsTarget | str | None:
         """Where it goes; None if the receiver was removed, an error code if it is disabled."""
         receiver = receiver_of(row)
         if receiver.startswith("job_"):
             named = await self._records.documents.document(NOTIFY, row.tenant, receiver)
-            url = None if named is None else notify_of(named).url
-            return None if url is None else Target(url, [tenant_secret(self._key, row.tenant)])
+            if named is None:
+                return None
+            entry = notify_of(named)
+            if not isinstance(entry, WebhookNotify):
+                return AwsTarget(target_arn(entry))
+            return None if entry.url is None else Target(entry.url, [tenant_secret(self._key, row.tenant)])
         document = await self._records.documents.document(WEBHOOK, row.tenant, receiver)
         if document is None:
             return None
@@ -223,6 +246,18 @@ class Deliverer:
         except OutboundFailed as failed:
             error = failed.code
         return DeliveryAttempt(at, self._clock.monotonic() - started, status, error), wait
+
+    async def _send(self, row: Document, target: AwsTarget) -> DeliveryAttempt:
+        """Call the state machine or the event bus. Whether the tenant may use it is checked in each attempt."""
+        at, started = self._clock.now(), self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._settings.webhook_timeout):
+                outcome = await self._event_targets.send(row.tenant, target.arn, _message(delivery_of(row)))
+        except EventTargetRefused as refused:
+            outcome = SendOutcome(error=refused.code)
+        except TimeoutError:
+            outcome = SendOutcome(error="timeout")
+        return DeliveryAttempt(at, self._clock.monotonic() - started, outcome.status, outcome.error)
 
     async def _record(self, row: Document, attempt: DeliveryAttempt, wait: float) -> None:
         delivery = _with(delivery_of(row), attempt)
@@ -271,6 +306,10 @@ class Deliverer:
             for row in rows[max(concurrency, int(_IDLE * 4 / interval)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + interval, now + _LONGEST_DEFERRAL)
                 await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=lane.deferred_to))
+
+
+def _message(delivery: WebhookDelivery) -> EventMessage:
+    return EventMessage(delivery.event_id, delivery.event, event_time(delivery), delivery.payload)
 
 
 def _measure(row: Document, attempt: DeliveryAttempt) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import iso_text
+from conveyor.engines.event_targets import EVENT_BUS, STATE_MACHINE
 from conveyor.engines.records import Document, Records
 from conveyor.errors import BadCursor, Conflict, NotFound
 from conveyor.faults import crashpoint
@@ -51,7 +52,7 @@ class WebhookDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     event: str
     # The bytes that every attempt sends.
     payload: str
-    # Deliveries of a lane share its concurrency: its endpoint, or the origin of the URL that a job named.
+    # Deliveries of a lane share its concurrency: its endpoint, or the origin or ARN that a job named.
     lane: str
     created_at: float
     standing: DeliveryStatus = DeliveryStatus.PENDING
@@ -89,6 +90,12 @@ def payload_of(event: OutboxEvent) -> str:
     data = {"job_id": event.job_id, "run_id": event.run_id, **event.data}
     payload = {"type": event.event, "id": event.notice_id, "timestamp": iso_text(event.at), "data": data}
     return msgspec.json.encode(payload).decode()
+
+
+def event_time(delivery: WebhookDelivery) -> str:
+    """When the event happened, as its payload says."""
+    timestamp: str = msgspec.json.decode(delivery.payload)["timestamp"]
+    return timestamp
 
 
 def receiver_of(row: Document) -> str:
@@ -156,6 +163,7 @@ def delivery_json(row: Document) -> dict[str, Any]:
     return {
         "id": row.id,
         "webhook_id": receiver if receiver.startswith("webhook_") else None,
+        "type": _type_of(delivery),
         "job_id": row.job_id,
         "event_id": delivery.event_id,
         "event": delivery.event,
@@ -173,6 +181,13 @@ def delivery_json(row: Document) -> dict[str, Any]:
             for attempt in delivery.log
         ],
     }
+
+
+def _type_of(delivery: WebhookDelivery) -> str:
+    """The `type` of its receiver. A lane is an ARN only if the receiver is one."""
+    if STATE_MACHINE.fullmatch(delivery.lane):
+        return "start_execution"
+    return "eventbridge" if EVENT_BUS.fullmatch(delivery.lane) else "webhook"
 
 
 def payload_json(row: Document) -> Any:

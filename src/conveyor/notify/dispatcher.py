@@ -16,7 +16,17 @@ from conveyor.coordination.isolation import Isolation
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.event_names import FINAL_EVENTS, MAX_NOTIFY, NOTIFY, WEBHOOK, is_wanted, notify_of
+from conveyor.jobs.event_names import (
+    FINAL_EVENTS,
+    MAX_NOTIFY,
+    NOTIFY,
+    WEBHOOK,
+    WebhookNotify,
+    is_wanted,
+    notify_of,
+    target_arn,
+    wanted_events,
+)
 from conveyor.jobs.progress_events import ProgressEvents
 from conveyor.model import Counts, OutboxEvent, TenantId
 from conveyor.notify.callback_answers import StepAnswers
@@ -136,7 +146,7 @@ class OutboxDispatcher:
                 return endpoints
 
     async def _deliveries(self, event: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
-        """One for each endpoint and each URL that wants the event."""
+        """One for each endpoint and each `notify` entry that wants the event."""
         endpoint_ids = {row.id for row in endpoints}
         # By receiver: an endpoint that the job names too gets the event once.
         lanes = {row.id: row.id for row in endpoints if is_wanted(endpoint_of(row).events, event.event)}
@@ -160,8 +170,10 @@ class OutboxDispatcher:
 def _receiver_and_lane(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:
     """The receiver and the lane of one of the job's `notify` entries, if it wants the event and exists."""
     entry = notify_of(row)
-    if not is_wanted(entry.events, event):
+    if not is_wanted(wanted_events(entry), event):
         return {}
+    if not isinstance(entry, WebhookNotify):
+        return {row.id: target_arn(entry)}
     if entry.url is not None:
         return {row.id: Url(entry.url).origin_ascii}
     return {entry.endpoint_id: entry.endpoint_id} if entry.endpoint_id in endpoints else {}
