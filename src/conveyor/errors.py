@@ -8,12 +8,12 @@ ConveyorError
 │   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
-├── Forbidden (403) ── CrossSite · SourceRefused
+├── Forbidden (403) ── CrossSite · SourceRefused · EventTargetRefused
 ├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
 │   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
-│   └── ReplacementInFlight · AlreadyReplaced
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable · TasksElsewhere
+│   └── ReplacementInFlight · AlreadyReplaced · TasksElsewhere
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable
     └── Overloaded ── NoWorkers
 """
 
@@ -336,6 +336,12 @@ class SignatureRefused(Unauthorized):
     status = 403
 
 
+class TasksElsewhere(Conflict):
+    """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
+
+    code = "tasks_elsewhere"
+
+
 class Unavailable(ConveyorError):
     """The service is temporarily unavailable. Retry in a moment."""
 
@@ -365,12 +371,6 @@ class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
-
-
-class TasksElsewhere(Unavailable):
-    """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
-
-    code = "tasks_elsewhere"
 
 
 class Overloaded(Unavailable):

@@ -19,6 +19,7 @@ from conveyor.settings import Settings
 from conveyor.system import System
 from tests.support.api import Api
 from tests.support.clocks import JumpingClock
+from tests.support.stored_rows import rows
 from tests.support.working import Echo, all_items, ended, until, working
 
 ACME = TenantId("acme")
@@ -50,15 +51,6 @@ async def remove_all(system: System, clock: JumpingClock) -> Removed:
             for field in Removed.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(once, field))
     return total
-
-
-async def rows(system: System) -> dict[str, int]:
-    """Rows of every table that has any, but for the API keys."""
-    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
-    tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
-    assert len(tables) >= 14
-    counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
-    return {name: count for name, count in counts.items() if count and name != "keys"}
 
 
 def files(system: System) -> list[str]:

@@ -22,6 +22,7 @@ from tests.support.api import Answer, Api
 from tests.support.clocks import JumpingClock, ManualClock
 from tests.support.make_jobs import end, make_run, seeds
 from tests.support.small_fleet import Recording, open_fleet, succeed, success
+from tests.support.stored_rows import rows
 from tests.support.working import Flaky, all_items, ended, until, working
 
 ACME = TenantId("acme")
@@ -393,14 +394,6 @@ class TestLive:
 
 def retention(system: System) -> Retention:
     return Retention(system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock)
-
-
-async def rows(system: System) -> dict[str, int]:
-    """Rows of every table that has any, but for the API keys."""
-    database: Any = system.records.jobs._database  # type: ignore[attr-defined]
-    tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
-    counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
-    return {name: count for name, count in counts.items() if count and name != "keys"}
 
 
 def files(system: System) -> list[str]:

@@ -363,9 +363,12 @@ class TestUrls:
             assert written
             assert {msgspec.json.decode(bytes(task.input)).popitem()[0] for task in written} == {"n"}
 
-    @pytest.mark.parametrize("ranges", [True, False])
-    async def test_the_named_version_or_none(self, site: ListSite, tmp_path: Path, ranges: bool) -> None:
-        site.ranges = ranges
+    @pytest.mark.parametrize(
+        ("ranges", "weak"), [(True, False), (False, False), (True, True)], ids=["ranges", "whole", "weak"]
+    )
+    async def test_the_named_version_or_none(self, site: ListSite, tmp_path: Path, ranges: bool, weak: bool) -> None:
+        """With a weak ETag, ranges are pinned by the time of the last change."""
+        site.ranges, site.weak, site.modified = ranges, weak, OLD
         async with opened(tmp_path) as system, ingesting(system) as ingester:
             for named in ({"etag": site.tag}, {"etag": site.tag.strip('"')}, {"sha256": sha256(DATA).hexdigest()}):
                 await check_tasks(system, await finish(system, ingester, await submit(system, site.url, **named)))

@@ -219,10 +219,10 @@ async def test_a_job_whose_tasks_are_elsewhere_is_an_error_that_says_so(
                     # The job's own events are records.
                     assert answer.status == 200
                     continue
-                assert (answer.status, answer.json["code"]) == (503, "tasks_elsewhere"), path
+                assert (answer.status, answer.json["code"]) == (409, "tasks_elsewhere"), path
                 assert "CONVEYOR_OTHER_TASKS" in answer.json["detail"]
             made = await api.post(f"/v1/jobs/{job.job_id}/rerun", {"select": "failed"})
-            assert (made.status, made.json["code"]) == (503, "tasks_elsewhere")
+            assert (made.status, made.json["code"]) == (409, "tasks_elsewhere")
             here = await api.submit({"tasks": ["a"], "kind": "python", "handler": "anything"})
             listed = {each["id"]: each for each in (await api.get("/v1/jobs")).json["items"]}
         for job_id in (job.job_id, unfinished.job_id):

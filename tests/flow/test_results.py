@@ -93,6 +93,7 @@ async def test_the_public_shape_of_a_task(system: System) -> None:
     shown = msgspec.json.decode(msgspec.json.encode(task_json(task, "/v1/body")))
     assert shown == {
         "task_id": task_id(RUN.run_id, 0),
+        "dead_lettered": False,
         "index": 0,
         "input": "https://example.com/0",
         "status": "succeeded",
@@ -113,7 +114,7 @@ async def test_the_public_shape_of_a_task(system: System) -> None:
     waiting = msgspec.json.decode(msgspec.json.encode(task_json(pending, "/v1/body")))
     assert waiting.keys() == shown.keys()
     assert (waiting["status"], waiting["attempts"], waiting["input"]) == ("pending", 0, "https://example.com/1")
-    rest = waiting.keys() - {"task_id", "index", "input", "status", "attempts"}
+    rest = waiting.keys() - {"task_id", "index", "input", "status", "attempts", "dead_lettered"}
     assert {waiting[name] for name in rest} == {None}, "no address for a body that is not there"
 
 

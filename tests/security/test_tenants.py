@@ -44,6 +44,8 @@ MATRIX: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/jobs/{job_id}/resume"): ("",),
     ("POST", "/v1/jobs/{job_id}/cancel"): ("",),
     ("GET", "/v1/uploads/{upload_id}"): ("",),
+    ("POST", "/v1/uploads/{upload_id}/parts"): ("",),
+    ("POST", "/v1/uploads/{upload_id}/complete"): ("",),
     ("POST", "/v1/jobs/{job_id}/exports"): ("",),
     ("GET", "/v1/jobs/{job_id}/exports"): ("", "?cursor={export_id}"),
     ("GET", "/v1/exports/{export_id}"): ("",),
@@ -175,7 +177,8 @@ def comparable(answer: Answer) -> tuple[int, dict[str, str], Any]:
 
 
 async def ask(api: Api, method: str, path: str) -> Answer:
-    return await api.request(method, path, body=b"{}" if method in {"POST", "PUT", "PATCH"} else None)
+    body = b'{"multipart_id": "some"}' if path.endswith("/complete") else b"{}"
+    return await api.request(method, path, body=body if method in {"POST", "PUT", "PATCH"} else None)
 
 
 @pytest.mark.parametrize(("method", "route"), MATRIX)
@@ -232,7 +235,7 @@ async def test_an_upload_is_good_for_its_tenant_only(server: Api) -> None:
     foreign = comparable(await intruder.submit({"source": {"upload_id": own.upload_id}}))
     assert foreign == comparable(await intruder.submit({"source": {"upload_id": UNKNOWN.upload_id}}))
     assert foreign[0] == 404
-    assert (await server.submit({"source": {"upload_id": own.upload_id}})).status == 202
+    assert (await server.submit({"source": {"upload_id": own.upload_id}})).status == 201
 
 
 async def test_dead_letters_are_ones_own(server: Api) -> None:

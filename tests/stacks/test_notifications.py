@@ -52,7 +52,8 @@ async def test_webhooks_events_and_the_stream_tell_the_same(api: Api, site: Site
         webhook = (await api.post("/v1/webhooks", {"url": receiver.url()})).json
         upload_id = await staged(api, "".join(f"{site.url(f'/ok?n={n}')}\n" for n in range(20)).encode())
         notify = [{"type": "webhook", "url": receiver.url("/own"), "events": ["run.completed"]}]
-        made = await api.submit({"source": {"upload_id": upload_id}, "notify": notify})
+        spec = {"source": {"upload_id": upload_id}, "notify": notify}
+        made = await api.post("/v1/jobs", spec, headers={"Prefer": "respond-async"})
         job_id = made.json["id"]
         async with following(api, job_id) as follower:
             await follower.rest()

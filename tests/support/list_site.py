@@ -22,6 +22,7 @@ class ListSite(Listener):
         # What it offers.
         self.ranges = True
         self.etag = True
+        self.weak = False
         self.modified: str | None = None
         self.conditions = True
         # Answers to give first, instead.
@@ -51,7 +52,7 @@ class ListSite(Listener):
             return
         fields = {"Date": DATE, "Accept-Ranges": "bytes" if self.ranges else "none"}
         if self.etag:
-            fields["ETag"] = self.tag
+            fields["ETag"] = f"W/{self.tag}" if self.weak else self.tag
         if self.modified is not None:
             fields["Last-Modified"] = self.modified
         wanted = seen.headers.get("if-match")

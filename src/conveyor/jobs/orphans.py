@@ -62,9 +62,13 @@ async def note_submit(
             await documents.create_documents([row])
             crashpoint("orphans.note.after")
             return row
-        if orphans_of(existing).is_doomed:
+        noted = orphans_of(existing)
+        if noted.is_doomed:
             raise EngineFailed("What an earlier attempt of this request wrote is being removed. Try again later.")
-        renewed = await documents.replace_document(msgspec.structs.replace(existing, due_at=due_at))
+        both = msgspec.structs.replace(noted, keys=sorted({*noted.keys, *keys}))
+        renewed = await documents.replace_document(
+            msgspec.structs.replace(existing, body=msgspec.json.encode(both), due_at=due_at)
+        )
         if renewed is not None:
             return renewed
     raise EngineFailed("The start of a submit was not written: too many concurrent writes.")

@@ -54,17 +54,18 @@ class ListBytes:
                 # The operator has removed it from the list since the job was accepted.
                 raise ListUnreadable(refused.message) from None
             size = found.size
-            changes = {"etag": found.etag, "version_id": found.version_id}
+            pins = {"etag": found.etag, "version_id": found.version_id}
+            changes: dict[str, str | None] = {name: value for name, value in pins.items() if value is not None}
         else:
             pinned = await readers.urls.pin(place)
             if pinned is None:
                 return None
             size = pinned.size
+            # The named version was compared; a weak ETag of it is no condition for a range.
             changes = {"etag": pinned.etag, "last_modified": pinned.last_modified}
         if size > self.max_bytes:
             raise ListUnreadable(f"The list is larger than {self.max_bytes} bytes.")
-        given = {name: value for name, value in changes.items() if value is not None}
-        return msgspec.structs.replace(source, size=size, remote=msgspec.structs.replace(place, **given))
+        return msgspec.structs.replace(source, size=size, remote=msgspec.structs.replace(place, **changes))
 
     def copied(self, source: Source) -> AsyncIterator[bytes]:
         """The bytes of a list that cannot be pinned, all from one response."""

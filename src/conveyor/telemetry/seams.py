@@ -1,7 +1,7 @@
 """Measures the engines: times every call, and counts jobs, runs and tasks from the results of the calls.
 
 The wrapper has each method of the seam's Protocol, and the capabilities that the engine has, so that
-`isinstance(tasks, WalksByIndex)` gives the same answer as for the engine itself.
+`isinstance(tasks, ReadsByIndex)` gives the same answer as for the engine itself.
 """
 
 import inspect

@@ -258,7 +258,7 @@ class SqliteTasks:
 
         gone = await self._database.write(work)
         if gone == 0:
-            self._numbers.pop((run.tenant, run.run_id), None)
+            self._reruns.discard(self._numbers.pop((run.tenant, run.run_id), -1))
         return gone
 
     async def _number(self, run: RunKey) -> int | None:
