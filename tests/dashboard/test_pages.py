@@ -369,7 +369,7 @@ class TestOperations:
         expect(letters.get_by_role("link", name="task 0")).to_be_visible()
         button(page, "Redrive all http_404").click()
         confirm(page, "Redrive")
-        expect(page.get_by_role("status").get_by_text("1 redriven.")).to_be_visible()
+        expect(page.get_by_role("status").get_by_text("1 redriven.").first).to_be_visible()
         assert here.ask("GET", f"/v1/jobs/{job}")["run"]["number"] == 2
 
     def test_schedules_are_paused_and_deleted(self, here: World, visit: Open) -> None:

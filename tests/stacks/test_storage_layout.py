@@ -146,7 +146,7 @@ async def _undescribed_attributes(place: Path) -> list[tuple[str, str, str]]:
             for name, value in item.items():
                 names = [name, *value["M"]] if "M" in value else [name]
                 # By error code and by writer: their prefixes are described.
-                plain = [re.sub(r"^(e|w):.*", r"\1:", each) for each in names]
+                plain = [re.sub(r"^(e|p|w):.*", r"\1:", each) for each in names]
                 missing |= {(table, partition, each) for each in plain if each not in words and f"`{each}<" not in SPEC}
     return sorted(missing)
 
