@@ -43,7 +43,7 @@ class Unordered:
         self._tasks = tasks
 
     def __getattr__(self, name: str) -> Any:
-        if name == "walk":
+        if name in {"walk", "engine_of"}:
             raise AttributeError(name)
         return getattr(self._tasks, name)
 
