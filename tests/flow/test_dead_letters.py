@@ -14,7 +14,7 @@ from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from tests.support.api import Api
 from tests.support.clocks import JumpingClock
-from tests.support.working import all_items, ended, until, working
+from tests.support.working import Echo, all_items, ended, until, working
 
 ACME = TenantId("acme")
 
@@ -257,6 +257,44 @@ class TestRedrive:
         [letter] = await letters(server)
         assert (letter["redrive"], letter["redrive_effect"]) == ("none", "Nothing: none of its tasks is failed now.")
         assert await redrive(server, letter["id"]) == (0, 1)
+
+    async def test_a_cancelled_rerun_hides_no_failure(self, server: Api) -> None:
+        job = await with_dead_lettered(server, 1)
+        before = await letters(server)
+        assert (before[0]["redrive"], before[0]["error_code"]) == ("rerun_task", "worker_lost")
+        assert (await server.post(f"/v1/jobs/{job.job_id}/rerun", {"select": "failed"})).status == 202
+        echo = Echo()
+        echo.gate.clear()
+        async with working(server.system, echo):
+            [letter] = await until(lambda: letters(server), lambda found: found[0]["redrive"] == "none")
+            assert letter["redrive_effect"] == "Nothing: none of its tasks is failed now."
+            assert (await server.post(f"/v1/jobs/{job.job_id}/cancel")).status < 300
+            await ended(server, job.job_id)
+            rerun = await job_of(server, job.job_id)
+            await until(lambda: server.system.tasks.counts(rerun.key), lambda counts: counts.cancelled == 1)
+        assert await letters(server) == before
+        assert await redrive(server, before[0]["id"]) == (1, 0)
+        async with working(server.system) as echo:
+            assert (await ended(server, job.job_id))["run"]["number"] == 3
+        assert [index for _, index in echo.ran] == [1]
+
+    async def test_a_task_of_a_rerun_that_has_not_ended_goes_back(self, server: Api) -> None:
+        """Its earlier failure does not count while the rerun is in progress."""
+        job = await with_dead_lettered(server, 1)
+        [old] = await letters(server)
+        assert (await server.post(f"/v1/jobs/{job.job_id}/rerun", {"select": "failed"})).status == 202
+        echo = Echo()
+        echo.gate.clear()
+        async with working(server.system, echo):
+            await until(lambda: letters(server), lambda found: found[0]["redrive"] == "none")
+        rerun = await job_of(server, job.job_id)
+        queue = run_queue(rerun.run.run_id)
+        await server.system.queue.drop(queue)
+        await dead_letter(server, encode(Chunk(rerun.key, [TaskRef(1, InputJson('"x"'))])).body, queue)
+        assert {letter["id"]: letter["redrive"] for letter in await letters(server)}.pop(old["id"]) == "none"
+        [letter] = [each for each in await letters(server) if each["id"] != old["id"]]
+        assert letter["redrive"] == "requeue"
+        assert await redrive(server, letter["id"]) == (1, 0)
 
     async def test_each_letter_goes_once(self, server: Api) -> None:
         job = await job_of(server, await upload_job(server, text(3)))

@@ -9,7 +9,8 @@ import pytest
 
 from conveyor.accept import redrive as redrive_module
 from conveyor.api import schemas as shapes
-from conveyor.model import Job
+from conveyor.jobs.dead_lettered_tasks import DEAD_LETTERS
+from conveyor.model import Job, TenantId
 from conveyor.recover.sampler import Sampler
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
@@ -70,6 +71,12 @@ async def redrive(api: Api, **body: Any) -> dict[str, Any]:
 async def statuses(api: Api, job_id: str) -> dict[int, str]:
     items = await all_items(api, f"/v1/jobs/{job_id}/results?run=latest-per-task")
     return {item["index"]: item["status"] for item in items if item["status"] != "succeeded"}
+
+
+async def named_runs(api: Api) -> list[str]:
+    """The runs that may have dead-lettered tasks."""
+    page = await api.system.records.documents.documents(DEAD_LETTERS, TenantId("acme"), None, 100)
+    return [document.id for document in page.items]
 
 
 class TestParking:
@@ -214,6 +221,71 @@ class TestRedrive:
         assert await letters(server) == []
         assert await redrive(server, all=True) == {"redriven": 0, "skipped": 0, "runs": []}
         assert (await server.get(f"/v1/jobs/{job['id']}")).json["run"]["number"] == 2
+
+    @pytest.mark.parametrize("bound", [0, 1000], ids=["selected", "named"])
+    async def test_a_redrive_that_is_cancelled_loses_none(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch, bound: int
+    ) -> None:
+        monkeypatch.setattr(redrive_module, "_MAX_INDEXES", bound)
+        job = await run_once(server)
+        before = await letters(server)
+        assert (await redrive(server, all=True))["redriven"] == 3
+        executor = Flaky(wrong)
+        executor.gate.clear()
+        async with working(server.system, executor):
+            await until(lambda: letters(server), lambda found: not found)
+            await Sampler(server.system).tick()
+            assert metrics.DEAD_LETTERS.series[()] == 0, "their outcomes are still to come"
+            assert (await server.post(f"/v1/jobs/{job['id']}/cancel")).status < 300
+            assert (await ended(server, job["id"]))["state"] == "cancelled"
+            assert await letters(server) == before
+        await Sampler(server.system).tick()
+        assert metrics.DEAD_LETTERS.series[()] == 3
+        assert await statuses(server, job["id"]) == dict.fromkeys([1, 4, 5, 7], "failed")
+        assert (await redrive(server, ids=[before[0]["id"]]))["redriven"] == 1
+        async with working(server.system, Flaky(wrong)):
+            await ended(server, job["id"])
+        assert (await redrive(server, all=True))["redriven"] == 2
+        async with working(server.system, Flaky(wrong)):
+            assert (await ended(server, job["id"]))["run"]["number"] == 4
+        assert await letters(server) == []
+        assert await statuses(server, job["id"]) == {7: "failed"}
+
+    @pytest.mark.parametrize("bound", [0, 1000], ids=["selected", "named"])
+    async def test_a_run_is_forgotten_once_none_is_left(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch, bound: int
+    ) -> None:
+        monkeypatch.setattr(redrive_module, "_MAX_INDEXES", bound)
+        job = await run_once(server)
+        assert await named_runs(server) == [job["run"]["id"]]
+        await redrive(server, error_code="timeout")
+        async with working(server.system, Flaky(wrong)):
+            await ended(server, job["id"])
+        await Sampler(server.system).tick()
+        assert await named_runs(server) == [job["run"]["id"]], "two are left"
+        await redrive(server, all=True)
+        await Sampler(server.system).tick()
+        assert await named_runs(server) == [job["run"]["id"]], "the rerun may be cancelled"
+        async with working(server.system, Flaky(wrong)):
+            await ended(server, job["id"])
+        await Sampler(server.system).tick()
+        assert await named_runs(server) == []
+
+    async def test_a_run_with_more_than_the_sampler_reads_is_forgotten_too(
+        self, server: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(redrive_module, "_MAX_INDEXES", 0)
+        await run_once(server)
+        job_id = (await redrive(server, all=True))["runs"][0]["job_id"]
+        async with working(server.system, Flaky(wrong)):
+            await ended(server, job_id)
+
+        async def scan(*_: Any) -> Any:
+            raise AssertionError("the rerun took them all, so there is nothing to read")
+
+        monkeypatch.setattr(server.system.tasks, "scan", scan)
+        await Sampler(server.system).tick()
+        assert await named_runs(server) == []
 
     async def test_of_one_job(self, server: Api) -> None:
         job = await run_once(server)

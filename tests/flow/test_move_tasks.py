@@ -21,24 +21,29 @@ from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
 from conveyor.api.server import serve
+from conveyor.engines.queue import CONTROL, Depth, run_queue
 from conveyor.engines.tasks import TaskEvent, TaskFilter
 from conveyor.errors import RunNotEnded, TasksElsewhere
 from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs.chunks import encode
+from conveyor.jobs.dead_lettered_tasks import write_run_document
 from conveyor.lifecycle import Lifecycle
-from conveyor.model import Counts, InputJson, Job, JobId, JobKind, RunKey, Task, TaskEnd, TaskSeed
+from conveyor.model import Chunk, Counts, InputJson, Job, JobId, JobKind, RunKey, Task, TaskEnd, TaskRef, TaskSeed
 from conveyor.recover.retention import Retention
+from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
 from conveyor.recover.task_mover import MoveTotals, TaskMover
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, migrate, open_system
+from conveyor.telemetry import metrics
 from tests.servers import dynamodb, postgres
 from tests.support.api import Api, client, new_key
 from tests.support.clocks import JumpingClock
 from tests.support.export_jobs import asked, exporter, parts_of
 from tests.support.make_jobs import ACME
-from tests.support.working import until, working
+from tests.support.working import all_items, until, working
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
 
@@ -229,6 +234,65 @@ async def test_a_job_whose_tasks_are_elsewhere_is_an_error_that_says_so(
             assert listed[job_id]["reason_code"] == "tasks_elsewhere"
             assert set(listed[job_id]["run"]["counts"].values()) == {0}
         assert listed[here.json["id"]]["run"]["counts"]["pending"] == 1
+
+
+async def test_dead_letters_of_a_job_elsewhere_do_not_hide_the_others(
+    old: Settings, only_new: Settings, clock: JumpingClock
+) -> None:
+    async with open_system(old, clock) as system:
+        there = await with_dead_letter(system)
+        queue = run_queue(there.run.run_id)
+        await system.queue.send(queue, [encode(Chunk(there.key, [TaskRef(0, InputJson("1"))]))])
+        [delivery] = await system.queue.receive(queue, 1, 60)
+        await system.queue.dead_letter(queue, [delivery.receipt], "given up")
+    async with open_system(only_new, clock) as system:
+        here = await with_dead_letter(system)
+        await Sampler(system).tick()
+        assert metrics.DEAD_LETTERS.series[()] == 2, "the message, and the task that is here"
+        async with serving(system) as api:
+            message, task = await all_items(api, "/v1/dead-letters")
+            assert (message["job_id"], message["redrive"]) == (there.job_id, "none")
+            where = f"Nothing: the tasks of the job are in the task engine {there.task_store}, not open here."
+            assert message["redrive_effect"] == where
+            assert task["id"] == f"{here.job_id}:1:0"
+            ids = [message["id"], f"{there.job_id}:1:0"]
+            answer = await api.post("/v1/dead-letters/redrive", {"ids": ids})
+            assert (answer.status, answer.json) == (200, {"redriven": 0, "skipped": 2, "runs": []})
+            answer = await api.post("/v1/dead-letters/redrive", {"all": True})
+            assert (answer.status, answer.json["redriven"], answer.json["skipped"]) == (200, 1, 1)
+            assert [run["job_id"] for run in answer.json["runs"]] == [here.job_id]
+    async with open_system(old, clock) as system, serving(system) as api:
+        assert f"{there.job_id}:1:0" in {letter["id"] for letter in await all_items(api, "/v1/dead-letters")}
+
+
+async def with_dead_letter(system: System) -> Job:
+    """A finished job of one task, which is dead-lettered."""
+    job = await submit(system, 1)
+    now = system.clock.now()
+    await write_run_document(system.records.documents, job, now)
+    end = TaskEnd(0, TaskStatus.FAILED, 3, None, "timeout", '{"dead_lettered":true}', now)
+    finished = await system.tasks.finish(job.key, [end])
+    await lifecycle_of(system).settle(job, finished.counts)
+    await sweep(system)
+    return await read(system, job.job_id)
+
+
+async def test_a_message_of_a_finished_run_elsewhere_waits_for_its_engine(
+    old: Settings, only_new: Settings, clock: JumpingClock
+) -> None:
+    async with open_system(old, clock) as system:
+        job = await finish(system, await submit(system, 4))
+        await Rerun(system).rerun(job, RerunSpec(select="all"))
+        rerun = await read(system, job.job_id)
+        await lifecycle_of(system).move(rerun, RunState.CANCELLED, None, Counts())
+    async with open_system(only_new, clock) as system:
+        await ingest(system)
+        depth = await system.queue.depth(CONTROL)
+        assert (depth.ready, depth.held, depth.delayed) == (0, 0, 1), "it was released, for later"
+    clock.advance(10)
+    async with open_system(old, clock) as system:
+        await ingest(system)
+        assert await system.queue.depth(CONTROL) == Depth(0, 0, 0)
 
 
 @dataclasses.dataclass

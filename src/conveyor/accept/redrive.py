@@ -2,7 +2,8 @@
 queue. A task that was dead-lettered has failed, and its run may have completed: redrive starts a rerun of it.
 
 A job gets one rerun for all its chosen tasks: up to a bound it names them one by one, beyond it selects them by their
-mark, so that a request costs the same however many they are.
+mark, so that a request costs the same however many they are. The outcomes of the rerun take the place of the dead
+letters: those that it does not finish, because it is cancelled, can be redriven again.
 """
 
 from collections.abc import AsyncGenerator, Collection, Sequence
@@ -21,7 +22,6 @@ from conveyor.jobs.dead_lettered_tasks import (
     find_dead_lettered,
     is_task_letter,
     jobs_with_dead_letters,
-    remove_run_documents,
 )
 from conveyor.jobs.dead_letters import DeadLetterOwner, RedriveAction, RedrivePlan, decode_dead_letter, plan_redrives
 from conveyor.model import Job, JobId, RunId, TenantId, is_resumable
@@ -181,9 +181,9 @@ class _Redriving:
         return self._by_job.setdefault(job.job_id, _Candidates(job))
 
     async def _rerun(self, candidates: _Candidates) -> tuple[RunId, int]:
-        """Start the rerun, then remove the dead letters: after a crash in between, their tasks are in progress or
-        finished, and each letter's plan says so. Returns the run, and how many dead letters it takes."""
-        job, documents = candidates.job, self._system.records.documents
+        """Start the rerun, then remove the messages: after a crash in between, their tasks are in progress or finished,
+        and each letter's plan says so. Returns the run, and how many dead letters it takes."""
+        job = candidates.job
         if candidates.where is None or len(candidates.indexes) <= _MAX_INDEXES:
             indexes = candidates.indexes.union(*(plan.indexes for _, plan in candidates.letters))
             run_id = await Rerun(self._system).rerun_tasks(job, sorted(indexes))
@@ -193,9 +193,6 @@ class _Redriving:
             run_id = await Rerun(self._system).rerun_dead_letters(job, candidates.where.error_code)
             number = candidates.count
         crashpoint("redrive.rerun.after")
-        if candidates.where is not None and candidates.where.error_code is None:
-            earlier = await self._system.records.jobs.runs(job.job_id)
-            await remove_run_documents(documents, job, [run.run_id for run in earlier if run.run_id != run_id])
         return run_id, number
 
     async def _requeue(self, letter: DeadLetterOwner) -> bool:

@@ -64,14 +64,17 @@ class Ingester:
             await self._ingest.queue.dead_letter(CONTROL, [delivery.receipt], f"The message cannot be read: {error}")
             return
         job = await self._job(message)
-        if job is None or job.run.state is not RunState.INGESTING:
-            if job is not None and job.run.state in ENDED and not job.run.last_batch and not is_resumable(job):
-                await self._ingest.clear_up(job)
+        is_left = job is not None and _is_left_by_ingest(job)
+        if job is None or not (is_left or job.run.state is RunState.INGESTING):
             await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
         if not is_reachable(self._ingest.tasks, job.key):
             # Another process opens the task engine of this job.
             await self._ingest.queue.release(CONTROL, [delivery.receipt], _ELSEWHERE_DELAY)
+            return
+        if is_left:
+            await self._ingest.clear_up(job)
+            await self._ingest.queue.ack(CONTROL, [delivery.receipt])
             return
         if not await self._handover.is_over(job):
             await self._ingest.queue.release(CONTROL, [delivery.receipt], LOOK_SECONDS)
@@ -157,6 +160,11 @@ class Ingester:
         crashpoint("ingester.bury.after")
         counts = await self._ingest.tasks.counts(job.key)
         await self._ingest.lifecycle.move(job, RunState.FAILED, reason, counts, keep=True, code=_code_of(error))
+
+
+def _is_left_by_ingest(job: Job) -> bool:
+    """Whether the run ended before its ingest did, for good: what the ingest wrote last is to be cleared up."""
+    return job.run.state in ENDED and not job.run.last_batch and not is_resumable(job)
 
 
 def _code_of(error: Exception) -> ReasonCode:

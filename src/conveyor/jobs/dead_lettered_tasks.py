@@ -2,8 +2,11 @@
 survived them.
 
 The mark is part of the task's row, so it is written in one step with the failure. A document of kind `dead_letters`
-names each run that may have such tasks; it is written first, goes with the job, and may be there without any. A task
-that a later run has too was redriven: it is no dead letter of the earlier run any more.
+names each run that may have such tasks; it is written first, and may be there without any. It goes with the job, or
+once none is left and no run of the job is in progress.
+
+A task is no dead letter of a run any more if a later run has an outcome of it, or will have one because it is in
+progress. If a later run was cancelled before it finished the task, the task is a dead letter still.
 """
 
 import base64
@@ -13,11 +16,11 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from conveyor.engines.records import Document, DocumentRecords, Records
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import TaskFilter, Tasks, is_reachable
 from conveyor.errors import BadCursor
 from conveyor.faults import crashpoint
-from conveyor.model import Job, JobId, Page, Run, RunId, RunKey, Task, TaskId, TenantId, is_task_id
-from conveyor.states import TaskStatus
+from conveyor.model import OUTCOMES, Job, JobId, Lineage, Page, Run, RunId, RunKey, Task, TaskId, TenantId, is_task_id
+from conveyor.states import ENDED, RunState, TaskStatus
 
 DEAD_LETTERS = "dead_letters"
 # The prefix of cursors into dead-lettered tasks; those into the dead letters of the queue have others.
@@ -71,29 +74,30 @@ async def write_run_document(documents: DocumentRecords, job: Job, at: float) ->
     crashpoint("dead_letters.name.after")
 
 
-async def remove_run_documents(documents: DocumentRecords, job: Job, runs: Collection[RunId]) -> None:
-    """Forget these runs, once a rerun takes over all their dead-lettered tasks."""
-    for run_id in runs:
-        document = await documents.document(DEAD_LETTERS, job.tenant, run_id)
-        if document is not None:
-            await documents.remove_document(document)
-
-
 async def oldest_dead_lettered(records: Records, tasks: Tasks, now: float, limit: int) -> tuple[int, float | None]:
     """How many tasks of all tenants are dead-lettered, counted up to `limit`, and since when the first run has some.
-    It reads a bounded number of rows."""
+    It reads a bounded number of rows. Where it finds that a run has none left for good, it removes the document."""
     count = 0
     since: float | None = None
     for document in await records.documents.due_documents(DEAD_LETTERS, now, _MAX_SCANS):
-        walk = await _open_walk(records, document)
-        position: _Position | None = _Position(RunId(document.id))
-        scans = 0
-        while walk is not None and position is not None and scans < _MAX_SCANS and count < limit:
-            found, position = await walk.scan(tasks, position, limit - count, DeadLetterFilter())
+        walk = None if count >= limit else await _open_walk(records, tasks, document)
+        if walk is None:
+            continue
+        # Read before the walk: what fails during it is not overlooked.
+        is_final = await walk.is_final(tasks)
+        is_rerun = is_final and await walk.is_rerun_whole(tasks)
+        position: _Position | None = None if is_rerun else _Position(RunId(document.id))
+        scans = of_run = 0
+        while position is not None and scans < _MAX_SCANS and count + of_run < limit:
+            found, position = await walk.scan(tasks, position, limit - count - of_run, DeadLetterFilter())
             scans += 1
-            count += len(found)
-            if found and since is None:
-                since = document.due_at
+            of_run += len(found)
+        if of_run and since is None:
+            since = document.due_at
+        if of_run == 0 and position is None and is_final and walk == await _open_walk(records, tasks, document):
+            # No run was added during the walk, and the tasks were not moved to another engine.
+            await records.documents.remove_document(document)
+        count += of_run
     return count, since
 
 
@@ -123,7 +127,7 @@ async def dead_lettered_page(
             return Page(items)
         if position is None or position.run_id != document.id:
             position = _Position(RunId(document.id))
-        walk = walk or await _open_walk(records, document)
+        walk = walk or await _open_walk(records, tasks, document)
         following = None
         if walk is not None:
             found, following = await walk.scan(tasks, position, limit - len(items), where)
@@ -142,17 +146,20 @@ async def dead_lettered_page(
 async def find_dead_lettered(
     records: Records, tasks: Tasks, tenant: TenantId, ids: Collection[str]
 ) -> list[DeadLetteredTask]:
-    """The tenant's dead-lettered tasks with these ids, without those that were redriven."""
+    """The tenant's dead-lettered tasks with these ids, without those that were redriven and those of jobs whose task
+    engine is not open."""
     wanted: dict[tuple[JobId, int], set[int]] = {}
     for match in filter(None, map(_ID.fullmatch, ids)):
         wanted.setdefault((JobId(match[1]), int(match[2])), set()).add(int(match[3]))
     found: list[DeadLetteredTask] = []
     for (job_id, number), indexes in wanted.items():
         job = await records.jobs.job(tenant, job_id)
-        runs = [] if job is None else await records.jobs.runs(job_id)
+        if job is None or not is_reachable(tasks, job.key):
+            continue
+        runs = await records.jobs.runs(job_id)
         run = next((run for run in runs if run.number == number), None)
-        if job is not None and run is not None:
-            walk = _RunWalk(job, run, _later_keys(job, runs, run))
+        if run is not None:
+            walk = _RunWalk(job, run, _later_runs(runs, run))
             found += await walk.select(tasks, await tasks.at(walk.key, sorted(indexes)))
     return found
 
@@ -167,7 +174,7 @@ class _RunWalk(msgspec.Struct, frozen=True):
 
     job: Job
     run: Run
-    later: Sequence[RunKey]
+    later: Sequence[Run]
 
     @property
     def key(self) -> RunKey:
@@ -186,25 +193,52 @@ class _RunWalk(msgspec.Struct, frozen=True):
         return found, _Position(position.run_id, position.shard + 1) if has_next else None
 
     async def select(self, tasks: Tasks, candidates: Sequence[Task]) -> list[DeadLetteredTask]:
-        """Those that are dead-lettered and in no later run."""
+        """Those that are dead-lettered, and that no later run has an outcome of or will have one."""
         chosen = [task for task in candidates if task.status is TaskStatus.FAILED and task.detail.dead_lettered]
-        for key in self.later:
+        for run in self.later:
             if chosen:
-                redriven = {task.index for task in await tasks.at(key, [task.index for task in chosen])}
+                hiding = OUTCOMES if run.state in ENDED else OUTCOMES | {TaskStatus.PENDING}
+                newer = await tasks.at(self.job.key_of(run), [task.index for task in chosen])
+                redriven = {task.index for task in newer if task.status in hiding}
                 chosen = [task for task in chosen if task.index not in redriven]
         return [DeadLetteredTask(self.job, self.run, task) for task in chosen]
 
+    async def is_final(self, tasks: Tasks) -> bool:
+        """Whether the run gets no dead letter any more: all its tasks have finished, and no run of the job is in
+        progress, which could be cancelled."""
+        if not self.run.last_batch or any(run.state not in ENDED for run in (self.run, *self.later)):
+            return False
+        return (await tasks.counts(self.key)).ended >= self.run.total
 
-async def _open_walk(records: Records, document: Document) -> _RunWalk | None:
-    """None if the job was deleted."""
+    async def is_rerun_whole(self, tasks: Tasks) -> bool:
+        """Whether a later run took all dead letters, and finished each. This needs no walk, however many they were."""
+        for run in self.later:
+            if run.state is RunState.COMPLETED and run.lineage is not None and _takes_all(run.lineage):
+                counts = await tasks.counts(self.job.key_of(run))
+                if counts.cancelled == 0 and counts.ended >= run.total:
+                    return True
+        return False
+
+
+def _takes_all(lineage: Lineage) -> bool:
+    """Whether a rerun selects every dead letter of the runs before it."""
+    if lineage.error_code is not None or lineage.http_status is not None or lineage.tag is not None or lineage.indexes:
+        return False
+    return not lineage.statuses or TaskStatus.FAILED in lineage.statuses
+
+
+async def _open_walk(records: Records, tasks: Tasks, document: Document) -> _RunWalk | None:
+    """None if the job was deleted, or its task engine is not open."""
     job = None if document.job_id is None else await records.jobs.job(document.tenant, document.job_id)
-    runs = [] if job is None else await records.jobs.runs(job.job_id)
+    if job is None or not is_reachable(tasks, job.key):
+        return None
+    runs = await records.jobs.runs(job.job_id)
     run = next((run for run in runs if run.run_id == document.id), None)
-    return None if job is None or run is None else _RunWalk(job, run, _later_keys(job, runs, run))
+    return None if run is None else _RunWalk(job, run, _later_runs(runs, run))
 
 
-def _later_keys(job: Job, runs: Sequence[Run], run: Run) -> list[RunKey]:
-    return [job.key_of(later) for later in runs if later.number > run.number]
+def _later_runs(runs: Sequence[Run], run: Run) -> list[Run]:
+    return [later for later in runs if later.number > run.number]
 
 
 async def _document_at(

@@ -11,8 +11,9 @@ import msgspec
 
 from conveyor.engines.queue import CONTROL, DeadLetter
 from conveyor.engines.records import Records
-from conveyor.engines.tasks import Tasks
+from conveyor.engines.tasks import Tasks, is_reachable
 from conveyor.jobs.chunks import decode
+from conveyor.jobs.latest_outcomes import latest_outcomes
 from conveyor.model import (
     Chunk,
     IngestJob,
@@ -89,6 +90,11 @@ async def plan_redrives(
             gone = RedrivePlan(RedriveAction.NONE, "Nothing: the job was deleted.")
             plans |= {letter.message_id: gone for letter in group}
             continue
+        if not is_reachable(tasks, job.key):
+            where = f"Nothing: the tasks of the job are in the task engine {job.task_store}, not open here."
+            elsewhere = RedrivePlan(RedriveAction.NONE, where)
+            plans |= {letter.message_id: elsewhere for letter in group}
+            continue
         latest = await _latest_outcomes(records, tasks, job, group)
         plans |= {letter.message_id: _plan(job, letter, latest) for letter in group}
     return [(letter, plans[letter.message_id]) for letter in letters]
@@ -97,16 +103,18 @@ async def plan_redrives(
 async def _latest_outcomes(
     records: Records, tasks: Tasks, job: Job, letters: Iterable[DeadLetterOwner]
 ) -> dict[int, Task]:
-    """The tasks in these letters, each as its latest run has it."""
+    """The tasks in these letters, each with its latest outcome over all runs; those that the run in progress has still
+    to finish are pending."""
     chunks = [letter.chunk for letter in letters if letter.chunk is not None]
-    missing = {ref.index for chunk in chunks for ref in chunk.refs}
-    earlier = [] if all(chunk.run.run_id == job.run.run_id for chunk in chunks) else await records.jobs.runs(job.job_id)
-    latest: dict[int, Task] = {}
-    for key in [job.key, *(job.key_of(run) for run in reversed(earlier[:-1]))]:
-        if missing:
-            latest |= {task.index: task for task in await tasks.at(key, sorted(missing))}
-            missing -= latest.keys()
-    return latest
+    indexes = sorted({ref.index for chunk in chunks for ref in chunk.refs})
+    if not indexes:
+        return {}
+    runs = [job.run] if job.run.number == 1 else await records.jobs.runs(job.job_id)
+    keys = [job.key_of(run) for run in runs]
+    seen = await latest_outcomes(tasks, keys, await tasks.at(keys[0], indexes))
+    if len(runs) > 1 and job.state not in ENDED:
+        seen += [task for task in await tasks.at(job.key, indexes) if task.status is TaskStatus.PENDING]
+    return {task.index: task for task in seen}
 
 
 def _plan(job: Job, letter: DeadLetterOwner, latest: dict[int, Task]) -> RedrivePlan:
