@@ -20,7 +20,7 @@ INSTALLED := $(if $(wildcard $(DEV)),$(DEV),$(RUN))
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
 demo: $(INSTALLED) ## Fetch 10,000 URLs from a small site on loopback
@@ -38,7 +38,7 @@ quick: python-check ## Run the inner loop: Python checks, unit tests, conformanc
 	$(BIN)/python -m pytest -q -n $(CORES) --dist worksteal -m "not server and not slow" tests/unit tests/conformance $(ARGS)
 
 .PHONY: test
-test: check browser ## Run the checks, then every test
+test: check packages ## Run the checks, then every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # How long the nets are out, together.
@@ -47,6 +47,13 @@ MINUTES ?= 60
 .PHONY: soak
 soak: $(DEV) ## Run the nets for MINUTES=60 from random seeds
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+# Requests for each route, at least.
+EXAMPLES ?= 100
+
+.PHONY: fuzz
+fuzz: $(DEV) ## Send requests made from the OpenAPI document, EXAMPLES=100 for each route
+	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES) $(ARGS)
 
 # The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
 PAGES = src/conveyor/dashboard/static
@@ -58,15 +65,18 @@ check: python-check ## Check format, lint, types and import rules
 	$(DENO) lint --quiet $(PAGES)
 	$(DENO) check --quiet $(PAGES)/main.js
 
-# The browser that the dashboard is tested in: Debian's own, because the test library brings none. It is installed once.
-APT = apt-get -qq -o Dpkg::Use-Pty=0 -y --no-install-recommends install chromium > /dev/null
+# Debian's own packages for the tests, installed once: the browser of the dashboard, because the test library brings none,
+# and a connection pooler for Postgres. Another process may hold apt's lock.
+PROGRAMS = chromium pgbouncer
+MISSING = $(shell export PATH="$$PATH:/usr/sbin"; for each in $(PROGRAMS); do command -v $$each > /dev/null || echo $$each; done)
+APT = apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -y --no-install-recommends install $(MISSING) > /dev/null
 
-.PHONY: browser
-browser:
-	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; } || \
-		{ echo 'The dashboard is tested in Chromium: install it first (Debian, Ubuntu: apt-get install chromium).' >&2; exit 1; }
-	@command -v chromium > /dev/null || { echo 'Installing Chromium'; export DEBIAN_FRONTEND=noninteractive; \
-		$(APT) 2> /dev/null || { apt-get -qq update > /dev/null && $(APT); }; }
+.PHONY: packages
+packages:
+	@[ -z '$(MISSING)' ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; } || \
+		{ echo 'The tests need $(MISSING): install it first (Debian, Ubuntu: apt-get install $(MISSING)).' >&2; exit 1; }
+	@[ -z '$(MISSING)' ] || { echo 'Installing $(MISSING)'; export DEBIAN_FRONTEND=noninteractive; \
+		$(APT) 2> /dev/null || { apt-get -qq -o DPkg::Lock::Timeout=300 update > /dev/null && $(APT); }; }
 
 .PHONY: format
 format: $(DEV) ## Format the source and fix what the linter can fix
@@ -85,34 +95,54 @@ docs: $(DEV) ## Build the documentation site into build/docs/site
 bench: $(INSTALLED) ## Run the benchmarks, each figure as a ratio to a bare limit
 	$(BIN)/python -m bench $(ARGS)
 
+PEERS = .venv-peers
+
+.PHONY: bench-peers
+bench-peers: $(DEV) $(PEERS)/.installed ## Measure peers beside Conveyor (needs nginx, aria2, curl)
+	$(BIN)/python -m bench.peers --python $(abspath $(PEERS))/bin/python $(ARGS)
+
+$(PEERS)/.installed: requirements/peers.txt
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --disable-pip-version-check -qq --no-compile --require-hashes --only-binary :all: \
+		-r requirements/peers.txt
+	@touch $@
+
 # --no-config and the two --no-emit options keep this machine's registry out of the lock.
 LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --only-binary :all: \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(ARGS)
 
 .PHONY: lock
 lock: $(DEV) ## Rewrite the lock files (ARGS=--upgrade for newer versions)
-	$(LOCK) -o requirements/run.txt --extra server pyproject.toml requirements/build.in
-	$(LOCK) -o requirements/dev.txt -c requirements/run.txt --extra dev pyproject.toml
+	$(LOCK) -o requirements/run.txt --extra server pyproject.toml
+	$(LOCK) -o requirements/build.txt -c requirements/run.txt requirements/build.in
+	$(LOCK) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt --extra dev pyproject.toml
+	$(filter-out --universal,$(LOCK)) -o requirements/peers.txt requirements/peers.in
 
 .PHONY: clean
 clean: ## Remove the environment, caches and builds; data stays
-	rm -rf $(VENV) .cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) .cache .hypothesis build dist
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(RUN): requirements/run.txt pyproject.toml
-	$(call install,run)
+# The development lock holds the build backend, too.
+$(RUN): requirements/run.txt requirements/build.txt pyproject.toml
+	$(call install,run,-r requirements/build.txt)
 
 $(DEV): requirements/dev.txt pyproject.toml
 	$(call install,dev)
 
-# --no-compile: Python compiles the modules that it imports; compiling all of them takes a quarter of the set-up.
+# --no-compile: compiling all modules takes a quarter of the set-up. The install below compiles those that every start
+# imports, even where the environment forbids Python to store bytecode: otherwise each start would compile them again.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -qq --no-compile
+# What a start imports late: an import of the modules alone does not reach it.
+LATE = src/conveyor $(addprefix $(VENV)/lib/python3*/site-packages/,attr attrs litestar typer uvicorn uvloop)
 
 define install
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Conveyor needs Python 3.11 or newer: make PYTHON=python3.12")'
 	@echo 'Setting up $(VENV) from requirements/$(1).txt'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --require-hashes --only-binary :all: -r requirements/$(1).txt
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/$(1).txt $(2)
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import conveyor.cli.command_list, conveyor.api.server, conveyor.embedded'
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q $(LATE)
 	@touch $@
 endef

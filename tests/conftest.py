@@ -1,6 +1,6 @@
 """The fixtures that tests share: a clock to move, settings in a directory of their own, the system, a running API."""
 
-import asyncio
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -10,10 +10,9 @@ import hypothesis
 import pytest
 import structlog
 
-from conveyor.api.server import serve
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.support.api import Api, client, new_key
+from tests.support.api import Api, serving
 from tests.support.clocks import JumpingClock
 from tests.support.logs import be_plain
 
@@ -22,6 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 be_plain()
+
+# There is no garbage yet: looking for some takes seconds of collecting ten thousand tests.
+gc.disable()
 
 # No test depends on how fast the machine is.
 hypothesis.settings.register_profile("any speed", deadline=None)
@@ -34,6 +36,12 @@ _LONG = ("stacks", "dashboard", "test_kill.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first, so that at the end every process has something to do."""
     items.sort(key=lambda item: not any(part in item.path.parts for part in _LONG))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +75,5 @@ async def system(settings: Settings, clock: JumpingClock) -> AsyncIterator[Syste
 @pytest.fixture
 async def server(system: System) -> AsyncIterator[Api]:
     """A running API on a free port, with a key of tenant `acme`."""
-    stop = asyncio.Event()
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(system, "127.0.0.1", 0, stop, url.set_result))
-    await asyncio.wait({serving, url}, return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        serving.result()
-    async with client() as http:
-        yield Api(url.result(), system, await new_key(system, "acme"), http)
-    stop.set()
-    await serving
+    async with serving(system) as api:
+        yield api

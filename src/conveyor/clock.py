@@ -5,7 +5,12 @@ import random
 import secrets
 import time
 from datetime import UTC, datetime
+from math import inf
 from typing import Protocol
+
+# Seconds by which the clocks of processes may differ. A stored time that lies further in the future than its writer
+# could set it, and this much more, was set by a clock that was ahead: nothing waits for it.
+CLOCK_SLACK = 60.0
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _TIME_CHARS = 10
@@ -41,9 +46,23 @@ def sortable_id(prefix: str, now: float, entropy: int) -> str:
     return f"{prefix}_{''.join(reversed(chars))}"
 
 
+def time_of_id(text: str) -> float:
+    """When an id was made; `text` is what follows its prefix."""
+    number = 0
+    for char in text[:_TIME_CHARS]:
+        number = number << 5 | _ALPHABET.index(char)
+    return number / 1000
+
+
 def iso_text(at: float) -> str:
     """A time as it is shown everywhere: ISO 8601 in UTC, to the millisecond, with Z."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def seconds_since(at: float, now: float) -> float:
+    """The seconds since a stored time. Infinite if a clock that was ahead set it: when it was is not known."""
+    passed = now - at
+    return passed if passed >= -CLOCK_SLACK else inf
 
 
 class SystemClock:

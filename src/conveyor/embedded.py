@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from hashlib import sha256
 
 import msgspec
@@ -11,6 +11,10 @@ import msgspec
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.spec import decode_spec, spec_of
 from conveyor.accept.submit import Submit
+from conveyor.coordination.breaker import MAX_JITTER
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets, LeasedBuckets
+from conveyor.coordination.fail_open import FailOpen
+from conveyor.coordination.ready_runs import RunRestorer
 from conveyor.egress.outbound import Outbound
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.queue import CONTROL, QueueName
@@ -20,6 +24,8 @@ from conveyor.handlers import default as default_handlers
 from conveyor.handlers import load_app
 from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs import active_jobs
+from conveyor.jobs.active_jobs import ActiveJobs
 from conveyor.jobs.orphans import forget_note, note_submit
 from conveyor.lifecycle import Lifecycle
 from conveyor.lists.list_bytes import RemoteLists
@@ -44,6 +50,7 @@ from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import Retention
 from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.service import Role, Service, stop_all
 from conveyor.system import System
 
@@ -90,11 +97,13 @@ class Embedded:
 
     @asynccontextmanager
     async def _listening(self, roles: Sequence[Role]) -> AsyncIterator[None]:
-        """Wake workers and ingesters when messages are sent, if the queue reports that."""
+        """Wake workers when this process marks a run as ready; workers and ingesters when messages are sent, if the
+        queue reports that."""
+        workers = [role for role in roles if isinstance(role, Worker)]
+        self.system.ready_marks.listeners += [worker.on_ready for worker in workers]
         if self.system.wakes is None:
             yield
             return
-        workers = [role for role in roles if isinstance(role, Worker)]
         ingesters = [role for role in roles if isinstance(role, Ingester)]
 
         def heard(queue: QueueName) -> None:
@@ -104,8 +113,12 @@ class Embedded:
                 for ingester in ingesters:
                     ingester.wake()
 
-        async with self.system.wakes(heard):
-            yield
+        def offered(queue: QueueName, body: bytes) -> bool:
+            return any(worker.on_offer(queue, body) for worker in workers)
+
+        with nullcontext() if self.system.offers is None else self.system.offers(offered):
+            async with self.system.wakes(heard):
+                yield
 
     async def until_ready(self) -> None:
         """Wait for the processes that work for this one. Not needed to submit: what is there waits for them."""
@@ -199,14 +212,44 @@ class Embedded:
             for _ in range(system.settings.exporters)
         ]
 
-    def notifiers(self) -> list[Role]:
+    def notifiers(self, active: ActiveJobs | None = None, buckets: Buckets = ALL_BUCKETS) -> list[Role]:
         """The roles that report progress, dispatch the outbox, and deliver webhooks."""
         system = self.system
-        settings, records, clock = system.settings, system.records, system.clock
+        settings, records, tasks, clock = system.settings, system.records, system.tasks, system.clock
+        seconds = settings.failure_notice_seconds
         return [
-            ProgressNotifier(records, system.tasks, system.coordinator, clock, settings.failure_notice_seconds),
-            OutboxDispatcher(settings, records, system.tasks, clock, StepAnswers(system)),
-            Deliverer(settings, records, clock, system.signing_key, self._outbound(), system.event_targets),
+            ProgressNotifier(records, tasks, FailOpen(system.coordinator, clock), clock, seconds, active, buckets),
+            OutboxDispatcher(settings, records, tasks, clock, StepAnswers(system), buckets),
+            Deliverer(settings, records, clock, system.signing_key, self._outbound(), system.event_targets, buckets),
+        ]
+
+    def housekeepers(self) -> list[Role]:
+        """The roles of `conveyor sweep`. Processes that share engines split the work by buckets; the embedded engines
+        have one process."""
+        system = self.system
+        leased = None if system.settings.coordinator is None else LeasedBuckets(system.coordinator, system.clock)
+        buckets: Buckets = leased or ALL_BUCKETS
+        active = ActiveJobs(system.records.jobs, system.clock, buckets, active_jobs.FRESH_SECONDS)
+        restorer = RunRestorer(system.coordinator, system.clock)
+        engines = (system.records, system.tasks, system.queue)
+        lifetime = system.settings.max_lifetime_seconds
+        hold = max(system.settings.lease_seconds, system.settings.breaker_longest + MAX_JITTER)
+        return [
+            *([] if leased is None else [leased]),
+            Sweeper(
+                *engines, self.lifecycle, system.clock, lifetime, active, buckets, restorer=restorer, max_hold=hold
+            ),
+            Retention(
+                *engines,
+                system.coordinator,
+                system.blobs,
+                system.clock,
+                buckets,
+                TrustedTime(system.records.documents, system.clock),
+            ),
+            Sampler(system, active, buckets),
+            *self.exporters(),
+            *self.notifiers(active, buckets),
         ]
 
     def callbacks(self) -> list[Role]:
@@ -225,7 +268,7 @@ class Embedded:
     def _roles(self, executors: Mapping[JobKind, Executor]) -> dict[str, list[Role]]:
         """The roles by the command that runs them."""
         system = self.system
-        bodies = BodyStore(system.blobs, system.clock)
+        bodies = BodyStore(system.blobs, system.tasks, system.clock)
         workers: list[Role] = [
             Worker(
                 system.settings,
@@ -237,18 +280,14 @@ class Embedded:
                 bodies,
                 self.lifecycle,
                 executors,
+                system.atomic_flush,
             )
             for _ in range(system.settings.workers)
         ]
-        lifetime = system.settings.max_lifetime_seconds
-        sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, system.clock, lifetime)
-        retention = Retention(
-            system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
-        )
         return {
             "work": workers,
             "ingest": self.ingesters(),
-            "sweep": [sweeper, retention, Sampler(system), *self.exporters(), *self.notifiers()],
+            "sweep": self.housekeepers(),
             "schedule": [self.scheduler()],
             "monitor": [monitor_of(system), *self.callbacks()],
             "intake": [Intake(system)] if system.inboxes else [],

@@ -2,19 +2,24 @@
 
 ConveyorError
 ├── BadInput (400)
-│   ├── MalformedJson · UnknownField · InvalidField · InvalidTasks · NoTasks · BadCursor · InvalidSetting
-│   ├── MalformedHttp · UploadRefused · FormatUnavailable
-│   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected
-│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416) · HeadTooLarge (431)
+│   ├── MalformedJson · UnknownField · DuplicateField · InvalidField · InvalidTasks · NoTasks · BadCursor
+│   ├── InvalidSetting · MalformedHttp · UploadRefused · FormatUnavailable
+│   ├── ListUnreadable ── ListMissing · ListChanged · ListRejected · ListTooSparse
+│   └── TooManyTasks (413) · BodyTooLarge (413) · UnsupportedMediaType (415) · RangeRefused (416)
+│   └── HostRefused (421) · HeadTooLarge (431)
 ├── Unauthorized (401) ── MissingKey · InvalidKey · SessionEnded · LinkRefused · SignatureRefused (403)
 ├── NotFound (404) ── RouteNotFound · NoBody
 ├── Forbidden (403) ── CrossSite · SourceRefused · EventTargetRefused
-├── MethodNotAllowed (405) · TooManyStreams (429) · QuotaExceeded (429)
+├── BodyDamaged (500)
+├── MethodNotAllowed (405) · TooManyStreams (429) · TooManyFailedKeys (429) · QuotaExceeded (429)
 ├── Conflict (409) ── IdempotencyMismatch · IdempotencyInFlight · JobClosed · UploadConflict · LimitReached
-│   └── RunNotEnded · JobEnded · NothingToRerun · ExportFailed
-│   └── ReplacementInFlight · AlreadyReplaced · TasksElsewhere
-└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · EngineFailed · SourceUnavailable
-    └── Overloaded ── NoWorkers
+│   └── LastAdminKey · RunNotEnded · JobEnded · NothingToRerun · ExportFailed
+│   └── ReplacementInFlight · AlreadyReplaced · TasksElsewhere · TasksInUse
+└── Unavailable (503) ── DataDirectoryInUse · ServerUnreachable · SourceUnavailable
+    ├── Overloaded ── NoWorkers
+    └── EngineFailed
+        ├── DatabaseUnusable
+        └── DiskUnwritable (507) ── DiskFull · DiskReadOnly
 """
 
 from typing import Any, ClassVar
@@ -111,6 +116,12 @@ class ListRejected(ListUnreadable):
     code = "list_rejected"
 
 
+class ListTooSparse(ListUnreadable):
+    """The list has too many lines without a task: blank lines, comments, invalid lines. Remove or correct them."""
+
+    code = "list_too_sparse"
+
+
 class TooManyTasks(BadInput):
     """The request has more tasks than one request may. Upload the list, or use `conveyor run`."""
 
@@ -130,6 +141,20 @@ class HeadTooLarge(BadInput):
 
     code = "head_too_large"
     status = 431
+
+
+class HostRefused(BadInput):
+    """The server does not answer to this host name. Use another one, or ask its operator to list it in
+    CONVEYOR_ALLOWED_HOSTS."""
+
+    code = "host_refused"
+    status = 421
+
+
+class DuplicateField(BadInput):
+    """The body has a field twice. Send it once."""
+
+    code = "duplicate_field"
 
 
 class UnsupportedMediaType(BadInput):
@@ -291,6 +316,20 @@ class NothingToRerun(Conflict):
     code = "nothing_to_rerun"
 
 
+class LastAdminKey(Conflict):
+    """This is the last administrator's key. To replace it, remove `local.key` from the data directory, restart
+    `conveyor up`, and then revoke it."""
+
+    code = "last_admin_key"
+
+
+class TooManyFailedKeys(ConveyorError):
+    """Too many invalid keys came from this address. Check the key, then retry later."""
+
+    code = "too_many_failed_keys"
+    status = 429
+
+
 class LimitReached(Conflict):
     """The tenant has reached the maximum number of these. Delete one first."""
 
@@ -330,7 +369,7 @@ class UploadRefused(BadInput):
 
 
 class SignatureRefused(Unauthorized):
-    """The link's signature is invalid or has expired. Create a new upload."""
+    """The signature of the link is invalid or has expired. Request a new link."""
 
     code = "signature_refused"
     status = 403
@@ -340,6 +379,12 @@ class TasksElsewhere(Conflict):
     """The job's tasks are in a task engine that this server does not open. Add its URL to CONVEYOR_OTHER_TASKS."""
 
     code = "tasks_elsewhere"
+
+
+class TasksInUse(Conflict):
+    """Other transactions read the tasks of the run. Retry later."""
+
+    code = "tasks_in_use"
 
 
 class Unavailable(ConveyorError):
@@ -367,10 +412,42 @@ class SourceUnavailable(Unavailable):
     code = "source_unavailable"
 
 
+class BodyDamaged(ConveyorError):
+    """A stored body is damaged or missing. Run its task again: `conveyor rerun JOB --damaged`."""
+
+    code = "body_damaged"
+
+
 class EngineFailed(Unavailable):
     """A storage engine failed. Retry; the server's log has the details."""
 
     code = "engine_failed"
+
+
+class DatabaseUnusable(EngineFailed):
+    """The server's database is damaged, missing or not Conveyor's. Restore it; the server's log has the details."""
+
+    code = "database_unusable"
+
+
+class DiskUnwritable(EngineFailed):
+    """The server's disk cannot be written. Make it writable; the server resumes by itself."""
+
+    # Not 503: a client need not retry for all its patience before it says so.
+    code = "disk_unwritable"
+    status = 507
+
+
+class DiskFull(DiskUnwritable):
+    """The server's disk is full. Free some space; the server resumes by itself."""
+
+    code = "disk_full"
+
+
+class DiskReadOnly(DiskUnwritable):
+    """The server's disk is read-only. Make it writable; the server resumes by itself."""
+
+    code = "disk_read_only"
 
 
 class Overloaded(Unavailable):

@@ -4,13 +4,13 @@ A run is complete when it is latched and as many tasks have finished as its tota
 has finished tasks, the ingester after it has set the latch, and the sweeper; one conditional write wins.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Records
+from conveyor.engines.records import Records, RunMove
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.job_counts import JobCounts, counts_json, job_counts
@@ -51,6 +51,29 @@ class Lifecycle:
             return None
         return await self.move(msgspec.structs.replace(job, run=run), RunState.COMPLETED, None, counts)
 
+    def decision(self, job: Job) -> Callable[[Counts], RunMove | None] | None:
+        """As `settle`, as data for a transaction that knows the counts: the move that they lead to, if any. None if
+        that needs a read: of the latch, or of the job's other runs."""
+        if job.run.number > 1 or not job.run.last_batch:
+            return None
+        notice_id, now = self._clock.new_id("evt"), self._clock.now()
+
+        def decide(counts: Counts) -> RunMove | None:
+            breach = _breach(job.options.failure_threshold, counts)
+            if breach is None and not _complete(job.run, counts):
+                return None
+            target = RunState.COMPLETED if breach is None else RunState.FAILED
+            code = None if breach is None else ReasonCode.FAILURE_THRESHOLD
+            whole = JobCounts(job.run.total, counts)
+            event = _event(notice_id, now, job, target, breach, code, counts, whole)
+            return RunMove(sources_of(target), target, breach, code, event)
+
+        return decide
+
+    def on_moved(self, job: Job, move: RunMove, counts: Counts) -> None:
+        """A transaction made the move that a decision led to."""
+        _report(job, move.target, move.event.at, move.reason, counts)
+
     async def latch(self, job: Job, total: int, invalid: int) -> None:
         """All tasks are written: set the total, then the latch, then complete the run if all tasks have finished."""
         crashpoint("lifecycle.total.before")
@@ -84,20 +107,7 @@ class Lifecycle:
         With `keep`, the sweeper does not clear the run."""
         counted = await job_counts(self._records, self._tasks, job, top_errors=0) if job.run.number > 1 else None
         whole = JobCounts(job.run.total, counts) if counted is None else counted
-        event = OutboxEvent(
-            notice_id=self._clock.new_id("evt"),
-            tenant=job.tenant,
-            job_id=job.job_id,
-            run_id=job.run.run_id,
-            event=_EVENTS[target],
-            at=self._clock.now(),
-            data={
-                "counts": msgspec.structs.asdict(counts),
-                "job": counts_json(whole),
-                "reason": reason,
-                "reason_code": code,
-            },
-        )
+        event = _event(self._clock.new_id("evt"), self._clock.now(), job, target, reason, code, counts, whole)
         crashpoint("lifecycle.move.before")
         moved = await self._records.jobs.move_run(
             job.job_id, job.run.run_id, sources or sources_of(target), target, reason, event, keep, code
@@ -105,10 +115,40 @@ class Lifecycle:
         crashpoint("lifecycle.move.after")
         if not moved:
             return None
-        if target in ENDED:
-            traces.trace_run(job, target, event.at, reason)
-        log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
+        _report(job, target, event.at, reason, counts)
         return target
+
+
+def _event(
+    notice_id: str,
+    now: float,
+    job: Job,
+    target: RunState,
+    reason: str | None,
+    code: ReasonCode | None,
+    counts: Counts,
+    whole: JobCounts,
+) -> OutboxEvent:
+    return OutboxEvent(
+        notice_id=notice_id,
+        tenant=job.tenant,
+        job_id=job.job_id,
+        run_id=job.run.run_id,
+        event=_EVENTS[target],
+        at=now,
+        data={
+            "counts": msgspec.structs.asdict(counts),
+            "job": counts_json(whole),
+            "reason": reason,
+            "reason_code": code,
+        },
+    )
+
+
+def _report(job: Job, target: RunState, at: float, reason: str | None, counts: Counts) -> None:
+    if target in ENDED:
+        traces.trace_run(job, target, at, reason)
+    log.info("run moved", job=job.job_id, run=job.run.run_id, state=target, **msgspec.structs.asdict(counts))
 
 
 def _complete(run: Run, counts: Counts) -> bool:

@@ -47,12 +47,15 @@ def is_task_id(text: str) -> bool:
 
 def shard_of(task: TaskId, shard_count: int) -> int:
     """fnv32a(task_id) % N; a job with N ≤ 1 has one shard."""
-    if shard_count <= 1:
-        return 0
+    return 0 if shard_count <= 1 else fnv32a(task) % shard_count
+
+
+def fnv32a(text: str) -> int:
+    """The hash that spreads keys. Its values are stored, so it never changes."""
     acc = 0x811C9DC5
-    for byte in task.encode():
+    for byte in text.encode():
         acc = ((acc ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return acc % shard_count
+    return acc
 
 
 class JobKind(StrEnum):
@@ -466,16 +469,40 @@ class TaskError(msgspec.Struct, frozen=True):
     message: str
 
 
-class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a body is: an object of its own, `length` bytes at `offset` of a segment, or several pieces."""
+class StoredAs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a body is encoded where it is stored."""
 
+    # `deflate` is raw deflate (RFC 1951). A later version may know others.
+    encoding: str
+    # Stored bytes.
+    length: int
+    # CRC-32 of the body, and of the stored bytes.
+    crc: int
+    stored_crc: int
+
+
+class BodyRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a body is: here in the row, an object of its own, `stored_length` bytes at `offset` of a segment, or
+    several pieces."""
+
+    # Empty for a body in the row.
     key: str
+    # Of the body itself, however it is stored.
     length: int
     sha256: str
     # -1: the object holds only this body.
     offset: int = -1
     # Above 0: it is in the objects `piece_key(key, 0)` and on, each of this size but the last.
     piece: int = 0
+    # A small body itself; base64 in JSON.
+    inline: bytes | None = None
+    # None: it is stored as it is.
+    stored: StoredAs | None = None
+
+    @property
+    def stored_length(self) -> int:
+        """How many bytes it takes where it is stored."""
+        return self.length if self.stored is None else self.stored.length
 
 
 def piece_key(key: str, number: int) -> str:
@@ -490,6 +517,7 @@ class Outcome(msgspec.Struct, gc=False):
     status: TaskStatus
     http_status: int | None = None
     error: TaskError | None = None
+    # As it is to be stored: see `stored`.
     body: bytes | memoryview | None = None
     content_type: str | None = None
     final_url: str | None = None
@@ -499,8 +527,13 @@ class Outcome(msgspec.Struct, gc=False):
     # The JSON of its detail and the digest of its body, if another process has computed them already.
     detail: str | None = None
     sha256: str | None = None
+    # How another process has encoded the body already, and the length that it had before.
+    stored: StoredAs | None = None
+    length: int = 0
     # A body that the executor has stored already.
     kept: BodyRef | None = None
+    # The segment that holds the body, if a fetcher has written it: the detail says where. It is not durable yet.
+    segment: str | None = None
     # False: the task only waits. It is requeued after `retry_after`, as the same attempt.
     spends_attempt: bool = True
     # When the task's first attempt started, if the executor knows it and the reference may not; else 0.
@@ -673,8 +706,9 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str | None = None
     # Only these tasks; empty: all.
     indexes: Sequence[int] = ()
-    # Only dead-lettered tasks.
+    # Only dead-lettered tasks; only tasks whose body is damaged or missing.
     dead_lettered: bool = False
+    damaged: bool = False
     # Options that differ from the parent's.
     overrides: dict[str, Any] = {}
 

@@ -33,7 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     other_tasks: str | None = None
     # Where to keep messages: postgres://… or sqs://…. Default: the embedded database.
     queue: str | None = None
-    # Where to keep leases and limits: redis://…. Default: the embedded database.
+    # Where to keep leases and limits: redis://…, redis+cluster://… or redis+sentinel://…. Default: the embedded
+    # database.
     coordinator: str | None = None
     # Where to keep lists, bodies and exports: s3://…, gs://… or az://…. Default: a directory under `data`.
     blobs: str | None = None
@@ -41,6 +42,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     # Port that the API listens on; 0 picks a free one.
     port: int = 8080
+    # Host names that the API answers to, separated by spaces; *.example.com is every name below example.com, * is any.
+    # Default: on a loopback address loopback names, elsewhere any.
+    allowed_hosts: str | None = None
+    # Addresses and networks of proxies whose X-Forwarded-Proto, -For and -Host count, separated by spaces: 10.0.0.0/8.
+    # Default: none.
+    trusted_proxies: str | None = None
     # Server that the command line talks to.
     url: str = "http://127.0.0.1:8080"
     # API key that the command line sends. Default: the key that `conveyor up` left in the data directory.
@@ -223,6 +230,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_piece_bytes: int = 16 * 1024 * 1024
     # How long a link that signs in to the dashboard stays valid, in seconds; it works once.
     sign_in_link_seconds: float = 3600.0
+    # Maximum number of invalid keys and sign-in links that one address may present in a minute, in this process.
+    failed_keys_per_minute: int = 300
     # How long a dashboard session lasts, in seconds.
     session_seconds: float = 14 * 86_400.0
     # Level of the log on standard error: debug, info, warning or error.
@@ -237,6 +246,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_host: str = "127.0.0.1"
     # Interval between two samples of queue depth and age for the metrics, in seconds.
     sample_seconds: float = 15.0
+    # Namespace under which the sampler also prints its backlog, on standard output, as embedded metrics of CloudWatch.
+    cloudwatch_namespace: str | None = None
     # Where to send traces, by OTLP over HTTP: http://HOST:4318. Without it, none are made.
     otlp_endpoint: str | None = None
     # Share of jobs, from 0 to 1, that are traced.
@@ -353,6 +364,7 @@ _MINIMUM = {
     "schedule_grace_seconds": 0,
     "schedule_fetch_seconds": 1,
     "sign_in_link_seconds": 1,
+    "failed_keys_per_minute": 1,
     "session_seconds": 1,
     "sample_seconds": 0.01,
     "trace_ratio": 0,
@@ -368,6 +380,8 @@ def _check(settings: Settings) -> None:
             raise InvalidSetting(f"{PREFIX}{field.upper()} must be at least {minimum}")
     if not 0 <= settings.port <= 65535:
         raise InvalidSetting(f"{PREFIX}PORT must be between 0 and 65535")
+    if not all(_is_network(text) for text in (settings.trusted_proxies or "").split()):
+        raise InvalidSetting(f"{PREFIX}TRUSTED_PROXIES must be addresses or networks, separated by spaces: 10.0.0.0/8")
     _check_telemetry(settings)
     if settings.log_level not in _LOG_LEVELS:
         raise InvalidSetting(f"{PREFIX}LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}")
@@ -384,7 +398,7 @@ def _check_telemetry(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}METRICS_PORT must be between 0 and 65535")
     if settings.metrics_token is not None and len(settings.metrics_token) < _MIN_SECRET_LENGTH:
         raise InvalidSetting(f"{PREFIX}METRICS_TOKEN must have at least {_MIN_SECRET_LENGTH} characters")
-    if settings.metrics_token is None and settings.metrics_port and not _is_loopback(settings.metrics_host):
+    if settings.metrics_token is None and settings.metrics_port and not is_loopback(settings.metrics_host):
         raise InvalidSetting(f"{PREFIX}METRICS_HOST is not a loopback address. Set {PREFIX}METRICS_TOKEN")
     if settings.otlp_endpoint is not None and not settings.otlp_endpoint.startswith(("http://", "https://")):
         raise InvalidSetting(f"{PREFIX}OTLP_ENDPOINT must be a URL: http://HOST:4318")
@@ -392,11 +406,20 @@ def _check_telemetry(settings: Settings) -> None:
         raise InvalidSetting(f"{PREFIX}LOG_FORMAT must be one of {', '.join(_LOG_FORMATS)}")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_seconds(text: str) -> bool:

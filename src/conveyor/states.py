@@ -15,9 +15,13 @@ class TaskStatus(IntEnum):
     FAILED = 2
     CANCELLED = 3
 
-    @property
-    def label(self) -> str:
-        return self.name.lower()
+    # Its name for users.
+    label: str
+
+
+for _status in TaskStatus:
+    # Attributes, because a property would cost an export a part of its time.
+    _status.label = _status.name.lower()
 
 
 TERMINAL = frozenset({TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED})
@@ -55,6 +59,7 @@ class ReasonCode(StrEnum):
     LIST_MISSING = "list_missing"
     LIST_CHANGED = "list_changed"
     LIST_REJECTED = "list_rejected"
+    LIST_TOO_SPARSE = "list_too_sparse"
     NO_TASKS = "no_tasks"
     FAILURE_THRESHOLD = "failure_threshold"
     DEADLINE = "deadline"
@@ -74,6 +79,7 @@ LIST_CODES = frozenset(
         ReasonCode.LIST_MISSING,
         ReasonCode.LIST_CHANGED,
         ReasonCode.LIST_REJECTED,
+        ReasonCode.LIST_TOO_SPARSE,
     }
 )
 # The ingest failed. It can be resumed from its checkpoint.

@@ -4,20 +4,37 @@ A URL in the settings selects the engine of each seam; without one, the seam is 
 one engine: records, tasks and queue on one Postgres are one database, so one transaction accepts a small job.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from conveyor import faults
 from conveyor.auth.signing import signing_key
 from conveyor.clock import Clock, SystemClock
+from conveyor.coordination.ready_marks import (
+    ReadyMarks,
+    marking_accept,
+    marking_flush,
+    marking_jobs,
+    marking_queue,
+)
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.data_directory import open_to_others, warn_if_open
 from conveyor.engines.event_targets import EventTargets, NoEventTargets
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
-from conveyor.engines.records import AtomicAccept, Records
+from conveyor.engines.records import AtomicAccept, AtomicFlush, Records
 from conveyor.engines.source_buckets import NoSourceBuckets, SourceBuckets
 from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.task_router import ReachableJobs, TaskRouter, store_id
@@ -33,18 +50,22 @@ EMBEDDED_NAME = "embedded"
 
 SEAMS = ("records", "tasks", "queue", "coordinator", "blobs")
 
+# One server, a cluster, or the servers that Sentinels watch; each with TLS, too.
+_REDIS = tuple(
+    f"{name}{mode}" for mode in ("", "+cluster", "+sentinel") for name in ("redis", "rediss", "valkey", "valkeys")
+)
 # The URL schemes that each seam supports.
 _SCHEMES = {
     "records": ("postgres", "dynamodb"),
     "tasks": ("postgres", "dynamodb"),
     "other_tasks": ("postgres", "dynamodb"),
     "queue": ("postgres", "sqs"),
-    "coordinator": ("redis", "rediss"),
+    "coordinator": _REDIS,
     "blobs": ("s3", "gs", "az"),
 }
 # Queues that only Conveyor itself may send to.
 _OWN_QUEUES = ("control", "overdue")
-_EXTRAS = {"postgres": "postgres", "redis": "postgres", "rediss": "postgres"}
+_EXTRAS = dict.fromkeys(("postgres", *_REDIS), "postgres")
 
 
 @dataclass(frozen=True)
@@ -60,8 +81,13 @@ class System:
     blobs: Blobs
     # None unless records, tasks and queue are one database.
     atomic_accept: AtomicAccept | None
+    atomic_flush: AtomicFlush | None
+    # Marks the runs that have work. The queue and the records use it by themselves.
+    ready_marks: ReadyMarks
     # Calls back with the name of each queue that any process sends to; None if the engine cannot notify.
     wakes: Callable[[Callable[[QueueName], None]], AbstractAsyncContextManager[None]] | None
+    # Offers messages of runs that nobody in this process serves; None if the engine receives no such messages.
+    offers: Callable[[Callable[[QueueName, bytes], bool]], AbstractContextManager[None]] | None
     # Signs upload links.
     signing_key: bytes
     # Whether large and open jobs are split over shards (settings.task_shard_count).
@@ -79,6 +105,11 @@ class System:
     event_targets: EventTargets = field(default_factory=NoEventTargets)
 
 
+def exposed_data(settings: Settings) -> list[Path]:
+    """The data directory and those of its files that other users can read."""
+    return open_to_others(settings.data) if settings.data.exists() else []
+
+
 @asynccontextmanager
 async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIterator[System]:
     """Open every engine, yield the system, and close the engines."""
@@ -86,6 +117,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
     if settings.crash_at is not None:
         faults.arm(faults.kill_at(settings.crash_at))
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    warn_if_open(settings.data)
     async with opened_engines(settings, clock) as engines, AsyncExitStack() as stack:
         records = engines["records"]
         router, stores = await _task_router(settings, clock, engines, stack)
@@ -94,15 +126,24 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
         await _traces(settings, stack)
         measured = {seam: _measured(settings, clock, seam, getattr(engines[seam], seam)) for seam in SEAMS}
         measured["tasks"] = router
-        measured["records"] = replace(measured["records"], jobs=ReachableJobs(measured["records"].jobs, router))
+        marks = ReadyMarks(measured["coordinator"], clock)
+        stack.push_async_callback(marks.close)
+        if (returned := getattr(engines["queue"], "returned", None)) is not None:
+            # Ends before the marks do, with which it says what it gives back.
+            await stack.enter_async_context(returned(marks.note_returned))
+        measured["queue"] = marking_queue(measured["queue"], marks)
+        jobs = ReachableJobs(marking_jobs(measured["records"].jobs, marks), router)
+        measured["records"] = replace(measured["records"], jobs=jobs)
+        atomic = partial(_atomic, settings, clock, records)
         yield System(
             settings=settings,
             clock=clock,
             **measured,
-            atomic_accept=(
-                measured_engine("atomic_accept", records, _engine(settings, "records"), clock) if one_database else None
-            ),
+            atomic_accept=marking_accept(atomic("atomic_accept"), marks) if one_database else None,
+            atomic_flush=marking_flush(atomic("atomic_flush"), marks) if one_database else None,
+            ready_marks=marks,
             wakes=getattr(engines["queue"], "wakes", None),
+            offers=getattr(engines["queue"], "offers", None),
             signing_key=key,
             # SQL engines have no partitions to spread writes over.
             sharded=settings.force_task_shards or _scheme(settings, "tasks") == "dynamodb",
@@ -151,6 +192,10 @@ def _other_tasks(settings: Settings, clock: Clock, url: str) -> AbstractAsyncCon
 
         return SqliteEngine.open(settings.data, clock)
     return _opener(settings, clock, "other_tasks", url, {})
+
+
+def _atomic(settings: Settings, clock: Clock, engine: Any, capability: str) -> Any:
+    return measured_engine(capability, engine, _engine(settings, "records"), clock)
 
 
 def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
@@ -260,7 +305,15 @@ async def migrate(settings: Settings, clock: Clock) -> list[str]:
                 await engine.migrate()
             engines[seam] = opened[url] = engine
             done.append(f"{seam}: {_shown(url)}")
+    if any(url == EMBEDDED for _, url in _engine_urls(settings)) and await _rewritten(settings):
+        done.append(f"database in {settings.data}: rewritten, so that it shrinks after deletes")
     return done
+
+
+async def _rewritten(settings: Settings) -> bool:
+    from conveyor.engines.sqlite.database import rewrite_database
+
+    return await asyncio.to_thread(rewrite_database, settings.data)
 
 
 async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:
@@ -310,7 +363,7 @@ def _opener(
     if url == EMBEDDED:
         return _embedded(settings, clock)
     if scheme not in _SCHEMES[seam]:
-        forms = " or ".join(f"{form}://…" for form in _SCHEMES[seam])
+        forms = " or ".join(f"{form}://…" for form in _SCHEMES[seam] if not form.startswith(("rediss", "valkey")))
         raise InvalidSetting(
             f"CONVEYOR_{seam.upper()} must be {forms}, or empty for the embedded engine: {_shown(url)}"
         )
@@ -324,12 +377,16 @@ def _opener(
 async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
     from conveyor.engines.local_blobs import LocalBlobs
     from conveyor.engines.sqlite import SqliteEngine
+    from conveyor.engines.sqlite.soundness import check_present
 
     blobs = LocalBlobs(settings.data / "blobs")
     if all(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
         # Several processes share a directory of blobs: create and lock no database in it.
         yield SimpleNamespace(blobs=blobs)
         return
+    if not _url(settings, "records"):
+        # With other records, the database may be younger than the blobs.
+        check_present(settings.data / "conveyor.db")
     async with SqliteEngine.open(settings.data, clock) as engine:
         yield SimpleNamespace(
             records=engine.records,
@@ -338,6 +395,7 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
             coordinator=engine.coordinator,
             blobs=blobs,
             accept_atomically=engine.accept_atomically,
+            record_flush=engine.record_flush,
         )
 
 
@@ -378,8 +436,7 @@ _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsy
     "postgres": _postgres,
     "dynamodb": _dynamodb,
     "sqs": _sqs,
-    "redis": _redis,
-    "rediss": _redis,
+    **dict.fromkeys(_REDIS, _redis),
     "s3": _objects,
     "gs": _objects,
     "az": _objects,
@@ -407,6 +464,10 @@ def _scheme_of(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL without its password."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://…@{tail}" if at else url
+    """The URL without its password and its options, which may have one."""
+    address, _, options = url.partition("?")
+    head, at, tail = address.rpartition("@")
+    if "@" in options:
+        # Either a password with a question mark, or an option with an @.
+        head, at, tail = address, "@", ""
+    return f"{head.partition('://')[0]}://…{at}{tail}" if at else address

@@ -53,7 +53,12 @@ ENGINES: dict[str, Engine] = {
     "local": Engine(frozenset({"blobs"}), open_local),
     "dynamodb": Engine(frozenset({"records", "tasks"}), served("dynamodb")),
     "postgres": Engine(frozenset({"records", "tasks", "queue", "atomic_accept"}), served("postgres")),
+    # Postgres once more, through a pooler in transaction mode. Its records are those of the stack that is tested so.
+    "pgbouncer": Engine(frozenset({"tasks", "queue", "atomic_accept"}), served("pgbouncer")),
     "redis": Engine(frozenset({"coordinator"}), served("redis")),
+    "redis-cluster": Engine(frozenset({"coordinator"}), served("redis_cluster")),
+    "redis-sentinel": Engine(frozenset({"coordinator"}), served("redis_sentinel")),
+    "redis-tls": Engine(frozenset({"coordinator"}), served("redis_tls")),
     "s3": Engine(frozenset({"blobs"}), served("s3")),
     "sqs": Engine(frozenset({"queue"}), served("sqs")),
 }

@@ -81,6 +81,17 @@ class TestClaims:
         assert taken.row.lease_until == pytest.approx(clock.now() + LEASE)
         assert not (await records.access.claim(make_claim(clock))).granted
 
+    async def test_a_claim_from_before_the_clock_was_set_back_is_taken_over(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        claim = make_claim(clock)
+        await records.access.claim(claim)
+        clock.step(-7200)
+        taken = await records.access.claim(make_claim(clock))
+        assert taken.granted
+        assert taken.row.subject == claim.subject
+        assert not (await records.access.claim(make_claim(clock))).granted
+
     async def test_another_request_does_not_take_it_over(self, records: Records, clock: ManualClock) -> None:
         claim = make_claim(clock)
         await records.access.claim(claim)

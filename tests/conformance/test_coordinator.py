@@ -35,6 +35,12 @@ class TestLeases:
         assert second is not None
         assert second.fence > first.fence
 
+    async def test_it_is_free_when_the_clock_was_set_back(self, coordinator: Coordinator, clock: ManualClock) -> None:
+        assert await coordinator.lease("job", "one", 30.0)
+        clock.step(-7200)
+        assert await coordinator.lease("job", "two", 30.0) is not None
+        assert await coordinator.lease("job", "one", 30.0) is None
+
     async def test_renewing_keeps_it(self, coordinator: Coordinator, clock: ManualClock) -> None:
         lease = await coordinator.lease("ingest", "a", TTL)
         assert lease is not None

@@ -6,6 +6,7 @@ import itertools
 import msgspec
 import pytest
 
+from conveyor.engines.job_records import JOB_BUCKETS, bucket_of
 from conveyor.engines.records import Document, IdempotencyClaim, Records
 from conveyor.model import (
     Backoff,
@@ -135,6 +136,54 @@ class TestListing:
         for state, job in by_state.items():
             if state not in ENDED:
                 assert active[job.job_id].state is state
+
+    async def test_active_jobs_of_some_buckets_are_those_and_no_others(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        jobs = [await created(records, clock) for _ in range(30)]
+        gone = await in_state(records, clock, RunState.COMPLETED)
+        by_bucket: dict[int, list[JobId]] = {}
+        for job in jobs:
+            by_bucket.setdefault(bucket_of(job.job_id), []).append(job.job_id)
+        assert len(by_bucket) > 10, "they are spread"
+        for number, job_ids in by_bucket.items():
+            assert [job.job_id for job in await records.jobs.active_jobs([number])] == sorted(job_ids)
+        odd = {number for number in range(JOB_BUCKETS) if number % 2}
+        expected = sorted(job_id for number in odd for job_id in by_bucket.get(number, ()))
+        assert [job.job_id for job in await records.jobs.active_jobs(odd)] == expected
+        assert await records.jobs.active_jobs([]) == []
+        assert await records.jobs.active_jobs(range(JOB_BUCKETS)) == await records.jobs.active_jobs()
+        assert gone.job_id not in {job.job_id for job in await records.jobs.active_jobs()}
+
+    async def test_an_active_job_is_read_as_it_is_after_each_change(self, records: Records, clock: ManualClock) -> None:
+        job = await created(records, clock)
+        where = (job.job_id, job.run.run_id)
+        seen = [(await records.jobs.active_jobs())[0]]
+        assert await records.jobs.move_run(*where, {RunState.RUNNING}, RunState.PAUSED, "why", None)
+        seen += await records.jobs.active_jobs()
+        assert await records.jobs.change_options(job.job_id, 1, Options(attempts=7), make_notice(clock, job, "x"))
+        seen += await records.jobs.active_jobs([bucket_of(job.job_id)])
+        assert [(each.state, each.reason, each.options.attempts) for each in seen] == [
+            (RunState.RUNNING, None, Options().attempts),
+            (RunState.PAUSED, "why", Options().attempts),
+            (RunState.PAUSED, "why", 7),
+        ]
+        assert await records.jobs.move_run(*where, {RunState.PAUSED}, RunState.CANCELLED, None, None)
+        assert await records.jobs.active_jobs() == []
+        rerun = replace(job, run=replace(job.run, run_id=RunId(clock.new_id("run")), number=2))
+        assert await records.jobs.add_run(rerun, make_notice(clock, job, "y"), None) is True
+        assert [each.run.number for each in await records.jobs.active_jobs()] == [2]
+
+    @pytest.mark.parametrize("count", [3, 130])
+    async def test_jobs_by_their_keys(self, records: Records, clock: ManualClock, count: int) -> None:
+        jobs = [await created(records, clock, tenant=OTHER if n % 3 == 0 else ACME) for n in range(count)]
+        keys = [(job.tenant, job.job_id) for job in jobs]
+        found = await records.jobs.jobs_of([*keys, keys[0], (ACME, JobId("job_none"))])
+        assert sorted(found, key=lambda job: job.job_id) == [await stored(records, job) for job in jobs]
+        assert await records.jobs.jobs_of([(ACME, jobs[0].job_id)]) == [], "it is another tenant's"
+        assert await records.jobs.jobs_of([]) == []
+        await records.jobs.mark_deleted(jobs[1].tenant, jobs[1].job_id)
+        assert jobs[1].job_id not in {job.job_id for job in await records.jobs.jobs_of(keys)}
 
 
 class TestExpiry:

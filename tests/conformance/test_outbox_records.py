@@ -1,5 +1,6 @@
 """OutboxRecords, over every engine behind it: events of jobs, and those that are not dispatched yet."""
 
+import msgspec
 import pytest
 
 from conveyor.engines.records import Records
@@ -82,6 +83,21 @@ class TestUndispatched:
         await records.outbox.mark_dispatched([*made, *made])
         await records.outbox.mark_dispatched([])
         assert await records.outbox.undispatched(100) == []
+
+    async def test_those_of_a_job_are_in_their_order_whatever_the_clocks_say(
+        self, records: Records, clock: ManualClock
+    ) -> None:
+        jobs = [make_job(clock) for _ in range(2)]
+        stored: list[OutboxEvent] = []
+        for number in range(6):
+            job, late = jobs[number % 2], clock.now() - 10.0 * number
+            notice = msgspec.structs.replace(make_notice(clock, job, "run.progress", number=number), at=late)
+            await records.documents.create_documents([], notice)
+            stored.append(notice)
+        found = await records.outbox.undispatched(100)
+        for job in jobs:
+            own = [[notice for notice in notices if notice.job_id == job.job_id] for notices in (found, stored)]
+            assert own[0] == own[1]
 
     async def test_told_ones_stay_in_the_trail(self, records: Records, clock: ManualClock) -> None:
         job = await created(records, clock)

@@ -12,10 +12,14 @@ from conveyor.engines.queue import (
     Delivery,
     Depth,
     Hastens,
+    NamesQueues,
     Outgoing,
     Queue,
     QueueName,
     ReportsMessageAge,
+    Reveals,
+    SharesQueues,
+    recovery_queue,
     run_queue,
 )
 from conveyor.errors import BadCursor
@@ -363,6 +367,22 @@ class TestDepthAndDrop:
         clock.advance(70)
         assert await queue.depth(ONE) == Depth(3, 0, 0)
 
+    async def test_queues_with_messages_are_named(self, queue: Queue) -> None:
+        """Where the engine knows them."""
+        if not isinstance(queue, NamesQueues):
+            return
+        assert await queue.next_queue(None) is None
+        names = [ONE, run_queue(RunId("run_a")), recovery_queue(RunId("run_a")), run_queue(RunId("run_b"))]
+        for name in names:
+            await queue.send(name, [Outgoing(b"now"), Outgoing(b"later", 50.0)])
+        await take(queue)
+        seen: list[QueueName] = []
+        while (name_or_end := await queue.next_queue(seen[-1] if seen else None)) is not None:
+            seen.append(name_or_end)
+        assert sorted(seen) == sorted(names)
+        await queue.drop(seen[-1])
+        assert await queue.next_queue(seen[-2]) is None
+
     async def test_age_is_that_of_the_message_that_waits_longest(self, queue: Queue, clock: ManualClock) -> None:
         """Where the engine knows it."""
         if not isinstance(queue, ReportsMessageAge):
@@ -533,3 +553,45 @@ class TestHastening:
         assert await queue.receive(TWO, 1, HOLD) == []
         await queue.hasten(ONE)
         assert await queue.depth(ONE) == Depth(0, 31, 0), "what is in flight stays in flight"
+
+
+class TestRevealing:
+    async def test_what_a_clock_that_was_set_back_hides_is_visible(self, queue: Queue, clock: ManualClock) -> None:
+        if not isinstance(queue, Reveals):
+            # SQS has a clock of its own.
+            return
+        await queue.send(ONE, bodies(2))
+        held = await take(queue)
+        await queue.send(TWO, bodies(1))
+        clock.step(-7200)
+        await queue.send(ONE, [Outgoing(b"delayed", 50)])
+        assert await queue.receive(ONE, 10, HOLD) == []
+        assert await queue.reveal(ONE, 100) == 2
+        assert await queue.extend(ONE, [held.receipt], HOLD) == frozenset(), "its receiver may renew the lease"
+        assert [each.body for each in await queue.receive(ONE, 10, HOLD)] == [b"message 1"]
+        assert await queue.reveal(ONE, 100) == 0
+        assert await queue.depth(ONE) == Depth(0, 2, 1)
+        assert await queue.receive(TWO, 10, HOLD) == []
+
+    async def test_a_lease_from_before_counts_as_expired(self, queue: Queue, clock: ManualClock) -> None:
+        if not isinstance(queue, Reveals):
+            return
+        await queue.send(ONE, bodies(1))
+        held = await take(queue)
+        clock.step(-7200)
+        assert await queue.reveal(ONE, 100) == 1
+        assert (await take(queue)).receives == 2
+        assert await queue.ack(ONE, [held.receipt]) == {held.receipt}
+
+
+class TestDepthOfOneQueue:
+    async def test_it_is_known_and_counts_no_other(self, queue: Queue) -> None:
+        await queue.send(run_queue(RunId("one")), bodies(3))
+        await queue.send(run_queue(RunId("two")), bodies(2))
+        assert await queue.depth(run_queue(RunId("one"))) == Depth(3, 0, 0)
+        assert (await queue.depth(run_queue(RunId("three")))).is_empty
+
+    async def test_an_engine_that_can_share_has_no_shared_queue_below_its_limit(self, queue: Queue) -> None:
+        await queue.send(run_queue(RunId("one")), bodies(3))
+        if isinstance(queue, SharesQueues):
+            assert await queue.shared_depth() is None

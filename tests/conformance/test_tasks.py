@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conveyor.engines.dynamodb import tasks as dynamodb_tasks
 from conveyor.engines.dynamodb.counters import Tally
 from conveyor.engines.dynamodb.tasks import DynamoTasks
 from conveyor.engines.postgres import tasks as postgres_tasks
@@ -20,10 +21,12 @@ from conveyor.engines.postgres.queries import parse
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.engines.tasks import CopiesRuns, RunTally, TaskEvent, TaskFilter, Tasks
 from conveyor.errors import BadCursor
+from conveyor.lists.inputs import MAX_INPUT_BYTES
 from conveyor.model import (
     BodyRef,
     Counts,
     InputJson,
+    Outcome,
     Replaced,
     ResultDetail,
     RunId,
@@ -36,6 +39,7 @@ from conveyor.model import (
     shard_of,
     task_id,
 )
+from conveyor.process.outcomes import detail_json
 from conveyor.read.results import result_page
 from conveyor.read.walk import matches
 from conveyor.states import TERMINAL, TaskStatus
@@ -677,9 +681,26 @@ class TestDelete:
 @pytest.fixture
 def scanned(monkeypatch: pytest.MonkeyPatch) -> int:
     """The rows that a scan looks at, of the engines that have such a bound."""
-    for module in (sqlite_tasks, postgres_tasks):
+    for module in (sqlite_tasks, postgres_tasks, dynamodb_tasks):
         monkeypatch.setattr(module, "MAX_SCANNED", 20)
+    monkeypatch.setattr(dynamodb_tasks, "_LEAST_SCANNED", 5)
     return 20
+
+
+async def test_the_largest_task_can_be_put_and_ended(tasks: Tasks, clock: ManualClock) -> None:
+    """The longest input, with a tag that is as long, and a target that sends headers without end."""
+    run = make_run(clock)
+    longest = msgspec.json.encode({"tag": "t" * 130_000, "more": "m" * 130_000}).decode()
+    assert len(longest) <= MAX_INPUT_BYTES
+    await tasks.put(run, [TaskSeed(0, InputJson(longest)), TaskSeed(1, InputJson("1"))])
+    headers = [(f"x-{number}", "\xff" * 1000) for number in range(1000)]
+    error = TaskError("http_500", "m" * 100_000)
+    detail = detail_json(Outcome(FAILED, http_status=500, error=error, headers=headers))
+    ends = [TaskEnd(index, FAILED, 1, 500, "http_500", detail, 1.0) for index in range(2)]
+    assert (await tasks.finish(run, ends)).moved == {0, 1}
+    first, second = await tasks.at(run, [0, 1])
+    assert first.detail == second.detail == msgspec.json.decode(detail, type=ResultDetail)
+    assert bytes(first.input).decode() == longest
 
 
 class TestScan:
@@ -733,15 +754,12 @@ class TestScan:
 
 async def a_scan_is_bounded(tasks: Tasks, run: RunKey, rows: int) -> None:
     """Where nothing matches, it ends at the last row that it may look at, of each of the two tables that a run may
-    have; DynamoDB looks at all of them."""
+    have."""
     ids = [task.task_id for task in await tasks.page(run, 0, None, 10_000, EVERYTHING)]
     nothing = await tasks.scan(run, 0, None, 10, TaskFilter(tag="no such tag"))
     assert nothing.tasks == []
-    if isinstance(tasks, DynamoTasks):
-        assert nothing.last is None
-    else:
-        assert nothing.last is not None
-        assert rows <= ids.index(nothing.last) + 1 <= 2 * rows
+    assert nothing.last is not None
+    assert rows <= ids.index(nothing.last) + 1 <= 2 * rows
     at_the_end = await tasks.scan(run, 0, ids[-5], 10, TaskFilter(tag="no such tag"))
     assert (at_the_end.tasks, at_the_end.last) == ([], None)
 

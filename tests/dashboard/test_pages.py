@@ -49,9 +49,14 @@ def browser(here: World) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def cookies(here: World, browser: Browser) -> Any:
-    """Those of the session that the link starts which `conveyor up` printed; the link is spent then."""
-    link = re.search(r"open +http://[^/]+(/#/sign-in/\S+)", here.up.output.read_text())
+    """Those of the session that the link starts which `conveyor dashboard` prints; the link is spent then."""
+    command = [Path(sys.executable).with_name("conveyor"), "dashboard", "--data", str(here.up.data)]
+    printed = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+    link = re.fullmatch(r"http://[^/]+(/#/sign-in/\S+)\n", printed)
     assert link is not None
+    # Standard output was no terminal, and a log signs nobody in.
+    assert "sign-in/" not in here.up.output.read_text()
+    assert "open    " in here.up.output.read_text()
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(here.url + link[1])
@@ -218,10 +223,10 @@ class TestJobs:
         job = here.napping("pausing")
         page = visit(f"#/jobs/{job}")
         button(page, "Pause").click()
-        expect(page.get_by_text("The job is paused")).to_be_visible()
         said = page.locator(".toast").filter(has_text="The job is paused.")
         said.get_by_role("button", name="Dismiss").click()
         expect(said).to_have_count(0)
+        expect(page.locator(".notice").filter(has_text="The job is paused. Resume it")).to_be_visible()
         assert here.state(job) == "paused"
         button(page, "Resume").click()
         expect(button(page, "Pause")).to_be_visible()

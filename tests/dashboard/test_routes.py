@@ -160,7 +160,7 @@ async def test_the_fleet_is_shown_as_one_tenant_may_see_it(server: Api, clock: J
 async def frames(api: Api, want: int, act: Any) -> list[tuple[str, Any]]:
     """So many frames of the stream; `act` is called with the number of those that came."""
     reader, writer = await asyncio.open_connection(*api.address)
-    writer.write(f"GET /v1/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {api.key}\r\n\r\n".encode())
+    writer.write(f"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {api.key}\r\n\r\n".encode())
     found: list[tuple[str, Any]] = []
     event = ""
     async with asyncio.timeout(20):

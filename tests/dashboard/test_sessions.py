@@ -2,11 +2,14 @@
 send. And what the browser is told to hold to."""
 
 import re
+import sys
+
+import pytest
 
 from conveyor import faults
 from conveyor.auth.keys import parse_key
 from conveyor.auth.sessions import LINK, OWNER, SESSION, Sessions
-from conveyor.cli.dashboard_command import sign_in_path
+from conveyor.cli.dashboard_command import dashboard_link, sign_in_path
 from tests.support.api import Answer, Api, new_key
 from tests.support.clocks import JumpingClock
 
@@ -157,6 +160,14 @@ async def test_a_server_that_starts_prints_a_link_for_a_key_that_works(server: A
     assert (await sign_in(server, {"link": path.rpartition("/")[2]})).status == 204
     for none in (None, "", "cv_nonsense"):
         assert await sign_in_path(server.system, none) == "/"
+
+
+async def test_a_server_that_starts_signs_nobody_in_by_its_log(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert (await dashboard_link(server.system, server.key)).startswith("/#/sign-in/")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert "conveyor dashboard" in await dashboard_link(server.system, server.key)
+    assert "sign-in/" not in await dashboard_link(server.system, server.key)
 
 
 async def test_the_files_carry_what_a_browser_is_to_hold_to(server: Api) -> None:

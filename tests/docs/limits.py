@@ -5,19 +5,21 @@ from typing import NamedTuple
 from conveyor.accept import option_limits as limits
 from conveyor.accept import schedules
 from conveyor.api import dependencies as parts
-from conveyor.api import protocol
+from conveyor.api import protocol, request_bodies
 from conveyor.cli.formatting import size as exact_size
 from conveyor.egress import target_guard as targets
 from conveyor.engines import s3
+from conveyor.engines.dynamodb import lifetimes
 from conveyor.engines.sqs import polls, queues
 from conveyor.export import exports
 from conveyor.jobs import event_names as notices
 from conveyor.lists import inputs
 from conveyor.model import Options
-from conveyor.process import retry
+from conveyor.process import outcomes, retry
 from conveyor.process.executors.download import export_api_executor as export_download
 from conveyor.process.executors.download import transfer
 from conveyor.read import status as progress
+from conveyor.read import verification
 from conveyor.settings import PREFIX, Settings
 
 _DAY = 86_400
@@ -110,7 +112,20 @@ def requests() -> list[Limit]:
             "431 `head_too_large`; the server closes the connection.",
         ),
         Limit(
-            "Requests with a body at once, in one process",
+            "Task rows that `?verify=true` counts",
+            _count(verification.MAX_VERIFIED_ROWS),
+            "",
+            "403 `forbidden`, unless the key is an administrator's.",
+        ),
+        Limit(
+            "Slowness of a request body",
+            f"{request_bodies.LAG_SECONDS:g} s behind {size(request_bodies.MIN_RATE)}/s; "
+            f"{_time(request_bodies.TOTAL_SECONDS)} as JSON, {request_bodies.KEYLESS_SECONDS:g} s without a key",
+            "",
+            "400 `bad_input`; the server closes the connection.",
+        ),
+        Limit(
+            "Requests with a key and a body at once, in one process",
             f"{_count(default.max_requests)}, {size(default.max_requests_bytes)}",
             f"{_set('max_requests')}, {_set('max_requests_bytes')}",
             "503 `overloaded` with Retry-After.",
@@ -243,6 +258,18 @@ def work() -> list[Limit]:
             "`retention_days`",
             "They expire that long after the end of the latest run, and are purged soon after. An unfinished job "
             "does not expire.",
+        ),
+        Limit(
+            "A job's rows on DynamoDB",
+            _time(lifetimes._LONGEST_USE),
+            "",
+            "They go by themselves that long after they were written, whatever the state of the job.",
+        ),
+        Limit(
+            "Headers that are kept of a response",
+            size(outcomes._MAX_HEADERS),
+            "",
+            f"Of a task whose details exceed {size(outcomes._MAX_DETAIL)}, headers that do not fit are left out.",
         ),
         Limit(
             "An unfinished run",

@@ -7,13 +7,13 @@ import asyncio
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
-from enum import EnumType
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from conveyor.accept.option_limits import RANGES
+from conveyor.api.openapi_document import EVERYWHERE
 from conveyor.jobs.event_names import EVENTS
 from conveyor.lists.inputs import METHODS, DownloadInput, FetchInput
 from conveyor.lists.reader import _COLUMNS
@@ -55,6 +55,7 @@ REASON_CODES = {
     ReasonCode.LIST_MISSING: "The staged list no longer exists.",
     ReasonCode.LIST_CHANGED: "The list is not the one that was accepted: its size or sha256 differs.",
     ReasonCode.LIST_REJECTED: "The list has invalid lines, and the job has `on_invalid: reject`.",
+    ReasonCode.LIST_TOO_SPARSE: "The list has too many lines without a task: blank lines, comments, invalid lines.",
     ReasonCode.NO_TASKS: "The list has no tasks, or no task matches the selection of the rerun.",
     ReasonCode.FAILURE_THRESHOLD: "As many tasks failed as `failure_threshold` allows, and the rest was cancelled.",
     ReasonCode.DEADLINE: "The run did not finish by its `deadline`, in as many tries as it has.",
@@ -95,6 +96,7 @@ TASK_ERRORS = {
     "target_refused": "The target has a private address.",
     "timeout": "No complete response within `timeout`.",
     "tls_failed": "The TLS handshake failed, or the certificate is invalid.",
+    "too_many_open_files": "The worker has no file descriptor left. The task waits and spends no attempt.",
     "too_many_redirects": "More redirects than `max_redirects`.",
     "too_slow": "Slower than `download.min_rate` bytes a second for `download.min_rate_seconds`.",
     "worker_lost": "The task killed its worker process repeatedly.",
@@ -273,9 +275,9 @@ def _flags(param: Any) -> str:
     names = ", ".join(f"`{name}`" for name in sorted(param.opts, key=len, reverse=True))
     if getattr(param, "is_flag", False):
         return names
-    kind = param.bare_type()
-    choices = "\\|".join(each.value for each in kind) if isinstance(kind, EnumType) else None
-    shown = param.metavar or choices or getattr(kind, "__name__", str(kind)).upper()
+    choices = "\\|".join(getattr(param.type, "choices", ()))
+    # The name of a number with bounds is "int range".
+    shown = param.metavar or choices or param.type.name.split()[0].upper()
     return f"{names} {shown}" + (", required" if param.required else "")
 
 
@@ -362,6 +364,8 @@ def _route(path: str, method: str, operation: dict[str, Any], page: dict[str, An
             items.append(f"- body: {', '.join(f'`{name}`' for name in fields)}")
     answers = []
     for status, answer in operation.get("responses", {}).items():
+        if int(status) in EVERYWHERE:
+            continue
         content = answer.get("content", {})
         schema = next(iter(content.values()), {}).get("schema", {})
         shape = schema.get("$ref", "").rpartition("/")[2]

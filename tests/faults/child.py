@@ -45,6 +45,7 @@ from conveyor.export.writer import ExportWriter
 from conveyor.ingest import ingester as ingest_worker
 from conveyor.ingest.ingester import Ingester
 from conveyor.ingest.pipeline import IngestPipeline
+from conveyor.jobs import active_jobs
 from conveyor.jobs.dead_lettered_tasks import DeadLetterFilter
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists import reader as lists
@@ -95,6 +96,7 @@ SCENARIOS = (
     "resumed",  # the list is missing; it comes back and the ingest is resumed
     "redriven",  # the same, by the dead letter
     "doubled",  # every message comes twice
+    "doubled_steps",
     "stale",  # an ingester outlives its lease
     "export",
     "exported",  # offline, and a second export that is deleted
@@ -102,11 +104,13 @@ SCENARIOS = (
     "export_failed",
     "rerun",  # what failed once more, then all of it
     "parked",  # the same, and what failed is dead-lettered and redriven
+    "parked_steps",
     "paused",  # before its list is read; its options are changed, and it is resumed
     "removed",  # a job of an upload is deleted once it has ended
     "poison",
 )
 
+PARKED = ("parked", "parked_steps")
 EXPORTED = ("exported", "exported_sorted", "export_failed")
 
 _ORACLE = """
@@ -132,7 +136,7 @@ def expected(scenario: str, index: int) -> tuple[TaskStatus, int, str | None]:
     if scenario == "poison" and index == POISON:
         return TaskStatus.FAILED, 1, "worker_lost"
     if index % 50 == 13:
-        return (TaskStatus.FAILED, *((4, "handler_raised") if scenario == "parked" else (1, "result_not_json")))
+        return (TaskStatus.FAILED, *((4, "handler_raised") if scenario in PARKED else (1, "result_not_json")))
     return TaskStatus.SUCCEEDED, 2 if index % 10 == 7 else 1, None
 
 
@@ -149,7 +153,7 @@ class Scripted(LocalExecutor):
         return None
 
     async def attempt(self, job: Job, refs: Sequence[TaskRef]) -> list[Outcome]:
-        if self._scenario == "doubled":
+        if self._scenario.startswith("doubled"):
             # So that both of a pair are under way.
             await asyncio.sleep(0.02)
         return [self._outcome(ref) for ref in refs]
@@ -160,7 +164,7 @@ class Scripted(LocalExecutor):
     def _outcome(self, ref: TaskRef) -> Outcome:
         if self._scenario == "poison" and ref.index == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
-        if ref.index % 50 == 13 and self._scenario != "parked":
+        if ref.index % 50 == 13 and self._scenario not in PARKED:
             return Outcome(TaskStatus.FAILED, error=TaskError("result_not_json", "for good"))
         if ref.index % 50 == 13 or (ref.index % 10 == 7 and ref.attempt == 1):
             return Outcome(TaskStatus.FAILED, error=TaskError("handler_raised", "at first"))
@@ -201,7 +205,7 @@ class Client:
         layout = ResultLayout.OBJECT if self.scenario == "steps" else ResultLayout.PACKED
         backoff = Backoff(base=0.001, jitter=False)
         spec = JobSpec(kind=JobKind.PYTHON, handler="scripted", chunk_size=10, backoff=backoff, result_layout=layout)
-        on_exhausted = OnExhausted.DEAD_LETTER if self.scenario == "parked" else OnExhausted.FAIL
+        on_exhausted = OnExhausted.DEAD_LETTER if self.scenario in PARKED else OnExhausted.FAIL
         return msgspec.structs.replace(spec, on_exhausted=on_exhausted)
 
     async def accepted(self) -> JobId:
@@ -316,10 +320,10 @@ async def retire(client: Client) -> None:
 async def rerun(client: Client, job_id: JobId, patience: float) -> None:
     """What failed once more, then everything once more."""
     again = Rerun(client.system)
-    if client.scenario == "parked" and (await client.job(job_id)).run.number == 1:
+    if client.scenario in PARKED and (await client.job(job_id)).run.number == 1:
         await redrive_all(client.system, TENANT, DeadLetterFilter())
         await until(client, job_id, patience)
-    for number, select in ((2, "failed"), (3, "all"))[client.scenario == "parked" :]:
+    for number, select in ((2, "failed"), (3, "all"))[client.scenario in PARKED :]:
         job, spec = await client.job(job_id), RerunSpec(select)
         await client.ask(select, lambda request, job=job, spec=spec: again.rerun(job, spec, request))
         # It has ended already if the last process came so far.
@@ -392,7 +396,7 @@ async def overtake(client: Client, embedded: Embedded, job_id: JobId) -> None:
         return False
 
     slow = asyncio.create_task(
-        dataclasses.replace(ingest, tasks=stuck).ingest_range(job, one, lease, lost)  # type: ignore[arg-type]
+        dataclasses.replace(ingest, tasks=stuck).ingest_range(job, one, lease, lost, lost)  # type: ignore[arg-type]
     )
     await stuck.there.wait()
     await system.coordinator.release(lease)
@@ -413,8 +417,10 @@ def doubling(send: Callable[..., Awaitable[list[int]]]) -> Callable[..., Awaitab
 
 async def work(settings: Settings, directory: Path, scenario: str, patience: float) -> None:
     async with open_system(settings) as opened:
-        in_steps = "steps" in scenario or scenario == "doubled"
-        system = dataclasses.replace(opened, atomic_accept=None) if in_steps else opened
+        in_steps = "steps" in scenario
+        system = dataclasses.replace(opened, atomic_flush=None) if in_steps else opened
+        if in_steps or scenario == "doubled":
+            system = dataclasses.replace(system, atomic_accept=None)
         if scenario == "exported_sorted":
             system = dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
         database = system.records.jobs._database  # type: ignore[attr-defined]
@@ -457,7 +463,7 @@ async def meanwhile(client: Client, job_id: JobId, patience: float) -> None:
     """What is done with a job that has ended, with every role at work."""
     if client.scenario in EXPORTED:
         await exported(client, job_id, patience)
-    if client.scenario in ("rerun", "parked"):
+    if client.scenario == "rerun" or client.scenario in PARKED:
         await rerun(client, job_id, patience)
 
 
@@ -493,6 +499,7 @@ def prepare() -> None:
     lists.BATCH = 30
     accept_submit._TASKS_PER_WRITE = 60
     sweeper._EVERY = 0.02
+    active_jobs.FRESH_SECONDS = 0.0
     sweeper._STALLED = 0.1
     worker._LOOK_FOR_RUNS = 0.02
     feeder._LONGEST_POLL = 0.02
@@ -507,6 +514,7 @@ def prepare() -> None:
     sorting.PAGE = 20
     sorting._SPOOL_BYTES = 20_000
     sorting._READ_BYTES = 2_000
+    sorting.FAN_IN = 2
 
 
 def run(
@@ -529,7 +537,7 @@ def run(
     sys.setswitchinterval(0.0005)
     with (directory / "starts").open("a") as file:
         file.write("x")
-    if scenario == "doubled":
+    if scenario.startswith("doubled"):
         SqliteQueue.send = doubling(SqliteQueue.send)  # type: ignore[method-assign, assignment]
     if scenario == "export_failed":
         ExportWriter.run = _write_nothing  # type: ignore[method-assign, assignment]

@@ -23,6 +23,7 @@ from conveyor.accept.spec import JobSpec
 from conveyor.clock import SystemClock
 from conveyor.embedded import Embedded
 from conveyor.errors import IdempotencyInFlight, NotFound, UploadConflict
+from conveyor.jobs import active_jobs
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists.uploads import Uploads, UploadSpec
 from conveyor.model import Backoff, Job, JobId, JobKind
@@ -210,6 +211,7 @@ def prepare() -> None:
     deliverer._IDLE = notify._IDLE = 0.01
     deliverer._LEASE_MARGIN = 0.05
     progress_notifier._EVERY = 0.01
+    active_jobs.FRESH_SECONDS = 0.0
     scheduling._EVERY = 0.01
     scheduling.LEASE_SECONDS = 0.3
     scheduling._LONGEST_PAUSE = 0.05

@@ -27,7 +27,7 @@ READS = {
     "documents": "document documents due_documents",
     "outbox": "events undispatched",
     "tasks": "unfinished counts error_codes task at page scan events walk",
-    "queue": "dead_letters find_dead_letters depth waiting_since",
+    "queue": "dead_letters find_dead_letters depth waiting_since next_queue",
     "coordinator": "permits_in_use cached",
     "blobs": "get size listing stream presigned_put presigned_get part_bytes presigned_part stored_parts",
 }

@@ -21,6 +21,7 @@ from conveyor.engines.sqlite import coordinator as sqlite_coordinator
 from conveyor.errors import EngineFailed, IdempotencyInFlight, Unavailable
 from conveyor.export import exporter
 from conveyor.ingest import ingester as ingest_worker
+from conveyor.jobs import active_jobs
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
 from conveyor.lists import reader as lists
 from conveyor.model import WORKERS, Job, JobId, JobKind, Run, RunKey
@@ -58,6 +59,7 @@ _PACE: list[tuple[Any, str, float]] = [
     (worker, "_LOOK_FOR_RUNS", 1.0),
     (feeder, "_LONGEST_POLL", 2.0),
     (sweeper, "_EVERY", 4.0),
+    (active_jobs, "FRESH_SECONDS", 0.0),
     (sweeper, "_STALLED", 6.0),
     (retention, "_EVERY", 4.0),
     (retention, "SETTLE_SECONDS", 3.0),

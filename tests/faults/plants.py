@@ -16,7 +16,8 @@ import msgspec
 from conveyor import lifecycle
 from conveyor.accept import add_tasks, submit
 from conveyor.engines.queue import Outgoing, Queue, QueueName, run_queue
-from conveyor.engines.sqlite import SqliteEngine, ingests, jobs, outbox, tasks
+from conveyor.engines.records import Receipts, RunFlush, RunFlushed
+from conveyor.engines.sqlite import SqliteEngine, flushes, ingests, jobs, outbox, tasks
 from conveyor.engines.sqlite.access import answer_claim
 from conveyor.engines.sqlite.queue import SqliteQueue
 from conveyor.engines.tasks import Finished
@@ -27,7 +28,7 @@ from conveyor.jobs.idempotency import Claim, Idempotency
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import BodyRef, Counts, OutboxEvent, TaskEnd
 from conveyor.process.body_store import BodyStore
-from conveyor.process.recorder import Recorder
+from conveyor.process.outcome_writer import OutcomeWriter
 from conveyor.recover import sweeper
 from conveyor.recover.sweeper import Sweeper
 from conveyor.states import RunState, TaskStatus, sources_of
@@ -123,9 +124,11 @@ def unguarded_counter(_: Path) -> None:
     """Every end is counted, moved or not."""
     finish = tasks._finish
 
-    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
-        finished = finish(db, number, ends)
-        again = [end.status for end in ends if end.index not in finished.moved]
+    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd], is_rerun: bool) -> Finished:
+        finished = finish(db, number, ends, is_rerun)
+        again = [end.status for end in ends]
+        for index in finished.moved:
+            again.remove(next(end.status for end in ends if end.index == index))
         more = Counts(again.count(TaskStatus.SUCCEEDED), again.count(TaskStatus.FAILED), 0)
         return Finished(finished.moved, tasks._count(db, number, more))
 
@@ -137,8 +140,8 @@ def unconditional_end(_: Path) -> None:
     """A second end of a task is written over the first; what is counted is right."""
     finish = tasks._finish
 
-    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd]) -> Finished:
-        finished = finish(db, number, ends)
+    def careless(db: apsw.Connection, number: int, ends: Sequence[TaskEnd], is_rerun: bool) -> Finished:
+        finished = finish(db, number, ends, is_rerun)
         again = [end for end in ends if end.index not in finished.moved]
         query = tasks.SQL["finish"].replace("AND tasks.status = 0", "")
         db.execute(query, {"run_no": number, "ends": msgspec.json.encode(again).decode()})
@@ -149,14 +152,79 @@ def unconditional_end(_: Path) -> None:
 
 @plant
 def acknowledge_before_write(_: Path) -> None:
-    write, acknowledge = Recorder._write, Recorder._acknowledge
+    write, acknowledge = OutcomeWriter._write, OutcomeWriter._acknowledge
 
-    async def hasty(self: Recorder, group: list[Any]) -> None:
+    async def hasty(self: OutcomeWriter, group: list[Any]) -> None:
         await acknowledge(self, group)
         await write(self, group)
 
-    Recorder._write = hasty  # type: ignore[method-assign]
-    Recorder._acknowledge = _nothing  # type: ignore[method-assign, assignment]
+    OutcomeWriter._write = hasty  # type: ignore[method-assign]
+    OutcomeWriter._acknowledge = _nothing  # type: ignore[method-assign, assignment]
+
+
+@plant
+def unguarded_flush(_: Path) -> None:
+    """Every end of a flush is counted, moved or not."""
+    finish, count = flushes._finish, flushes._count
+    all_ends: dict[int, list[TaskEnd]] = {}
+
+    def noting(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> flushes.Moving:
+        all_ends.clear()
+        for number, run in zip(known, runs, strict=True):
+            if number is not None:
+                all_ends[number] = list(run.ends)
+        return finish(db, known, runs)
+
+    def careless(db: apsw.Connection, moving: flushes.Moving, reruns: set[int]) -> dict[int, Counts]:
+        return count(db, dict(all_ends), reruns)
+
+    flushes._finish, flushes._count = noting, careless
+
+
+@plant
+def unconditional_flush(_: Path) -> None:
+    """A second end of a task is written over the first; what is counted is right."""
+    finish = flushes._finish
+    query = flushes.SQL["finish"].replace("AND tasks.status = 0", "")
+
+    def careless(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> flushes.Moving:
+        moved = finish(db, known, runs)
+        pairs = [(number, end) for number, run in zip(known, runs, strict=True) for end in run.ends]
+        again = [pair for pair in pairs if pair[0] is not None and pair[1] not in moved[pair[0]]]
+        db.execute(query, {"ends": msgspec.json.encode(again).decode()})
+        return moved
+
+    flushes._finish = careless
+
+
+@plant
+def acknowledge_before_flush(_: Path) -> None:
+    """Messages are acknowledged in a transaction of their own, before the outcomes are recorded."""
+    record = SqliteEngine.record_flush
+
+    async def hasty(self: SqliteEngine, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
+        await record(self, [], acks)
+        crashpoint("recorder.flush.between")
+        return await record(self, runs, [])
+
+    SqliteEngine.record_flush = hasty  # type: ignore[method-assign]
+
+
+@plant
+def notice_outside_flush(_: Path) -> None:
+    """The event of a completed run is written after the flush that completed it."""
+    record = SqliteEngine.record_flush
+    flushes.SQL["insert_events"] = "SELECT :events"
+
+    async def forgetful(self: SqliteEngine, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
+        flushed = await record(self, runs, acks)
+        moves = [each.moved for each in flushed if each.moved is not None]
+        for move in moves:
+            crashpoint("recorder.flush.between")
+            await self._database.write(lambda db, event=move.event: outbox.insert_event(db, event))
+        return flushed
+
+    SqliteEngine.record_flush = forgetful  # type: ignore[method-assign]
 
 
 @plant
@@ -195,7 +263,7 @@ def completes_unlatched(_: Path) -> None:
 def _ingest_in_order(steps: str) -> None:
     """The pipeline with its steps in another order: p(ut), e(nqueue), c(heckpoint)."""
 
-    async def ingest_range(self: pipeline.IngestPipeline, job: Any, range_: Any, lease: Any, renew: Any) -> bool:
+    async def ingest_range(self: pipeline.IngestPipeline, job: Any, range_: Any, lease: Any, *turns: Any) -> bool:
         pieces = pipeline.range_pieces(self._lists(job), range_)
         async for batch in pipeline.read(pieces, pipeline.reading_of(range_, job.kind)):
             range_ = pipeline._advanced(range_, batch)
@@ -309,15 +377,16 @@ def body_after_reference(_: Path) -> None:
         await asyncio.sleep(0.02)
         await self._blobs.put(key, body)
 
-    async def keep(self: BodyStore, job: Any, outcomes: Sequence[Any]) -> list[BodyRef | None]:
-        refs: list[BodyRef | None] = []
-        for outcome in outcomes:
-            if outcome.body is None:
-                refs.append(None)
-                continue
-            key = self._key(job, "body")
-            refs.append(BodyRef(key, len(outcome.body), sha256(outcome.body).hexdigest()))
-            writing.add(asyncio.create_task(later(self, key, outcome.body)))
-        return refs
+    async def keep(self: BodyStore, batches: Sequence[tuple[Any, Sequence[Any]]]) -> list[list[BodyRef | None]]:
+        kept: list[list[BodyRef | None]] = []
+        for job, outcomes in batches:
+            refs: list[BodyRef | None] = [None] * len(outcomes)
+            for place, outcome in enumerate(outcomes):
+                if outcome.body is not None:
+                    key = self._key(job, "body")
+                    refs[place] = BodyRef(key, len(outcome.body), sha256(outcome.body).hexdigest())
+                    writing.add(asyncio.create_task(later(self, key, outcome.body)))
+            kept.append(refs)
+        return kept
 
     BodyStore.keep = keep  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ import msgspec
 from conveyor.accept.spec import JobSpec
 from conveyor.embedded import Embedded
 from conveyor.engines.records import Records
+from conveyor.jobs import active_jobs
 from conveyor.jobs.deadlines import DEADLINE
 from conveyor.jobs.idempotency import IdempotentRequest
 from conveyor.model import BEAT, BEAT_TENANT, Backoff, Job, JobId, JobKind, Outcome, TaskError, TaskRef, TenantId
@@ -118,6 +119,7 @@ async def _done(embedded: Embedded, records: Records, job_id: JobId) -> bool:
 def prepare() -> None:
     worker._LOOK_FOR_RUNS = feeder._LONGEST_POLL = feeder._TRIAL_PAUSE = 0.02
     sweeper._EVERY = 0.05
+    active_jobs.FRESH_SECONDS = 0.0
     deadlines._REDO = 0.5
 
 

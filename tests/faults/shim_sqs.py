@@ -41,6 +41,10 @@ class Shim:
     def __init__(self, seed: int) -> None:
         self.rates: dict[str, float] = {}
         self.calls: list[str] = []
+        # Actions that IAM denies.
+        self.denied: set[str] = set()
+        # Calls under way, without those that wait for messages.
+        self.busy = 0
         self.faults: list[str] = []
         self.endpoint = ""
         self._random = random.Random(seed)
@@ -77,6 +81,16 @@ class Shim:
         action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         data = json.loads(await request.read())
         self.calls.append(action)
+        waits = action == "ReceiveMessage" and data.get("WaitTimeSeconds", 0) > 0
+        self.busy += not waits
+        try:
+            return await self._answered(action, data, request)
+        finally:
+            self.busy -= not waits
+
+    async def _answered(self, action: str, data: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        if action in self.denied:
+            return _error("AccessDenied", 403)
         if self._chance("throttle"):
             return _error("RequestThrottled", 400)
         if self._chance("error_before"):

@@ -38,9 +38,8 @@ DOWNLOAD = [
         "download.piece.after",
         "download.seal.before",
         "download.seal.after",
-        "recorder.ack.before",
-        "tasks.finish.before",
-        "tasks.finish.after",
+        "recorder.flush.before",
+        "recorder.flush.after",
     )
     for nth in ((1,) if not point.startswith("download.piece") else (1, 2, 5) if ALL_HITS else (1, 5))
 ]
@@ -52,13 +51,13 @@ EXPORT = (
     "export.create.before",
     "export.create.after",
     "download.piece.after",
-    "queue.send.before",
-    "queue.send.after",
+    "recorder.flush.before",
+    "recorder.flush.after",
 )
 # With a rate, an attempt ends after each request: the export is made, is not ready, is ready, and its file is there.
 PACED = [
     (point, nth)
-    for point in ("progress.write.before", "progress.write.after", "queue.send.before", "queue.send.after")
+    for point in ("progress.write.before", "progress.write.after", "recorder.flush.before", "recorder.flush.after")
     for nth in ((1, 2, 3) if ALL_HITS else (1, 3))
 ]
 

@@ -5,6 +5,7 @@ Each seed chooses some faults and their rates. `CONVEYOR_DYNAMODB_CASES` asks fo
 """
 
 import asyncio
+import itertools
 import os
 import random
 from collections import Counter
@@ -18,20 +19,32 @@ import pytest
 
 from conveyor import faults as crashes
 from conveyor.engines.dynamodb import DynamoEngine
+from conveyor.engines.dynamodb.table import Key
 from conveyor.engines.dynamodb.wire import Patience
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.engines.tasks import TaskEvent, TaskFilter, Tasks
 from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Job, Mode, Range, RunKey, Source, Task, shard_of, task_id
 from conveyor.states import RunState, TaskStatus, sources_of
-from tests.faults.shim import Answer, Call, DynamoFaults, Forward, Interceptor, Reset, Shim, Stall, refusal
+from tests.faults.shim import (
+    Answer,
+    Call,
+    DynamoFaults,
+    Forward,
+    Interceptor,
+    Reset,
+    Shim,
+    Stall,
+    json_answer,
+    refusal,
+    statement_error,
+)
 from tests.servers.aws import aws
 from tests.servers.dynamodb import open_engine, url_for
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, end, make_job, make_notice, make_run, seeds
 
 CASES = int(os.environ.get("CONVEYOR_DYNAMODB_CASES", "20"))
-TABLES = Path("/dynamodb-on-a-bad-day")
 QUICK = Patience(base=0.0005, cap=0.004, limit=30.0)
 
 SUCCEEDED, FAILED, CANCELLED = TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED
@@ -45,8 +58,16 @@ class Died(BaseException):
 
 
 def clock_for(seed: int) -> ManualClock:
-    """Ids of one seed are not those of another: all have the same tables."""
     return ManualClock(start=1_800_000_000.0 + seed * 10_000, seed=seed)
+
+
+_tables = itertools.count()
+
+
+def new_tables() -> Path:
+    """A place for tables. Each test has its own: the same seed makes the same ids, and would find the tasks of another
+    test, or of the same test when it runs again, already finished."""
+    return Path(f"/dynamodb-on-a-bad-day/{next(_tables)}")
 
 
 @asynccontextmanager
@@ -54,7 +75,8 @@ async def opened(clock: ManualClock, *interceptors: Interceptor, count: int = 2)
     """Engines behind a shim, as in so many processes, and one last that has none."""
     async with AsyncExitStack() as stack:
         shim = await stack.enter_async_context(Shim(aws(), *interceptors))
-        urls = [*([url_for(TABLES, shim.url)] * count), url_for(TABLES)]
+        tables = new_tables()
+        urls = [*([url_for(tables, shim.url)] * count), url_for(tables)]
         engines = [await stack.enter_async_context(DynamoEngine.open(url, clock, QUICK)) for url in urls]
         await engines[-1].migrate()
         yield engines
@@ -411,6 +433,122 @@ class TestLostAnswers:
             assert [event.event for event in events] == ["job.accepted", "run.cancelled"]
 
 
+async def refuse_one_of_a_batch(call: Call, forward: Forward) -> Answer:
+    """The others are executed."""
+    statements = call.payload["Statements"]
+    answer = await forward(call.with_payload({"Statements": statements[1:]}))
+    return json_answer(200, {"Responses": [statement_error("ValidationError"), *answer.payload["Responses"]]})
+
+
+class RefuseBatchesWith:
+    """Refuses a whole batch as invalid if a statement in it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text.encode()
+
+    async def __call__(self, call: Call, forward: Forward) -> Answer:
+        if call.action == "BatchExecuteStatement" and b"UPDATE" in call.body and self._text in call.body:
+            return refusal("ValidationException", prefix="com.amazon.coral.validate#")
+        return await forward(call)
+
+
+class TestInvalidStatements:
+    """One of them costs the others neither their end nor their count."""
+
+    async def test_one_of_a_batch(self) -> None:
+        await ends_beside_an_invalid_one()
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    async def test_one_that_fails_its_whole_batch(self, shards: int) -> None:
+        clock = clock_for(400_020 + shards)
+        run = make_run(clock, shards)
+        bad = task_id(run.run_id, 7)
+        async with opened(clock, RefuseBatchesWith(bad)) as (one, _, truth):
+            await one.tasks.put(run, seeds(60))
+            with pytest.raises(EngineFailed, match="refused"):
+                await one.tasks.finish(run, [end(index) for index in range(60)])
+            rows = await rows_of(truth.tasks, run)
+            assert {index for index, task in rows.items() if task.status is TaskStatus.PENDING} == {7}
+            assert await truth.tasks.counts(run) == Counts(succeeded=59)
+
+    async def test_one_of_a_put(self) -> None:
+        clock = clock_for(400_030)
+        fault = Times(1, "BatchExecuteStatement", refuse_one_of_a_batch, "INSERT")
+        async with opened(clock, fault) as (one, _, truth):
+            run = make_run(clock, 1)
+            with pytest.raises(EngineFailed, match="refused a statement: ValidationError"):
+                await one.tasks.put(run, seeds(60))
+            assert len(await rows_of(truth.tasks, run)) == 59
+            await one.tasks.put(run, seeds(60))
+            assert len(await rows_of(truth.tasks, run)) == 60
+
+
+async def ends_beside_an_invalid_one() -> None:
+    clock = clock_for(400_021)
+    fault = Times(1, "BatchExecuteStatement", refuse_one_of_a_batch, "UPDATE")
+    async with opened(clock, fault) as (one, _, truth):
+        run = make_run(clock, 1)
+        await one.tasks.put(run, seeds(75))
+        with pytest.raises(EngineFailed, match="refused a statement: ValidationError"):
+            await one.tasks.finish(run, [end(index) for index in range(75)])
+        rows = await rows_of(truth.tasks, run)
+        assert counted(rows).ended == 74
+        assert await truth.tasks.counts(run) == counted(rows)
+
+
+async def test_ends_that_were_on_their_way_when_another_lane_failed_are_counted() -> None:
+    """A lane is denied for good; the calls of the others are cancelled, and may have been carried out."""
+    clock = clock_for(400_022)
+    run = make_run(clock, 4)
+    carried_out = asyncio.Event()
+
+    async def fault(call: Call, forward: Forward) -> Answer:
+        if call.action != "BatchExecuteStatement" or b"UPDATE" not in call.body:
+            return await forward(call)
+        if b"#TS0" in call.body:
+            await carried_out.wait()
+            return refusal("AccessDeniedException", prefix="com.amazon.coral.service#")
+        answer = await forward(call)
+        carried_out.set()
+        # Answered later than the failure of the other lane.
+        await asyncio.Event().wait()
+        return answer
+
+    async with opened(clock, fault) as (one, _, truth):
+        await one.tasks.put(run, seeds(200))
+        with pytest.raises(EngineFailed):
+            await one.tasks.finish(run, [end(index) for index in range(200)])
+        rows = await rows_of(truth.tasks, run)
+        counts = await truth.tasks.counts(run)
+        assert counts.succeeded > 0
+        assert not_ahead(counts, counted(rows))
+
+
+async def test_a_filter_that_matches_nothing_reads_so_many_items() -> None:
+    clock = clock_for(400_023)
+    async with opened(clock) as (one, _, _):
+        run = make_run(clock, 8)
+        # Those of the shard that is read: the others would take the emulator seconds.
+        await one.tasks.put(run, [seed for seed in seeds(6000) if shard_of(task_id(run.run_id, seed.index), 8) == 0])
+        scanned = await one.tasks.scan(run, 0, None, 10, TaskFilter(tag="no such tag"))
+        assert (scanned.tasks, scanned.read) == ([], 625), "an eighth of the bound on a request"
+        assert scanned.last is not None
+
+
+async def test_a_job_of_a_newer_version_hides_no_other() -> None:
+    clock = clock_for(400_024)
+    async with opened(clock) as (one, _, truth):
+        known, novel = make_job(clock), make_job(clock)
+        for job in (known, novel):
+            await truth.records.jobs.create_job(job, make_notice(clock, job), None)
+        key = Key(f"Job#{novel.job_id}", "acme#job")
+        (stored,) = await truth.records.jobs._table.read(key)
+        await truth.records.jobs._table.write([truth.records.jobs._table.save(stored, {"v": 2})])
+        active = {job.job_id for job in await one.records.jobs.active_jobs()}
+        assert known.job_id in active
+        assert novel.job_id not in active
+
+
 async def test_a_throttled_shard_holds_up_no_other() -> None:
     clock = clock_for(400_010)
     run = make_run(clock, 4)
@@ -487,14 +625,15 @@ async def test_what_is_counted_during_a_recount_is_not_lost_by_it() -> None:
 async def test_errors_of_the_driver_do_not_get_out() -> None:
     clock, brief = clock_for(400_012), Patience(base=0.001, cap=0.01, limit=0.1)
     run = make_run(clock)
-    async with open_engine(TABLES, clock):
+    tables = new_tables()
+    async with open_engine(tables, clock):
         pass
     async with Shim(aws(), Times(1000, "BatchExecuteStatement", deny), Times(1000, "Query", deny)) as shim:
-        gone = url_for(TABLES, "http://127.0.0.1:9")
+        gone = url_for(tables, "http://127.0.0.1:9")
         for url, about in (
             (gone, "did not complete"),
             (url_for(Path("/no tables here")), "conveyor migrate"),
-            (url_for(TABLES, shim.url), "AccessDenied"),
+            (url_for(tables, shim.url), "AccessDenied"),
         ):
             async with DynamoEngine.open(url, clock, brief) as engine:
                 for step in (
@@ -504,7 +643,7 @@ async def test_errors_of_the_driver_do_not_get_out() -> None:
                 ):
                     with pytest.raises(EngineFailed, match=about):
                         await step
-    async with DynamoEngine.open(url_for(TABLES), clock, brief) as engine:
+    async with DynamoEngine.open(url_for(tables), clock, brief) as engine:
         pass
     with pytest.raises(EngineFailed):
         await engine.records.jobs.job(ACME, make_job(clock).job_id)

@@ -1,4 +1,4 @@
-"""kill -9 of the process that makes an export of 20,000 results, three times on the way: the archive is whole, its
+"""kill -9 of the process that makes an export of 10,000 results, three times on the way: the archive is whole, its
 manifest agrees with the rows, and what was done before a kill is not done again.
 """
 
@@ -12,6 +12,7 @@ import sys
 import time
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ from tests.support.export_jobs import asked, found, stored_job
 from tests.support.places import quick_place
 
 CHILD = Path(__file__).with_name("export_child.py")
-TOTAL = 20_000
+TOTAL = 10_000
 KILLS = 3
 ROWS = 250
 PATIENCE = 120
 # A batch that is worked on, one of which the bodies are read, one that is read, and those of a piece.
 REPEATED = 6 * ROWS
 
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
-def start(place: Path) -> "subprocess.Popen[bytes]":
+
+def start_export(start: Start, place: Path) -> "subprocess.Popen[bytes]":
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CONVEYOR_")}
     environ["PYTHONPATH"] = str(CHILD.parents[2])
-    return subprocess.Popen([sys.executable, str(CHILD), str(place), str(ROWS)], env=environ)
+    return start([sys.executable, str(CHILD), str(place), str(ROWS)], env=environ)
 
 
 def rows_read(place: Path) -> int:
@@ -45,9 +48,9 @@ def rows_read(place: Path) -> int:
     return sum(map(int, path.read_text().split())) if path.exists() else 0
 
 
-def kill_at(place: Path, rows: int) -> None:
+def kill_at(start: Start, place: Path, rows: int) -> None:
     """Start it, and kill it once so many rows were read in all."""
-    process = start(place)
+    process = start_export(start, place)
     until = time.monotonic() + PATIENCE
     while rows_read(place) < rows:
         assert process.poll() is None, "it ended before it was killed"
@@ -86,7 +89,7 @@ async def manifest_rows(system: System, job: Job) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("compression", ["none", "deflate"])
-async def test_killed_three_times_on_the_way(compression: str) -> None:
+async def test_killed_three_times_on_the_way(compression: str, start: Start) -> None:
     with quick_place() as place:
         settings = Settings.load({}, data=place / "data")
         async with open_system(settings) as system:
@@ -94,8 +97,8 @@ async def test_killed_three_times_on_the_way(compression: str) -> None:
             export_id = await asked(system, job, compression=compression)
         chance = random.Random(3)
         for kill in range(KILLS):
-            kill_at(place, int(TOTAL * (kill + 0.5 + chance.random() * 0.5) / (KILLS + 1)))
-        last = start(place)
+            kill_at(start, place, int(TOTAL * (kill + 0.5 + chance.random() * 0.5) / (KILLS + 1)))
+        last = start_export(start, place)
         assert last.wait(PATIENCE) == 0
         assert TOTAL <= rows_read(place) <= TOTAL + KILLS * REPEATED
         async with open_system(settings) as system:

@@ -38,9 +38,12 @@ def at(scenario: str, point: str, hits: tuple[int, ...] = (1, 2, 3)) -> tuple[tu
 BUGS = [
     Plant("latch_before_total", at("staged", "lifecycle.latch.after", (1,)), ("no_live_total",)),
     Plant("additive_total", at("staged", "lifecycle.latch.before", (1,)), ("no_live_total",)),
-    Plant("unguarded_counter", (("doubled", None),)),
-    Plant("unconditional_end", (("doubled", None),)),
-    Plant("acknowledge_before_write", at("inline", "tasks.finish.before"), ("no_sweeper",)),
+    Plant("unguarded_counter", (("doubled_steps", None),)),
+    Plant("unguarded_flush", (("doubled", None),)),
+    Plant("unconditional_end", (("doubled_steps", None),)),
+    Plant("unconditional_flush", (("doubled", None),)),
+    Plant("acknowledge_before_write", at("steps", "tasks.finish.before"), ("no_sweeper",)),
+    Plant("acknowledge_before_flush", at("inline", "recorder.flush.between"), ("no_sweeper",)),
     Plant("partial_failure_ignored", (("staged", None),), ("picky_queue", "no_sweeper")),
     Plant("unfenced_checkpoint", (("stale", None),), ("no_sweeper",)),
     Plant("no_recheck_after_latch", (("staged", None),), ("late_latch", "no_sweeper")),
@@ -51,8 +54,9 @@ BUGS = [
     Plant("ids_of_the_attempt", at("staged", "ingest.put.after")),
     Plant("subject_of_the_attempt", at("steps", "accept.tasks.after")),
     Plant("answer_outside_create", at("inline", "accept.after", (1,))),
-    Plant("notice_outside_move", at("inline", "lifecycle.move.after", (1,))),
-    Plant("body_after_reference", at("inline", "tasks.finish.after")),
+    Plant("notice_outside_move", at("steps", "lifecycle.move.after", (1,))),
+    Plant("notice_outside_flush", at("inline", "recorder.flush.between", (1,))),
+    Plant("body_after_reference", at("inline", "recorder.flush.after")),
 ]
 
 

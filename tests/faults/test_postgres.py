@@ -7,11 +7,10 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -24,7 +23,7 @@ from conveyor.errors import EngineFailed
 from conveyor.model import Counts, Mode, Options, Range, Source, UploadRecord
 from conveyor.states import RunState, TaskStatus, sources_of
 from tests.conformance.record_setup import key, part
-from tests.servers.postgres import Server, open_engine, url_of
+from tests.servers.postgres import Server, connect_to, open_engine, url_of
 from tests.support.clocks import ManualClock
 from tests.support.make_jobs import ACME, end, make_job, make_notice, make_run, seeds
 from tests.support.places import quick_place
@@ -630,17 +629,9 @@ class TestSend:
 @asynccontextmanager
 async def snapshot(place: Path) -> AsyncIterator[None]:
     """Somebody's transaction that goes on and on."""
-    connection = await asyncpg.connect(url_of(place).partition("?")[0])
-    schema = url_of(place).rpartition("=")[2]
-    try:
-        transaction = connection.transaction(isolation="repeatable_read")
-        await transaction.start()
-        await connection.fetch(f"SELECT count(*) FROM {schema}.jobs")
+    async with connect_to(place) as connection, connection.transaction(isolation="repeatable_read"):
+        await connection.fetch("SELECT count(*) FROM jobs")
         yield
-    finally:
-        with suppress(asyncpg.PostgresError):
-            await transaction.rollback()
-        await connection.close()
 
 
 async def pages_read(engine: PostgresEngine, work: Operation) -> tuple[Any, int]:
@@ -718,22 +709,3 @@ class TestRemoved:
         assert await engine.tasks.counts(run) == Counts()
         await engine.tasks.put(run, seeds(80))
         assert await engine.tasks.unfinished(run, range(100)) == frozenset(range(80))
-
-    async def test_tables_that_somebody_reads_are_left_for_later(
-        self, place: Path, clock: ManualClock, engine: PostgresEngine
-    ) -> None:
-        run = make_run(clock)
-        await engine.tasks.put(run, seeds(100))
-        schema = url_of(place).rpartition("=")[2]
-        connection = await asyncpg.connect(url_of(place).partition("?")[0])
-        try:
-            async with connection.transaction():
-                await connection.fetch(f"SELECT * FROM {schema}.tasks_1")
-                with pytest.raises(EngineFailed):
-                    await engine.tasks.delete(run, 1000)
-                assert await engine.tasks.unfinished(run, range(100)) == frozenset(range(100))
-        finally:
-            await connection.close()
-        while await engine.tasks.delete(run, 1000):
-            pass
-        assert await engine.tasks.unfinished(run, range(100)) == frozenset()

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +15,11 @@ from conveyor.clock import SystemClock
 from conveyor.engines.coordinator import Coordinator, Lease
 from conveyor.engines.redis import RedisEngine
 from conveyor.engines.redis import redis_server as module
-from conveyor.engines.redis.address import read_address
+from conveyor.engines.redis.address import RedisNode, read_address
 from conveyor.errors import EngineFailed, InvalidSetting
 from tests.servers.redis import Leak, RedisServer
+from tests.servers.redis import redis as tls_redis
+from tests.servers.redis_tls import PASSWORD, RIGHTS, tls_door, tls_url
 from tests.support.clocks import JumpingClock, ManualClock
 
 TTL = 30.0
@@ -244,8 +247,11 @@ class TestLostAnswers:
             await coordinator.reserve("host", 1, 10.0, 1)
         await asyncio.gather(*(coordinator.add_counters("run", {"n": 1}, TTL) for _ in range(100)))
         await coordinator.reserve("host", 1, 10.0, 1)
-        (key,) = [word for word in redis.say("KEYS", "*answers*").decode().split() if "answers" in word]
-        assert int(redis.say("HLEN", key)[1:]) <= 3
+        sizes = {key: redis.ask("HLEN", key) for key in redis.ask("KEYS", "*answers*")}
+        assert len(sizes) == 2, "one of the bucket, one of the counters"
+        assert max(sizes.values()) <= 101, "those that were asked for at once, and where the next begin"
+        await coordinator.add_counters("run", {"n": 1}, TTL)
+        assert {redis.ask("HLEN", key) for key in sizes} == {2}
 
     @pytest.mark.parametrize("seed", range(CASES))
     async def test_a_bad_day(self, leak: Leak, coordinator: Coordinator, seed: int) -> None:
@@ -437,26 +443,27 @@ class TestOnItsOwnClock:
             await coordinator.add_counters("run", {"n": 1}, TTL, once="a")
             await coordinator.swap("key", None, b"a", TTL)
             await coordinator.cache("other", b"a", TTL)
-            keys = [word for word in redis.say("KEYS", "*").decode().split() if word.startswith("{conveyor}")]
-            assert len(keys) == 7
+            keys = [word for word in redis.say("KEYS", "*").decode().split() if word.startswith("{conveyor:")]
+            assert len(keys) == 9
             for key in keys:
                 assert 0 < int(redis.say("PTTL", key)[1:]) <= (100 + 60) * 1000
 
     async def test_a_lease_of_long_ago_goes(
         self, redis: RedisServer, coordinator: Coordinator, clock: ManualClock
     ) -> None:
-        for number in range(30):
+        for number in range(300):
             await granted(coordinator, f"old {number}", "a")
         clock.advance(2 * 86_400)
-        for _ in range(5):
-            await granted(coordinator, "new", "a")
-        for key in ("by-name", "names", "ends"):
-            size = redis.say("HLEN" if key == "by-name" else "ZCARD", f"{{conveyor}}:leases:{key}")
-            assert size == b":1\r\n"
+        for number in range(300):
+            await granted(coordinator, f"new {number % 100}", "a")
+        sizes = dict.fromkeys(("by-name", "names", "ends"), 0)
+        for key in redis.ask("KEYS", "{conveyor:leases:*"):
+            sizes[key.rpartition(":")[2]] += redis.ask("HLEN" if key.endswith("by-name") else "ZCARD", key)
+        assert sizes == dict.fromkeys(sizes, 100)
 
 
 class TestOpening:
-    @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+    @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
     @pytest.mark.parametrize("memory", ["0", "100mb"])
     async def test_a_server_that_throws_keys_away_is_refused(self, policy: str, memory: str) -> None:
         server = RedisServer("--maxmemory", memory, "--maxmemory-policy", policy)
@@ -495,11 +502,51 @@ class TestOpening:
             found = await engine.checks()
             assert len(found) == 5
             assert [problem for _, problem in found if problem is not None] == []
+            assert found[1][0].startswith("redis: version: Valkey ")
+            assert found[2][0] == "redis: eviction: noeviction"
             redis.say("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
             try:
                 assert "noeviction" in str(dict(await engine.checks())["redis: eviction"])
+                redis.say("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+                name, problem = (await engine.checks())[2]
+                assert "volatile-lru" in name
+                assert "never leases" in name
+                assert problem is None
             finally:
                 redis.say("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    async def test_a_user_that_may_not_ask_for_the_policy(self, redis: RedisServer) -> None:
+        rights = RIGHTS.replace("+info ", "").split()
+        redis.ask("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~{conveyor:*", *rights)
+        async with RedisEngine.open(redis.url.replace("//", "//limited:secret@"), SystemClock()) as engine:
+            found = await engine.checks()
+            assert [problem for _, problem in found if problem is not None] == []
+            assert "unknown, because this user may not run INFO" in found[2][0]
+        redis.ask("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~other:*", *rights)
+        async with RedisEngine.open(redis.url.replace("//", "//limited:secret@"), SystemClock()) as engine:
+            with pytest.raises(EngineFailed, match=r"failed: .*permission") as refused:
+                await engine.coordinator.cached("key")
+            assert "secret" not in refused.value.message
+
+    @pytest.mark.parametrize(
+        ("changed", "said"), [({"ca": None}, "CERTIFICATE_VERIFY"), ({"cert": None, "key": None}, "")]
+    )
+    async def test_a_certificate_that_is_not_trusted(self, changed: dict[str, None], said: str) -> None:
+        clock = JumpingClock()
+        async with tls_door(tls_redis().port) as port:
+
+            async def start() -> None:
+                async with RedisEngine.open(tls_url(port, **changed), clock):
+                    pass
+
+            starting = asyncio.create_task(start())
+            while not starting.done():
+                await asyncio.sleep(0.01)
+                clock.advance(1.0)
+            with pytest.raises(EngineFailed, match=f"does not answer: .*{said}") as refused:
+                await starting
+            assert "p%40ss" not in refused.value.message
+            assert PASSWORD not in refused.value.message
 
     @pytest.mark.parametrize(
         "url",
@@ -518,6 +565,18 @@ class TestOpening:
             "redis://host/0?prefix=a&prefix=b",
             "redis://:secret@host/0?timeout=3",
             "redis://[::1/0",
+            "redis://:sec/ret@host/0",
+            "redis://:x?secret=y@host/0",
+            "redis://one,two/0",
+            "redis://host/0?ca=/secret.pem",
+            "rediss://host/0?key=/secret.pem",
+            "redis://host/0?sentinel_password=secret",
+            "redis+cluster://host/1",
+            "redis+cluster://one,,two",
+            "redis+cluster://one:0",
+            "redis+sentinel://host",
+            "redis+sentinel://host/main/one",
+            "redis+other://host",
         ],
     )
     def test_a_url_that_is_none(self, url: str) -> None:
@@ -527,8 +586,36 @@ class TestOpening:
 
     def test_a_url_that_is_one(self) -> None:
         address = read_address("rediss://me:p%40ss@example.com:6380/3?prefix=blue")
-        assert (address.host, address.port, address.database, address.tls) == ("example.com", 6380, 3, True)
+        assert (address.mode, address.nodes, address.tls) == ("single", (RedisNode("example.com", 6380),), True)
+        assert address.database == 3
         assert (address.username, address.password, address.prefix) == ("me", "p@ss", "blue")
         assert address.shown == "rediss://example.com:6380/3"
         plain = read_address("redis://localhost")
-        assert (plain.port, plain.database, plain.tls, plain.password) == (6379, 0, False, None)
+        assert (plain.nodes, plain.database, plain.tls) == ((RedisNode("localhost", 6379),), 0, False)
+        assert (plain.username, plain.password) == (None, None)
+
+    def test_the_url_of_a_cluster(self) -> None:
+        address = read_address("valkeys+cluster://me:pw@a.example:7000,[::1],b.example/0?ca=%2Fetc%2Fca.pem")
+        assert (address.mode, address.tls, address.database, address.ca) == ("cluster", True, 0, "/etc/ca.pem")
+        assert address.nodes == (RedisNode("a.example", 7000), RedisNode("::1", 6379), RedisNode("b.example", 6379))
+        assert address.shown == "rediss+cluster://a.example:7000,[::1]:6379,b.example:6379"
+        assert address.options()["ssl_ca_certs"] == "/etc/ca.pem"
+
+    def test_the_url_of_sentinels(self) -> None:
+        address = read_address(
+            "redis+sentinel://me:secret@a,b:26380/my%20master/2?sentinel_username=s&sentinel_password=hidden&prefix=p"
+        )
+        assert (address.mode, address.service, address.database) == ("sentinel", "my master", 2)
+        assert address.nodes == (RedisNode("a", 26379), RedisNode("b", 26380))
+        assert (address.options()["password"], address.sentinel_options()["password"]) == ("secret", "hidden")
+        assert address.shown == "redis+sentinel://a:26379,b:26380/my master/2"
+        for text in (repr(address), str(address), f"{address}", address.shown):
+            assert "secret" not in text
+            assert "hidden" not in text
+
+    async def test_a_file_that_is_missing_is_an_error_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.pem").write_text("")
+        for options in (f"ca={tmp_path}/none.pem", f"ca={tmp_path}/empty.pem", f"cert={tmp_path}/empty.pem"):
+            with pytest.raises(InvalidSetting, match="not readable as PEM"):
+                async with opened(f"rediss://:secret@127.0.0.1:1/0?{options}"):
+                    pass

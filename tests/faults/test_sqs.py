@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import itertools
 import os
 import random
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from conveyor import faults
-from conveyor.engines.queue import CONTROL, Depth, Outgoing, Queue, QueueName, run_queue
+from conveyor.engines.queue import CONTROL, Depth, Outgoing, Queue, QueueName, SharesQueues, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import SqliteEngine
 from conveyor.engines.sqs import SqsEngine
@@ -23,6 +24,7 @@ from conveyor.engines.sqs.address import parse, plain
 from conveyor.engines.sqs.calls import _packed
 from conveyor.engines.sqs.dead_letter_documents import DeadLetterDocuments
 from conveyor.engines.sqs.envelope import from_text, to_text, wrap
+from conveyor.engines.sqs.shared import TIDYING
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.jobs.chunks import send_all
 from conveyor.model import RunId, TenantId
@@ -38,9 +40,13 @@ RUN_A, RUN_B, RUN_C = (run_queue(RunId(name)) for name in "abc")
 
 
 class HastyClock(ManualClock):
-    """Nobody waits: who sleeps has slept."""
+    """Nobody waits: who sleeps has slept. Only what is to happen beside the calls waits for the test."""
 
     async def sleep(self, seconds: float) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == TIDYING:
+            await super().sleep(seconds)
+            return
         self.advance(max(0.0, seconds))
         await asyncio.sleep(0)
 
@@ -66,8 +72,8 @@ class Site:
 
 
 @asynccontextmanager
-async def opened(seed: int = 0) -> AsyncIterator[Site]:
-    clock = HastyClock(seed=seed)
+async def opened(seed: int = 0, clock: ManualClock | None = None) -> AsyncIterator[Site]:
+    clock = clock or HastyClock(seed=seed)
     with quick_place() as place, together(clock):
         async with SqliteEngine.open(place, clock) as beside, AsyncExitStack() as stack:
             shim = Shim(seed)
@@ -232,6 +238,8 @@ POINTS = [
     "sqs.drop.before",
     "sqs.drop.after",
 ]
+# Passed only by a run that shares.
+SHARED_POINTS = ["sqs.share.before", "sqs.share.after"]
 
 
 @pytest.fixture
@@ -241,8 +249,9 @@ def disarmed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("disarmed")
-@pytest.mark.parametrize("limit", [500, 0], ids=["own", "shared"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "limit"), [*itertools.product(POINTS, (500, 0)), *((point, 0) for point in SHARED_POINTS)]
+)
 async def test_a_process_dies_at(site: Site, point: str, limit: int) -> None:
     """One life of messages, cut at each point: whoever comes next finds all that were not ended."""
     sent, ended, passed = set[bytes](), set[bytes](), list[str]()
@@ -379,22 +388,31 @@ class TestReceive:
         (got,) = await queue.receive(ONE, 10, HOLD)
         assert (got.message_id, got.receives, got.lost_starts, got.body) == ("first", 3, 1, b"hello")
 
-    async def test_it_waits_on_an_empty_queue_behind_the_callers_back(self, site: Site) -> None:
-        queue = await site.process(wait=20)
-        await queue.send(ONE, bodies(3))
-        assert len(await drained(queue, ONE, site.clock)) == 3
-        asked = len(site.shim.calls)
-        for _ in range(50):
-            assert await queue.receive(ONE, 10, HOLD) == []
-            await asyncio.sleep(0)
-        assert len(site.shim.calls) - asked <= 1, "one poll that waits, and no more"
-        await queue.send(ONE, bodies(3))
-        got: list[bytes] = []
-        async with asyncio.timeout(20):
-            while len(got) < 3:
-                got += [each.body for each in await queue.receive(ONE, 10, HOLD)]
-                await asyncio.sleep(0.01)
-        assert sorted(got) == [b"m0", b"m1", b"m2"]
+
+async def test_what_a_fresh_process_cannot_know_is_neither_delayed_nor_absent() -> None:
+    """It asks for the first time: whether a queue is empty for long, and whose the messages of the shared queue are."""
+    async with opened() as site:
+        queue = await site.process(settle=60)
+        await queue.send(RUN_A, bodies(1))
+        await drained(queue, RUN_A, site.clock)
+        fresh = await site.process(settle=60)
+        assert await fresh.depth(RUN_A) == Depth(0, 0, 0, unknown=True)
+        sharing = await site.process(limit=0)
+        await sharing.send(RUN_B, [Outgoing(b"later", 600.0), Outgoing(b"now")])
+        (held,) = await sharing.receive(RUN_B, 1, HOLD)
+        fresh = await site.process(limit=0)
+        assert await fresh.depth(RUN_B) == Depth(0, 0, 0, unknown=True)
+        assert isinstance(fresh, SharesQueues)
+        assert await fresh.shared_depth() == Depth(0, 1, 1)
+        assert held.body == b"now"
+
+
+async def test_without_a_shared_queue_it_has_no_depth() -> None:
+    async with opened() as site:
+        queue = await site.process()
+        await queue.send(RUN_A, bodies(1))
+        assert isinstance(queue, SharesQueues)
+        assert await queue.shared_depth() is None
 
 
 class TestTime:
@@ -430,12 +448,12 @@ class TestTime:
         assert await queue.depth(RUN_A) == Depth(0, 0, 0), "no queue has no messages"
         await queue.send(RUN_A, bodies(5))
         site.shim.rates = {"late_counts": 1.0}
-        assert await queue.depth(RUN_A) == Depth(0, 0, 1)
+        assert await queue.depth(RUN_A) == Depth(0, 0, 0, unknown=True)
         site.clock.advance(30)
         site.shim.rates = {}
         assert await queue.depth(RUN_A) == Depth(5, 0, 0)
         await drained(queue, RUN_A, site.clock)
-        assert await queue.depth(RUN_A) == Depth(0, 0, 1)
+        assert await queue.depth(RUN_A) == Depth(0, 0, 0, unknown=True)
         site.clock.advance(61)
         assert await queue.depth(RUN_A) == Depth(0, 0, 0)
 
@@ -483,7 +501,7 @@ class TestQueues:
         engine = await site.engine()
         await engine.migrate()
         queues = engine.queue.queues
-        place = await queues._to_shared()
+        place = await queues._to_shared(RUN_A)
         kept = {}
         for name, url in (("shared", place.url), ("dead", await queues.dead()), ("control", await queues.own(CONTROL))):
             found = await engine._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
@@ -540,6 +558,8 @@ class TestSharedQueue:
         await send_all(queue, RUN_B, bodies(20, "b"), site.clock)
         got: dict[QueueName, list[bytes]] = {RUN_A: [], RUN_B: []}
         for _ in range(40):
+            # What one has no room for comes again a little later.
+            site.clock.advance(1)
             for name, found in got.items():
                 some = await queue.receive(name, 3, HOLD)
                 found += [each.body for each in some]
@@ -555,6 +575,34 @@ class TestSharedQueue:
         site.clock.advance(61)
         assert len(await drained(other, RUN_A, site.clock)) == 5
 
+    async def test_what_nobody_asks_for_is_offered_and_waits_for_who_takes_it(self, site: Site) -> None:
+        queue: Any = await site.process(limit=0)
+        await send_all(queue, RUN_A, bodies(5, "a"), site.clock)
+        await send_all(queue, RUN_B, bodies(1, "b"), site.clock)
+        offered: list[tuple[QueueName, bytes]] = []
+
+        def offer(name: QueueName, body: bytes) -> bool:
+            offered.append((name, body))
+            return True
+
+        queue.offer = offer
+        assert [each.body for each in await queue.receive(RUN_B, 10, HOLD)] == [b"b0"]
+        assert [name for name, _ in offered] == [RUN_A], "once for a queue"
+        assert offered[0][1].startswith(b"a")
+        assert len(await queue.receive(RUN_A, 10, HOLD)) == 5, "without a pause"
+
+    async def test_what_was_offered_and_is_not_taken_goes_elsewhere(self, site: Site) -> None:
+        one, other = await site.process(limit=0), await site.process(limit=0)
+        queue: Any = one
+        queue.offer = lambda name, body: True
+        await send_all(one, RUN_A, bodies(5, "a"), site.clock)
+        await send_all(one, RUN_B, bodies(1, "b"), site.clock)
+        assert [each.body for each in await one.receive(RUN_B, 10, HOLD)] == [b"b0"]
+        site.clock.advance(11)
+        await one.receive(RUN_B, 10, HOLD)
+        site.clock.advance(61)
+        assert len(await drained(other, RUN_A, site.clock)) == 5
+
     async def test_what_a_dropped_run_left_goes_away(self, site: Site) -> None:
         one, other = await site.process(limit=0), await site.process(limit=0)
         await send_all(one, RUN_A, bodies(50, "a"), site.clock)
@@ -565,7 +613,7 @@ class TestSharedQueue:
         assert sorted(await drained(other, RUN_B, site.clock)) == sorted(each.body for each in bodies(5, "b"))
         site.clock.advance(100)
         assert await other.receive(RUN_B, 10, HOLD) == []
-        assert await other.depth(RUN_B) == Depth(0, 0, 0), "they are gone, not only out of sight"
+        assert await other.shared_depth() == Depth(0, 0, 0), "they are gone, not only out of sight"  # type: ignore[attr-defined]
         await send_all(one, RUN_A, bodies(2, "new"), site.clock)
         site.clock.advance(3)
         assert sorted(await drained(other, RUN_A, site.clock)) == [b"new0", b"new1"]
@@ -590,14 +638,12 @@ class TestSharedQueue:
         await queue.drop(RUN_A)
         assert await queue.receive(RUN_A, 10, HOLD) == []
 
-    async def test_depth_is_never_too_little(self, site: Site) -> None:
-        queue = await site.process(limit=0)
+    async def test_the_depth_of_one_run_is_unknown_and_that_of_all_is_counted(self, site: Site) -> None:
+        queue: Any = await site.process(limit=0)
+        assert await queue.shared_depth() is None
         await send_all(queue, RUN_A, bodies(5, "a"), site.clock)
-        depth = await queue.depth(RUN_B)
-        assert depth.ready + depth.held + depth.delayed == 5
-        await send_all(queue, RUN_B, bodies(1, "b"), site.clock)
-        depth = await queue.depth(RUN_B)
-        assert depth.ready + depth.held + depth.delayed == 6
+        assert await queue.depth(RUN_A) == await queue.depth(RUN_B) == Depth(0, 0, 0, unknown=True)
+        assert await queue.shared_depth() == Depth(5, 0, 0)
 
     async def test_marks_and_gifts_back_work_there_too(self, site: Site) -> None:
         queue = await site.process(limit=0)

@@ -110,7 +110,7 @@ async def bury_letters(api: Api, job: Job) -> None:
 
 async def test_nothing_is_left_of_a_job(server: Api, clock: JumpingClock) -> None:
     async with working(server.system):
-        job_id = await upload_job(server)
+        job_id = await upload_job(server, result_layout="object")
         await ended(server, job_id)
     job = await job_of(server, job_id)
     await server.system.tasks.note(job.key, [TaskEvent(0, 1.0, "task.retried", "{}")])

@@ -60,6 +60,7 @@ async def test_the_whole_way(server: Api) -> None:
     assert shown["progress"]["tasks"] == shown["progress"]["total"] == 300
     assert shown["counts"] | {"body_bytes": 0} == {
         "tasks": 300, "pending": 0, "succeeded": 300, "failed": 0, "cancelled": 0, "bodies": 300, "body_bytes": 0,
+        "damaged": 0,
     }  # fmt: skip
     [part] = shown["parts"]
     assert (part["name"], part["url"]) == (f"{job_id}.zip", f"/v1/exports/{shown['id']}/parts/1")

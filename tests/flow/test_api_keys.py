@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from conveyor.api import schemas as shapes
-from tests.support.api import Api
+from tests.support.api import Api, new_server
 from tests.support.clocks import JumpingClock
 from tests.support.working import all_items
 
@@ -88,8 +88,26 @@ async def test_unknown_keys_and_bad_queries(admin: Api) -> None:
         assert (answer.status, answer.json["code"]) == (400, code)
 
 
+async def the_last_administrator_stays() -> None:
+    clock = JumpingClock()
+    async with new_server(clock) as api:
+        first, second = await api.as_tenant("boss", admin=True), await api.as_tenant("boss", admin=True)
+        assert (await first.request("DELETE", f"/v1/keys/{first.key.split('_')[1]}")).status == 204
+        last = await second.request("DELETE", f"/v1/keys/{second.key.split('_')[1]}")
+        assert last.status == 409
+        assert last.json["code"] == "last_admin_key"
+        clock.advance(3)
+        assert (await second.get("/v1/keys")).status == 200
+        assert (await second.request("DELETE", f"/v1/keys/{first.key.split('_')[1]}")).status == 204
+
+
+async def test_the_last_administrator_stays() -> None:
+    await the_last_administrator_stays()
+
+
 async def test_an_administrator_who_was_revoked_is_none(admin: Api, clock: JumpingClock) -> None:
     own = admin.key.split("_")[1]
+    await admin.as_tenant("other", admin=True)
     assert (await admin.request("DELETE", f"/v1/keys/{own}")).status == 204
     clock.advance(2)
     assert (await admin.get("/v1/keys")).status == 401

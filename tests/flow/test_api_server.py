@@ -73,7 +73,7 @@ async def test_stopping_lets_an_answer_finish(system: System, monkeypatch: pytes
 
     monkeypatch.setattr(system.records.access, "key", slow)
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    answering = asyncio.create_task(raw(address, b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n"))
+    answering = asyncio.create_task(raw(address, b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n"))
     await asked.wait()
     stop.set()
     assert parsed(await answering).status == 200

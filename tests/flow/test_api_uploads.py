@@ -18,7 +18,7 @@ from conveyor.lists.uploads import UploadView
 from conveyor.recover.retention import SETTLE_SECONDS, Removed, Retention
 from conveyor.settings import Settings
 from conveyor.system import System, open_system
-from tests.support.api import Answer, Api, parsed, raw
+from tests.support.api import Answer, Api, new_server, parsed, raw
 from tests.support.clocks import JumpingClock
 from tests.support.working import until
 
@@ -117,13 +117,14 @@ class TestPromise:
             assert answer.json["url"].startswith(f"{server.url}/v1/uploads/upload_")
 
     @pytest.mark.parametrize("host", ["example.com", "EXAMPLE.com:8443", "[::1]:80", "10.0.0.1"])
-    async def test_the_link_is_on_the_host_that_was_asked(self, server: Api, host: str) -> None:
+    async def test_the_link_is_on_the_host_that_was_asked(self, host: str) -> None:
         body = msgspec.json.encode({"size": 7, "sha256": "0" * 64})
-        head = (
-            f"POST /v1/uploads HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            f"authorization: Bearer {server.key}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        answer = parsed(await raw(server.address, head.encode() + body))
+        async with new_server(allowed_hosts="*") as server:
+            head = (
+                f"POST /v1/uploads HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                f"authorization: Bearer {server.key}\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            answer = parsed(await raw(server.address, head.encode() + body))
         assert answer.json["url"].startswith(f"http://{host}/v1/uploads/upload_")
 
 
@@ -249,8 +250,8 @@ class TestSignatures:
         before = {each for each in data.parent.rglob("*") if each.is_file()}
         path = path.replace("{id}", promised["upload_id"]).replace("{upper}", promised["upload_id"].upper())
         head = (
-            f"PUT {path}?signature={promised['url'].rpartition('=')[2]} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-            f"content-length: {len(LIST)}\r\n\r\n"
+            f"PUT {path}?signature={promised['url'].rpartition('=')[2]} HTTP/1.1\r\nhost: localhost\r\n"
+            f"connection: close\r\ncontent-length: {len(LIST)}\r\n\r\n"
         )
         answer = parsed(await raw(server.address, head.encode() + LIST))
         assert answer.status in {400, 403, 404, 405}
@@ -391,7 +392,7 @@ class TestOtherLists:
 
         got = bytearray()
         with pytest.raises(BadInput, match="did not arrive in time"):
-            async for piece in pieces(Silent(), idle=0.05):  # type: ignore[arg-type]
+            async for piece in pieces(Silent(), lag=0.05):  # type: ignore[arg-type]
                 got += piece
         assert got == b"xx"
 
@@ -447,7 +448,9 @@ class TestSecret:
 
 def put_head(promised: dict[str, Any], *headers: str) -> bytes:
     path = "/v1/" + promised["url"].partition("/v1/")[2]
-    return ("\r\n".join([f"PUT {path} HTTP/1.1", "host: x", "connection: close", *headers]) + "\r\n\r\n").encode()
+    return (
+        "\r\n".join([f"PUT {path} HTTP/1.1", "host: localhost", "connection: close", *headers]) + "\r\n\r\n"
+    ).encode()
 
 
 def chunk(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from conveyor.accept.control import Control
 from conveyor.accept.option_changes import change_options
 from conveyor.coordination.breaker_states import current_wait, list_breakers, reset_breakers
 from conveyor.engines.queue import Depth
@@ -111,6 +112,29 @@ async def test_after_a_restart(fleet: Fleet, site: Site) -> None:
     fleet.start(fleet.worker())
     # One by one at first: that it was down is known, that it is back is not.
     await finished_at_once(fleet, job, tried, within=20)
+
+
+async def test_after_it_was_resumed(fleet: Fleet, site: Site) -> None:
+    """It was paused when the breaker closed, and for so long after that nobody knows of it any more."""
+    fleet.start(fleet.worker())
+    job = await blocked(fleet)
+
+    async def waits_long() -> bool:
+        found = await list_breakers(fleet.system.coordinator, ACME)
+        return bool(found) and found[0][2].times == 6
+
+    await fleet.until(waits_long, within=2000)
+    await fleet.passing(5)
+    tried = len(fleet.executor.starts)
+    control = Control(fleet.system)
+    await control.pause(await fleet.job(job.job_id))
+    await fleet.passing(5)
+    site.down.clear()
+    await reset_breakers(fleet.system.coordinator, fleet.clock, ACME)
+    await fleet.passing(200)
+    assert (await fleet.depth(job)).delayed > 0
+    await control.resume(await fleet.job(job.job_id))
+    await finished_at_once(fleet, job, tried)
 
 
 async def test_a_second_worker_changes_nothing(fleet: Fleet, site: Site) -> None:

@@ -104,12 +104,16 @@ async def test_what_is_wrong_is_refused(server: Api, body: object) -> None:
     assert (await server.post("/v1/breakers/reset", body)).status == 400
 
 
+async def _always() -> bool:
+    return True
+
+
 async def test_the_stream_of_a_job_says_what_it_waits_for(server: Api, clock: JumpingClock) -> None:
     job_id, run_id = await submit(server)
     await open_breakers(server, clock, breaker_key(ACME, HOST), runs=(run_id,))
     await publish_wait(server.system.coordinator, run_id, Wait("breaker", "waiting", None, HOST), 60.0)
     job = await server.system.records.jobs.job(ACME, JobId(job_id))
     assert job is not None
-    stream = JobStream(server.system, Streams(1, asyncio.Event()), job)
+    stream = JobStream(server.system, Streams(1, asyncio.Event()), job, _always)
     shown = await stream._progress()
     assert shown["waiting"]["target"] == HOST

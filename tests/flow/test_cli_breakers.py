@@ -77,7 +77,10 @@ def test_breakers_are_listed_and_reset(tmp_path: Path, dead: str) -> None:
         listed = up("breakers")
         assert dead in listed.stdout
         assert "connect_failed" in listed.stdout
-        assert "breaker" in up("jobs").stdout
+        # Its worker says so a moment after the breaker opens.
+        end = time.monotonic() + PATIENCE
+        while "breaker" not in up("jobs").stdout:
+            assert time.monotonic() < end
         assert f"breaker open for {dead}" in up("show", job).stdout
         unknown = up("breakers", "reset", "https://unknown.example")
         assert (unknown.returncode, "conveyor breakers" in unknown.stderr) == (1, True)

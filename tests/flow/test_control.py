@@ -75,6 +75,7 @@ class TestCancel:
             await until(lambda: held(server, job_id), lambda number: number == 0)
             echo.gate.set()
             counts = await until(lambda: counted(server, job_id), lambda found: found.ended == 900)
+            await until(lambda: server.system.records.jobs.unswept_jobs(10), lambda unswept: not unswept)
         assert counts == Counts(cancelled=900)
         assert echo.ran == {}
         done = (await server.get(f"/v1/jobs/{job_id}")).json

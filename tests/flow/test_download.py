@@ -25,7 +25,7 @@ from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
 from tests.support.api import Api
-from tests.support.clocks import JumpingClock
+from tests.support.clocks import EagerClock, JumpingClock
 from tests.support.file_site import MIB, Behaviour, FileSite, digest
 from tests.support.make_jobs import ACME, make_job
 from tests.support.places import quick_place
@@ -342,11 +342,13 @@ class TestLies:
 
 
 @asynccontextmanager
-async def opened(behaviour: Behaviour) -> AsyncIterator[tuple[DownloadExecutor, FileSite, System]]:
-    """An executor and a site, for tests that bring no fixtures."""
+async def opened(
+    behaviour: Behaviour, clock: JumpingClock | None = None
+) -> AsyncIterator[tuple[DownloadExecutor, FileSite, System]]:
+    """An executor and a site, for tests that bring no fixtures. It does not wait between two requests."""
     with quick_place() as place:
         settings = Settings.load({}, data=place, allow_private_targets=True, fetchers=0)
-        async with open_system(settings, JumpingClock()) as system, FileSite(behaviour) as site:
+        async with open_system(settings, clock or EagerClock()) as system, FileSite(behaviour) as site:
             executor = executor_on(settings, system)
             yield executor, site, system
             await executor.close()
@@ -396,8 +398,8 @@ async def test_only_the_furthest_counts_for_a_file_that_is_begun_anew() -> None:
 
 
 async def test_a_file_that_really_moves_on_spends_nothing() -> None:
-    """Each attempt gets a little of the rest and then an error."""
-    async with opened(Behaviour(2 * MIB)) as (executor, site, system):
+    """Each attempt gets a little of the rest and then an error, which the site has learned of while it waited."""
+    async with opened(Behaviour(2 * MIB), JumpingClock()) as (executor, site, system):
         job = job_with(timeout=5.0, attempts=1)
         for part in range(1, 4):
             site.file.cuts = [part * MIB // 2]

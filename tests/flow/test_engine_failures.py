@@ -59,12 +59,15 @@ class TestBodies:
                 assert await fleet.body(task) == expected
         objects = [info async for info in fleet.system.blobs.listing("results")]
         refs = [task.detail.body for task in tasks.values() if task.detail.body is not None]
-        assert {info.key for info in objects} == {ref.key for ref in refs}
+        assert {info.key for info in objects} == {ref.key for ref in refs if ref.inline is None}
         if layout is ResultLayout.OBJECT:
             assert len(objects) == len(refs) == 270
         else:
             assert len(objects) < 100
-            alone = [ref for ref in refs if ref.offset == -1]
+            inline = [ref for ref in refs if ref.inline is not None]
+            assert max(ref.length for ref in inline) <= fleet.system.tasks.inline_bytes
+            assert min(ref.length for ref in refs if ref.inline is None) > 512
+            alone = [ref for ref in refs if ref.offset == -1 and ref.inline is None]
             assert sorted(ref.length for ref in alone) == [1024 * 1024 + 6, 1024 * 1024 + 26]
         prefix = f"results/{ACME}/{job.job_id}/{job.run.run_id}/"
         assert all(info.key.startswith(prefix) for info in objects)
@@ -104,8 +107,12 @@ class Failing:
 class TestEngineFailures:
     @pytest.mark.parametrize("times", [1, 4, 30], ids=["once", "as often as is tried", "until the messages are let go"])
     async def test_bodies_that_can_not_be_written_lose_nothing(self, fleet: Fleet, times: int) -> None:
+        async def large(job: Job, ref: TaskRef) -> Outcome:
+            return success(b"x" * 3000)
+
+        fleet.executor.act = large
         job = await fleet.submit(60, result_layout=ResultLayout.PACKED, chunk_size=10)
-        failing = Failing(fleet.blobs, "put", times, OSError(28, "No space left on device"))
+        failing = Failing(fleet.blobs, "put_all", times, OSError(28, "No space left on device"))
         fleet.blobs = failing  # type: ignore[assignment]
         fleet.start(fleet.worker())
         await fleet.ended(job, within=40 * LEASE)
@@ -116,7 +123,14 @@ class TestEngineFailures:
     @pytest.mark.parametrize("after", [False, True], ids=["not done", "done and yet an error"])
     @pytest.mark.parametrize(
         ("seam", "method"),
-        [("tasks", "finish"), ("tasks", "note"), ("queue", "ack"), ("queue", "send"), ("records.jobs", "move_run")],
+        [
+            ("atomic_flush", "record_flush"),
+            ("tasks", "finish"),
+            ("tasks", "note"),
+            ("queue", "ack"),
+            ("queue", "send"),
+            ("records.jobs", "move_run"),
+        ],
     )
     async def test_an_engine_that_fails_loses_nothing(self, fleet: Fleet, seam: str, method: str, after: bool) -> None:
         async def flaky(job: Job, ref: TaskRef) -> Outcome:
@@ -128,7 +142,9 @@ class TestEngineFailures:
         failing: Any = Failing(engine, method, 3, EngineFailed("for a moment"), after=after)
         name, _, part = seam.partition(".")
         behind = dataclasses.replace(fleet.system.records, **{part: failing}) if part else failing
-        system = dataclasses.replace(fleet.system, **{name: behind})
+        # Without a flush of all runs, each is written by itself.
+        alone: dict[str, Any] = {"atomic_flush": None, name: behind}
+        system = dataclasses.replace(fleet.system, **alone)
         fleet.start(fleet.worker(system=system))
         fleet.start(fleet.sweeper)
         await fleet.ended(job, within=40 * LEASE)
@@ -138,10 +154,36 @@ class TestEngineFailures:
 
     async def test_an_error_that_nobody_foresaw_loses_nothing(self, fleet: Fleet) -> None:
         job = await fleet.submit(20, chunk_size=5)
+        flush = Failing(fleet.system.atomic_flush, "record_flush", 1, TypeError("a mistake in the engine"))
         failing = Failing(fleet.system.tasks, "finish", 1, TypeError("a mistake in the engine"))
-        fleet.start(fleet.worker(system=dataclasses.replace(fleet.system, tasks=failing)))  # type: ignore[arg-type]
+        mistaken = dataclasses.replace(fleet.system, tasks=failing, atomic_flush=flush)  # type: ignore[arg-type]
+        fleet.start(fleet.worker(system=mistaken))
         await fleet.ended(job, within=40 * LEASE)
         await fleet.check(job)
+        assert (flush.failed, failing.failed) == (1, 1)
+
+    async def test_a_run_that_can_not_be_written_does_not_stop_the_others(self, fleet: Fleet) -> None:
+        """What is written together fails together, and then each run is written by itself."""
+        jobs = [await fleet.submit(20, chunk_size=5) for _ in range(3)]
+        broken = jobs[1].run.run_id
+        whole = fleet.system.atomic_flush
+        assert whole is not None
+
+        class Picky:
+            failed = 0
+
+            async def record_flush(self, runs: Any, acks: Any) -> Any:
+                if any(run.job.run.run_id == broken for run in runs):
+                    self.failed += 1
+                    raise EngineFailed("one of them is wrong")
+                return await whole.record_flush(runs, acks)
+
+        picky = Picky()
+        fleet.start(fleet.worker(system=dataclasses.replace(fleet.system, atomic_flush=picky)))
+        await fleet.ended(*jobs, within=40 * LEASE)
+        for job in jobs:
+            await fleet.check(job)
+        assert picky.failed >= 1
 
     async def test_a_failed_acknowledgement_never_takes_what_is_still_running(self, fleet: Fleet) -> None:
         """Two chunks in one flush, one of them done: the error of its acknowledgement must not count the other's
@@ -156,7 +198,8 @@ class TestEngineFailures:
         fleet.executor.act = last_one_waits
         job = await fleet.submit(4, chunk_size=3)
         failing = Failing(fleet.system.queue, "ack", 2, EngineFailed("for a moment"))
-        fleet.start(fleet.worker(system=dataclasses.replace(fleet.system, queue=failing)))  # type: ignore[arg-type]
+        alone = dataclasses.replace(fleet.system, queue=failing, atomic_flush=None)  # type: ignore[arg-type]
+        fleet.start(fleet.worker(system=alone))
         await fleet.until(lambda: failing.failed == 2)
         await fleet.passing(5)
         assert (await fleet.counts(job)).ended == 2

@@ -14,8 +14,9 @@ import pytest
 
 from conveyor.api.server import serve
 from conveyor.engines.tasks import TaskEvent
+from conveyor.jobs.active_jobs import ActiveJobs
 from conveyor.jobs.event_names import EVENTS
-from conveyor.jobs.progress_events import ProgressEvents
+from conveyor.jobs.progress_events import REPORTED, ProgressEvents
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, JobId, Outcome, TaskError, TaskRef, task_id
 from conveyor.notify import progress_notifier
@@ -382,6 +383,19 @@ class TestMilestones:
         await system.tasks.finish(job.key, [end(index) for index in range(80)])
         await self.notifier(system).run_once()
         assert [data["percent"] for _, data in await self.told(system, job)] == [75]
+
+    async def test_there_are_none_of_a_run_that_has_finished(self, system: System) -> None:
+        """It was active when the active jobs were read."""
+        job = await self.started(system)
+        active = ActiveJobs(system.records.jobs, system.clock, fresh_seconds=60.0)
+        assert len(await active.read()) == 1
+        finished = await system.tasks.finish(job.key, [end(index) for index in range(100)])
+        lifecycle = Lifecycle(system.records, system.tasks, system.clock)
+        assert await lifecycle.settle(job, finished.counts) is RunState.COMPLETED
+        clock, coordinator = system.clock, system.coordinator
+        await ProgressNotifier(system.records, system.tasks, coordinator, clock, 60.0, active).run_once()
+        assert [event for event, _ in await self.told(system, job)] == ["run.completed"]
+        assert await system.records.documents.document(REPORTED, ACME, job.run.run_id) is None, "nothing is left over"
 
     async def test_there_are_none_before_the_total_is_final(self, system: System) -> None:
         job = make_job(system.clock, total=0, latched=False, state=RunState.INGESTING)

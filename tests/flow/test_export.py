@@ -8,18 +8,18 @@ import os
 import random
 import tracemalloc
 import zipfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.errors import EngineFailed
 from conveyor.export import body_reader as reading
 from conveyor.export import direct as export
 from conveyor.export import spool
@@ -44,7 +44,7 @@ from conveyor.model import (
 from conveyor.read import walk
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System
-from tests.support.export_jobs import Unordered
+from tests.support.export_jobs import Unordered, pack
 
 MIB = 1024 * 1024
 AT = 1_790_000_000.0
@@ -87,18 +87,6 @@ async def seed(system: System, job: Job) -> None:
         await system.tasks.put(job.key, seeds[start : start + 5000])
 
 
-async def pack(blobs: Blobs, key: str, bodies: Sequence[bytes]) -> list[BodyRef]:
-    """A segment of bodies, with rubbish between them as a lost attempt would leave it."""
-    data = bytearray()
-    refs = []
-    for body in bodies:
-        data += b"rubbish"
-        refs.append(BodyRef(key, len(body), sha256(body).hexdigest(), len(data)))
-        data += body
-    await blobs.put(key, data)
-    return refs
-
-
 async def alone(blobs: Blobs, key: str, body: bytes) -> BodyRef:
     await blobs.put(key, body)
     return BodyRef(key, len(body), sha256(body).hexdigest())
@@ -130,7 +118,7 @@ async def exported(system: System, job: Job, level: int = 0) -> zipfile.ZipFile:
     return found
 
 
-def manifest_of(found: zipfile.ZipFile) -> list[dict[str, object]]:
+def manifest_of(found: zipfile.ZipFile) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.read("manifest.jsonl").splitlines()]
 
 
@@ -235,15 +223,18 @@ async def test_a_segment_is_read_once(system: System) -> None:
     ("kind", "damage"),
     # Not a segment that is too long: what follows its last body belongs to nobody.
     [(kind, damage) for kind in ("alone", "big") for damage in ("flipped", "short", "long", "gone")]
-    + [("segment", damage) for damage in ("flipped", "short", "gone")],
+    + [(kind, damage) for kind in ("segment", "deflated") for damage in ("flipped", "short", "gone")],
 )
-async def test_a_damaged_body_makes_no_archive(system: System, tmp_path: Path, kind: str, damage: str) -> None:
+async def test_an_export_goes_on_past_a_damaged_body(system: System, tmp_path: Path, kind: str, damage: str) -> None:
     job = job_of(3)
     await seed(system, job)
     body = os.urandom(9 * MIB if kind == "big" else 1000)
     refs = [await alone(system.blobs, "r/body", body)]
     if kind == "segment":
         refs = await pack(system.blobs, "r/body", [b"sound", body, b"sound"])
+    elif kind == "deflated":
+        refs = await pack(system.blobs, "r/body", [b"sound", b"a page of words " + body.hex().encode(), b"sound"])
+        assert refs[1].stored is not None
     await system.tasks.finish(job.key, [end(index, ref) for index, ref in enumerate(refs)])
     path = system.settings.data / "blobs/r/body"
     raw = bytearray(path.read_bytes())
@@ -259,11 +250,23 @@ async def test_a_damaged_body_makes_no_archive(system: System, tmp_path: Path, k
             path.unlink()
     out = tmp_path / "out.zip"
     out.write_bytes(b"the export of yesterday")
-    with pytest.raises(EngineFailed, match=r"A stored body is (damaged|missing)") as caught:
-        await export_to_file(system.tasks, system.blobs, job, out)
-    assert caught.value.details["key"] == "r/body"
-    assert out.read_bytes() == b"the export of yesterday"
-    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["out.zip"]
+    await export_to_file(system.tasks, system.blobs, job, out)
+    with zipfile.ZipFile(out) as archive:
+        assert archive.testzip() is None
+        lines = manifest_of(archive)
+        hit = {line["index"]: line["error"] for line in lines if line["error"]}
+        damaged = [1] if len(refs) > 1 else [0]
+        if len(refs) > 1 and damage == "gone":
+            damaged = [0, 1, 2]
+        elif len(refs) > 1 and damage == "short":
+            damaged = [1, 2]
+        assert sorted(hit) == damaged
+        assert {error["code"] for error in hit.values()} == {"body_damaged"}
+        assert [line["index"] for line in lines] == [0, 1, 2]
+        sound = [line for line in lines if line["file"] and line["index"] not in hit]
+        assert [archive.read(str(line["file"])) for line in sound] == [b"sound"] * (len(refs) - len(damaged))
+        if kind != "big":
+            assert len(archive.namelist()) == len(sound) + 1, "no damaged body is in it"
 
 
 async def test_a_cancelled_export_leaves_no_file(system: System, tmp_path: Path) -> None:

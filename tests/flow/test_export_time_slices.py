@@ -61,6 +61,7 @@ async def slow_system(by_index: bool = True) -> AsyncIterator[System]:
         patch.setattr(walk, "ROWS", 100)
         patch.setattr(sorting, "PAGE", 100)
         patch.setattr(sorting, "_SPOOL_BYTES", 50_000)
+        patch.setattr(sorting, "FAN_IN", 3)
         chosen = Settings.load({}, data=place / "data", export_piece_bytes=64 * 1024)
         async with open_system(chosen, SlowClock()) as system:
             if by_index:

@@ -21,12 +21,12 @@ import pytest
 
 from conveyor.engines.blobs import Presigned
 from conveyor.engines.local_blobs import LocalBlobs
-from conveyor.errors import InvalidField, LimitReached, NotFound
+from conveyor.errors import EngineFailed, InvalidField, LimitReached, NotFound
 from conveyor.export import body_reader as reading
 from conveyor.export import exporter, exports, sorting, staged_file, writer
-from conveyor.export.exports import Exports, ExportState
+from conveyor.export.exports import Exports, ExportState, export_json
 from conveyor.export.request import ExportSpec
-from conveyor.lists.reader import zstd
+from conveyor.lists.decoders import zstd
 from conveyor.model import BodyRef, Lineage, OutboxEvent, Run, RunId, RunKey, TaskSeed, task_id
 from conveyor.read import walk
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
@@ -67,6 +67,7 @@ async def system(system: System, request: pytest.FixtureRequest, monkeypatch: py
     monkeypatch.setattr(sorting, "PAGE", 100)
     monkeypatch.setattr(sorting, "_SPOOL_BYTES", 200_000)
     monkeypatch.setattr(sorting, "_READ_BYTES", 20_000)
+    monkeypatch.setattr(sorting, "FAN_IN", 2)
     if request.param == "by index":
         return system
     return dataclasses.replace(system, tasks=Unordered(system.tasks))  # type: ignore[arg-type]
@@ -372,45 +373,61 @@ async def test_large_bodies(system: System, monkeypatch: pytest.MonkeyPatch) -> 
     lines = [json.loads(line) for line in data.splitlines()]
     assert [line["body_omitted"] for line in lines] == [False, True, True, False]
     assert [line["body"] for line in lines] == ["small", None, None, "small too"]
+    await system.blobs.put(f"results/acme/{job.job_id}/1", bodies[1][:-1])
+    export_id, [data] = await made(system, job)
+    archive = unzipped(data)
+    lines = manifest_of(archive)
+    assert [line["error"] and line["error"]["code"] for line in lines] == [None, "body_damaged", None, None]
+    assert [archive.read(lines[index]["file"]) for index in (0, 2, 3)] == [bodies[index] for index in (0, 2, 3)]
+    assert (await found(system, export_id)).damaged == 1
 
 
-async def test_a_damaged_body_fails_the_export(
-    system: System, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["zip", "jsonl"])
+async def test_a_damaged_body_is_a_warning(system: System, kind: str) -> None:
     job = await stored_job(system, 400)
     [segment] = [info async for info in system.blobs.listing(f"results/acme/{job.job_id}")]
     data = bytearray(await system.blobs.get(segment.key) or b"")
     data[len(data) // 2] ^= 1
     await system.blobs.put(segment.key, data)
-    export_id = await asked(system, job)
-    role = new_exporter(system)
-    for _ in range(5):
-        assert await role.tick() == 0.0
-        clock.advance(60)
-    export = await found(system, export_id)
-    assert export.state is ExportState.FAILED
-    assert export.error is not None
-    assert export.error.code == "engine_failed"
-    assert "damaged" in export.error.message
-    assert await role.tick() > 0
-    events = (await system.records.outbox.events(ACME, job.job_id, None, 10)).items
-    assert [event.event for event in events] == ["job.accepted", "export.failed"]
-    assert events[-1].data["export_id"] == export_id
+    more = {"format": kind, "bodies": "text"} if kind == "jsonl" else {}
+    export_id, [file] = await made(system, job, **more)
+    stored = await Exports(system).find(ACME, export_id)
+    assert (stored.export.state, stored.export.damaged, stored.export.body_count) == (
+        ExportState.READY,
+        1,
+        sum(map(has_body, range(400))) - 1,
+    )
+    shown = await export_json(system.blobs, stored.row, stored.export, system.clock.now())
+    assert shown["warning"].startswith("1 stored body is damaged or missing")
+    assert (shown["counts"]["damaged"], shown["error"]) == (1, None)
+    lines = list(map(json.loads, file.splitlines())) if kind == "jsonl" else manifest_of(unzipped(file))
+    [hit] = [line for line in lines if line["error"] and line["error"]["code"] == "body_damaged"]
+    assert hit["status"] == "succeeded"
+    assert (hit["file"] if kind == "zip" else hit["body"]) is None
 
 
 async def test_a_store_that_comes_back_is_asked_again(system: System, clock: JumpingClock) -> None:
     job = await stored_job(system, 400)
-    [segment] = [info async for info in system.blobs.listing(f"results/acme/{job.job_id}")]
-    data = await system.blobs.get(segment.key) or b""
-    await system.blobs.delete([segment.key])
     export_id = await asked(system, job)
-    role = new_exporter(system)
+    away = Away(system.settings.data / "blobs")
+    role = new_exporter(dataclasses.replace(system, blobs=away))
     assert await role.tick() == 0.0
     assert await role.tick() > 0, "not at once"
-    await system.blobs.put(segment.key, data)
+    away.is_away = False
     clock.advance(3)
     assert await role.tick() == 0.0
     check_zip(unzipped((await parts_of(system, export_id))[0]), range(400))
+
+
+class Away(LocalBlobs):
+    """The real directory, out of reach for a while."""
+
+    is_away = True
+
+    async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
+        if self.is_away:
+            raise EngineFailed
+        return await super().get(key, offset, length)
 
 
 async def test_ready_is_told_once_with_it(system: System) -> None:

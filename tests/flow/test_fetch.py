@@ -6,6 +6,7 @@ import resource
 from collections.abc import AsyncIterator, Sequence
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -560,6 +561,17 @@ class TestProxy:
             await executor.close()
 
 
+async def a_redirect_through_a_gateway_is_relative_to_the_page() -> None:
+    async with Site("127.0.0.1") as gate:
+        executor = executor_with(guarded=True, gateway=gate.url("/gateway?url={url}"))
+        outcome = await attempt(executor, "http://far.example/dir/page?to=next")
+        assert outcome.body == b"through the gateway: http://far.example/dir/next"
+        assert outcome.final_url == "http://far.example/dir/next"
+        outcome = await attempt(executor, "http://far.example/dir/page?to=/ok")
+        assert outcome.final_url == "http://far.example/ok"
+        await executor.close()
+
+
 class TestTemplate:
     async def test_the_target_travels_in_the_url(self) -> None:
         async with Site("127.0.0.1") as gate:
@@ -577,11 +589,23 @@ class TestTemplate:
             outcome = await attempt(executor, "http://far.example/?to=http://away.example/end")
             assert outcome.body == b"through the gateway: http://away.example/end"
             assert outcome.final_url == "http://away.example/end"
-            to = gate.url("/ok", "127.0.0.1")
-            outcome = await attempt(executor, f"http://far.example/?to={to}")
-            assert (outcome.body, outcome.final_url) == (b"ok", f"http://far.example/?to={to}")
             outcome = await attempt(executor, "http://far.example/?to=http://127.0.0.1:1/")
             assert code(outcome) == "target_refused"
+            await executor.close()
+
+    async def test_a_redirect_is_relative_to_the_page(self) -> None:
+        await a_redirect_through_a_gateway_is_relative_to_the_page()
+
+    async def test_a_redirect_leads_nowhere_on_the_gateway_itself(self) -> None:
+        """The operator's gateway may be private, and a page may redirect anywhere."""
+        async with Site("127.0.0.1") as gate:
+            executor = executor_with(guarded=True, gateway=gate.url("/gateway?url={url}"))
+            outcome = await attempt(executor, f"http://far.example/?to={gate.url('/ok', '127.0.0.1')}")
+            assert code(outcome) == "target_refused"
+            rewritten = quote(gate.url("/gateway?url=http%3A%2F%2Faway.example%2Fend"), safe="")
+            outcome = await attempt(executor, f"http://far.example/?to={rewritten}")
+            assert outcome.final_url == "http://away.example/end"
+            assert {line.target.partition("?")[0] for line in gate.seen} == {"/gateway"}
             await executor.close()
 
     async def test_one_of_the_job_is_guarded_and_has_its_headers(self, guarded: FetchExecutor, site: Site) -> None:

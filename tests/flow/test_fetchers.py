@@ -76,17 +76,18 @@ async def test_pages_come_back_whole_through_other_processes(
 ) -> None:
     async with embedded(tmp_path / "data", fetchers=count) as fleet:
         assert len(fetchers()) == count
-        urls = [site.url(f"/ok?size={100 + number}") for number in range(300)] + [site.url("/status/404")]
+        urls = [site.url(f"/ok?size={100 + 3 * number}") for number in range(300)] + [site.url("/status/404")]
         job = await ended(fleet, await submitted(fleet, tmp_path, urls, result_layout=layout, concurrency=20))
         assert job.state is RunState.COMPLETED
         tasks = await rows(fleet, job)
         assert [task.status for task in tasks] == [TaskStatus.SUCCEEDED] * 300 + [TaskStatus.FAILED]
         for task in tasks[:300]:
             body = await read_body(fleet.system.blobs, task)
-            assert len(body) == 100 + task.index
+            assert len(body) == 100 + 3 * task.index
             assert task.detail.body is not None
             assert task.detail.body.sha256 == sha256(body).hexdigest()
             assert task.detail.final_url == urls[task.index]
+            assert (task.detail.body.stored is not None) == (layout == "packed" and len(body) > 511), "deflated there"
         assert tasks[300].error_code == "http_404"
     assert fetchers() == []
 

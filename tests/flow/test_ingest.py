@@ -24,6 +24,7 @@ from conveyor.engines.queue import CONTROL, Depth, Outgoing, run_queue
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import ListChanged
 from conveyor.ingest.ingester import LEASE_SECONDS, Ingester
+from conveyor.ingest.pipeline import PUTS_AHEAD
 from conveyor.ingest.plan import make_plan, range_pieces, reading_of
 from conveyor.lists import reader as lists
 from conveyor.lists.list_bytes import ListBytes
@@ -47,7 +48,7 @@ from conveyor.read.invalid_lines import invalid_page
 from conveyor.read.merge import merged_page
 from conveyor.read.results import result_page
 from conveyor.states import RunState, TaskStatus
-from tests.support.make_jobs import ACME, make_run
+from tests.support.make_jobs import ACME, make_run, seeds
 from tests.support.small_fleet import Fleet, failure, open_fleet, success
 
 LEASE = LEASE_SECONDS
@@ -512,13 +513,14 @@ class TestMishaps:
 
         sleeper = patched(patched(whole.ingester("sleeper"), "tasks", put=sleepy), "records.ingests", checkpoint=noted)
         ticking = asyncio.create_task(drive(sleeper, 2))
-        await whole.until(lambda: calls == 3)
+        await whole.until(lambda: calls >= 3)
         whole.start(whole.ingester("other"))
         await ingested(whole, job, within=5 * LEASE)
         asleep.set()
         with pytest.raises(AssertionError):
             await ticking
-        assert (calls, checkpoints) == (3, [True, True, False])
+        assert checkpoints == [True, True, False]
+        assert calls == 3 + PUTS_AHEAD, "the batches that were being written meanwhile, and none after that"
         for role in (whole.worker(), whole.sweeper):
             whole.start(role)
         await whole.ended(job)
@@ -746,7 +748,7 @@ class TestEndedOnTheWay:
             await put(run, seeds)
 
         await drive(patched(fleet.ingester("first"), "tasks", put=interrupted))
-        assert calls == 5
+        assert 5 <= calls <= 5 + PUTS_AHEAD
         fleet.start(fleet.sweeper)
         fleet.start(fleet.ingester("second"))
         await fleet.passing(3 * LEASE)
@@ -836,3 +838,28 @@ class TestShards:
                 positions = page.positions
             assert returned == 100_000
             assert read / returned <= 1.15
+
+    async def test_a_short_page_takes_few_reads(self) -> None:
+        async with open_fleet() as fleet:
+            run = make_run(fleet.clock, shards=4)
+            await fleet.system.tasks.put(run, seeds(1000))
+            scanning: Any = Counting(fleet.system.tasks)
+            pages = 0
+            positions: Any = [None] * 4
+            while positions is not None:
+                positions = (await merged_page(scanning, run, TaskFilter(), 20, positions)).positions
+                pages += 1
+            assert pages == 50
+            assert scanning.scans <= 8 * pages, "one for each shard, and some where a shard runs out"
+
+
+class Counting:
+    """Tasks of which the scans are counted."""
+
+    def __init__(self, tasks: Any) -> None:
+        self._tasks = tasks
+        self.scans = 0
+
+    async def scan(self, *given: Any) -> Any:
+        self.scans += 1
+        return await self._tasks.scan(*given)

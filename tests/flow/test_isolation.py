@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from conveyor.accept.scheduler import Scheduler
 from conveyor.accept.schedules import SCHEDULE
@@ -12,11 +12,15 @@ from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.records import Document
 from conveyor.errors import EngineFailed
 from conveyor.jobs.deadlines import DEADLINE
-from conveyor.model import FailureThreshold, Job, OutboxEvent
+from conveyor.model import EXPORT, FailureThreshold, Job, OutboxEvent, UploadRecord
+from conveyor.notify.deliverer import Deliverer
+from conveyor.notify.deliveries import DELIVERY
 from conveyor.notify.dispatcher import OutboxDispatcher
 from conveyor.notify.progress_notifier import ProgressNotifier
+from conveyor.notify.webhooks import Webhooks, WebhookSpec
 from conveyor.recover.monitor import monitor_of
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
+from conveyor.recover.sampler import Sampler
 from conveyor.recover.sweeper import Sweeper
 from conveyor.states import RunState
 from conveyor.system import System
@@ -163,6 +167,87 @@ async def test_the_progress_notifier_goes_on_after_a_run_that_makes_it_fail() ->
         told = await notifier.run_once()
         assert told.quarters == 1
         assert "run.progress" in await fleet.notices(good)
+
+
+async def test_the_deliverer_goes_on_after_a_delivery_that_makes_it_fail() -> None:
+    """The bad one is tried with a pause that grows, and not in every tick."""
+
+    class Receiving:
+        bodies: ClassVar[list[bytes]] = []
+
+        async def post(self, url: str, headers: object, body: bytes, timeout: float) -> tuple[int, None]:
+            self.bodies.append(body)
+            return 200, None
+
+        async def close(self) -> None: ...
+
+    async with open_fleet() as fleet:
+        system, clock = fleet.system, fleet.clock
+        await Webhooks(system).create(ACME, WebhookSpec("https://receiver.example/", ["job.accepted"]))
+        jobs = [await fleet.submit(1) for _ in range(40)]
+        await OutboxDispatcher(system.settings, system.records, system.tasks, clock).run_once()
+        rows = await system.records.documents.due_documents(DELIVERY, clock.now(), 100)
+        assert len(rows) == len(jobs)
+        documents: Any = Poisoned(system.records.documents, "replace_document", rows[0].id)
+        outbound: Any = Receiving()
+        records = replace(system.records, documents=documents)
+        deliverer = Deliverer(system.settings, records, clock, system.signing_key, outbound)
+        before = errors_of("deliverer")
+        service = fleet.start(deliverer)
+        await fleet.until(lambda: len(outbound.bodies) == len(jobs) - 1)
+        await fleet.passing(20.0)
+        assert 2 <= errors_of("deliverer") - before <= 5
+        documents.poison = ()
+        await fleet.until(lambda: len(outbound.bodies) == len(jobs))
+        await fleet.stop(service)
+
+
+async def test_the_sampler_goes_on_after_a_run_that_makes_it_fail() -> None:
+    async with open_fleet() as fleet:
+        bad, *_ = [await fleet.submit(100) for _ in range(5)]
+        tasks: Any = Poisoned(fleet.system.tasks, "counts", bad.run.run_id)
+        before = errors_of("sampler")
+        await Sampler(replace(fleet.system, tasks=tasks)).tick()
+        assert errors_of("sampler") == before + 1
+        assert metrics.TASKS_WAITING.series[()] == 400
+        assert metrics.QUEUE_MESSAGES.series["runs", "ready"] == 4
+
+
+async def test_retention_goes_on_after_an_upload_an_export_or_a_last_step_that_makes_it_fail() -> None:
+    async with open_fleet() as fleet:
+        system, clock = fleet.system, fleet.clock
+        jobs = [await fleet.submit(1) for _ in range(5)]
+        for number in range(5):
+            upload = UploadRecord(ACME, f"upload_{number}", f"uploads/{number}", 1, "x", clock.now(), clock.now() + 1)
+            await system.records.access.create_upload(upload, None)
+        rows = [
+            Document(
+                EXPORT,
+                ACME,
+                f"export_{number}",
+                b"{}",
+                due_at=clock.now(),
+                expires_at=clock.now() + 1,
+                job_id=job.job_id,
+            )
+            for number, job in enumerate(jobs)
+        ]
+        await system.records.documents.create_documents(rows)
+        for job in jobs[:3]:
+            await system.records.jobs.mark_deleted(ACME, job.job_id)
+        clock.advance(SETTLE_SECONDS + 2)
+        records = replace(
+            system.records,
+            access=Poisoned(system.records.access, "purge_upload", "upload_0"),  # type: ignore[arg-type]
+            jobs=Poisoned(system.records.jobs, "purge_job", jobs[0].job_id),  # type: ignore[arg-type]
+        )
+        blobs: Any = Poisoned(system.blobs, "delete_prefix", "export_4")
+        retention = Retention(records, system.tasks, system.queue, system.coordinator, blobs, clock)
+        removed = await retention.run_once()
+        assert (removed.jobs, removed.uploads) == (2, 4)
+        # Those of the jobs went with them.
+        left = await system.records.documents.due_documents(EXPORT, clock.now(), 10)
+        assert [row.id for row in left if row.job_id not in (jobs[0].job_id,)] == ["export_4"]
 
 
 async def test_the_monitor_goes_on_after_a_run_that_makes_it_fail() -> None:

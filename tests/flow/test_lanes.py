@@ -99,6 +99,31 @@ async def a_start_that_could_not_be_marked(*, remote: bool) -> None:
         assert all("for a moment" in entry["error"] for entry in warnings)
 
 
+class SlowToMark:
+    """A queue that takes its time to mark a start."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet.system.queue, name)
+
+    async def mark_started(self, *args: Any) -> None:
+        await self._fleet.clock.sleep(0.4)
+        await self._fleet.system.queue.mark_started(*args)
+
+
+async def turns_at_a_target_while_starts_are_marked(*, remote: bool) -> None:
+    """A reference that waits for the mark keeps its slot of the lane, so that it can use the pass that it has."""
+    async with open_fleet(lease_seconds=LEASE) as fleet:
+        job = await fleet.submit(10, chunk_size=1, rate_per_host=1)
+        await redelivered(fleet, job)
+        queue: Any = SlowToMark(fleet)
+        fleet.start(worker_of(fleet, remote=remote, system=dataclasses.replace(fleet.system, queue=queue)))
+        await fleet.ended(job, within=14)
+        await fleet.check(job)
+
+
 async def limits_that_could_not_be_asked_for(method: str, *, remote: bool) -> None:
     async with open_fleet(lease_seconds=LEASE) as fleet:
         coordinator = Flaky(
@@ -276,6 +301,11 @@ async def test_a_start_that_could_not_be_marked(remote: bool) -> None:
 
 
 @both_lanes
+async def test_turns_at_a_target_while_starts_are_marked(remote: bool) -> None:
+    await turns_at_a_target_while_starts_are_marked(remote=remote)
+
+
+@both_lanes
 @pytest.mark.parametrize("method", ["acquire", "reserve"])
 async def test_limits_that_could_not_be_asked_for(method: str, remote: bool) -> None:
     await limits_that_could_not_be_asked_for(method, remote=remote)
@@ -324,10 +354,13 @@ async def test_two_workers_take_turns_with_a_host() -> None:
             return success()
 
         workers = [Recording(fleet.clock, act, target=one_host) for _ in range(2)]
-        await fleet.submit(20_000, concurrency_per_host=2, concurrency=50)
-        fleet.start(fleet.worker(workers[0]))
-        await fleet.passing(3)
+        job = await fleet.submit(20_000, concurrency_per_host=2, concurrency=50)
+        first = fleet.worker(workers[0])
+        fleet.start(first)
+        # Until it holds no more of the run's slots than it can use.
+        await fleet.passing(10)
         fleet.start(fleet.worker(workers[1]))
+        first._seats.ask_help(job.run.run_id)
         await fleet.passing(60)
         counts = [len(worker.starts) for worker in workers]
         assert min(counts) >= 50, counts

@@ -1,5 +1,6 @@
 """One call of a store fails, or its answer is lost: what is not said twice, and what is not held for ever."""
 
+import dataclasses
 from collections import Counter
 
 import msgspec
@@ -25,11 +26,22 @@ def injector(when: When, seam: str, method: str, ordinal: int = 0) -> Injector:
 
 
 async def test_the_end_of_a_task_is_noted_once_though_its_write_is_made_again() -> None:
+    await check_one_note("queue", "ack", is_atomic=False)
+
+
+async def test_the_end_of_a_task_is_noted_once_though_its_flush_is_made_again() -> None:
+    await check_one_note("atomic_flush", "record_flush", is_atomic=True)
+
+
+async def check_one_note(seam: str, call: str, *, is_atomic: bool) -> None:
+    """The answer to this call is lost."""
     async with open_fleet() as fleet:
-        lost = injector(When.AFTER, "queue", "ack")
+        lost = injector(When.AFTER, seam, call)
         fleet.executor.act = fail
         job = await fleet.submit(1, attempts=1)
-        fleet.start(fleet.worker(system=lost.over(fleet.system)))
+        # With a flush in one transaction, nothing else acknowledges.
+        system = fleet.system if is_atomic else dataclasses.replace(fleet.system, atomic_flush=None)
+        fleet.start(fleet.worker(system=lost.over(system)))
         await fleet.ended(job)
         await fleet.passing(5)
         assert lost.made

@@ -251,7 +251,7 @@ class TestOrphans:
         dead = long_worker(fleet, executor, worker_concurrency=3)
         await fleet.abandon(dead, lambda: len(executor.starts) == 3)
         # Its sign of life, then nothing any more.
-        await dead._renew_leases()
+        await dead._beat()
         ran = {start.index for start in executor.starts}
         fleet.clock.advance(2 * LEASE - 1)
         assert (await monitor.run_once()).workers == 0
@@ -275,7 +275,7 @@ class TestOrphans:
         job = await download(fleet)
         dead = long_worker(fleet, executor)
         await fleet.abandon(dead, lambda: len(executor.starts) == 1)
-        await dead._renew_leases()
+        await dead._beat()
         second = Long(fleet)
         fleet.start(long_worker(fleet, second))
         # Its message lapses after a lease, and the other worker takes it.

@@ -144,11 +144,11 @@ async def _count(system: System, job: Job) -> int:
 class TestNames:
     async def test_by_id_and_what_it_waits_for_is_shown(self, system: System, server: Api) -> None:
         old = await server.submit(JOB)
-        await system.coordinator.acquire(run_slots(_run_of(old.json)), "a dead worker", 1, 9, 2.0)
+        slots = run_slots(_run_of(old.json))
+        await system.coordinator.acquire(slots, "a dead worker", 1, 9, 60.0)
+        new = await server.submit({**JOB, "replaces": old.json["id"]})
+        assert new.status == 202
         async with working(system) as echo:
-            echo.gate.clear()
-            new = await server.submit({**JOB, "replaces": old.json["id"]})
-            assert new.status == 202
             shown = await until(
                 lambda: server.get(f"/v1/jobs/{new.json['id']}"),
                 lambda answer: (answer.json["waiting"] or {}).get("code") == "replacing",
@@ -157,7 +157,7 @@ class TestNames:
             cancelled = (await server.get(f"/v1/jobs/{old.json['id']}")).json
             assert (cancelled["state"], cancelled["reason_code"]) == ("cancelled", "replaced")
             assert echo.ran == {}
-            echo.gate.set()
+            await system.coordinator.acquire(slots, "a dead worker", 0, 9, 60.0)
             assert (await finished(system, new.json["id"])).state is RunState.COMPLETED
         assert {run for run, _ in echo.ran} == {_run_of(new.json)}
 

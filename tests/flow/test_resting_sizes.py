@@ -12,19 +12,21 @@ from conveyor.accept.spec import JobSpec, TasksSpec
 from conveyor.accept.submit import Submit
 from conveyor.coordination.waits import Wait
 from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import run_queue
 from conveyor.errors import JobEnded
 from conveyor.export.exports import Exports, ExportState
 from conveyor.export.request import ExportFormat, ExportSpec
+from conveyor.jobs.chunks import messages
 from conveyor.model import Job, JobId, JobKind, Mode, Outcome, RunId, TaskRef
 from conveyor.process.executors.download import exchange
 from conveyor.process.worker import Worker
-from conveyor.states import ENDED
+from conveyor.states import ENDED, RunState
 from tests.faults.one_fault import Injector
 from tests.faults.one_fault_scenarios import Pieces, host_of, job_spec, raw
 from tests.faults.one_fault_world import World, open_world
-from tests.support.make_jobs import ACME
+from tests.support.make_jobs import ACME, seeds
 from tests.support.memory_sizes import growth, live_objects, sizes_of
-from tests.support.small_fleet import Recording, failure, success
+from tests.support.small_fleet import Recording, failure, open_fleet, success
 
 JOBS = 200
 AT_ONCE = 20
@@ -135,6 +137,26 @@ async def test_tables_rest_at_the_same_size_after_more_jobs(monkeypatch: pytest.
     # A label of a metric may be new; what goes with a job is not so few.
     more_objects.subtract(objects)
     assert {name: more for name, more in more_objects.items() if more >= JOBS // 20} == {}
+
+
+async def test_a_worker_forgets_runs_that_it_refused() -> None:
+    """It was offered messages of runs that are paused."""
+    async with open_fleet() as fleet:
+        worker = fleet.worker()
+        fleet.start(worker)
+
+        async def rested() -> Counter[str]:
+            for _ in range(5):
+                job = await fleet.submit(1)
+                await fleet.move(job, RunState.PAUSED)
+                assert worker.on_offer(run_queue(job.run.run_id), messages(job.key, seeds(1), 1)[0].body)
+                await fleet.passing(1)
+            await fleet.passing(100)
+            sizes = sizes_of(worker._seats)
+            return Counter({name: size for name, size in sizes.items() if name.startswith("Seats.")})
+
+        sizes = await rested()
+        assert growth(sizes, await rested()) == {}
 
 
 async def test_a_table_that_grows_is_named() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from conveyor.engines.tasks import TaskFilter
-from conveyor.errors import BadCursor, EngineFailed, NoBody
+from conveyor.errors import BadCursor, BodyDamaged, NoBody
 from conveyor.model import (
     BodyRef,
     InputJson,
@@ -173,5 +173,5 @@ async def test_a_damaged_or_missing_body_is_an_error(system: System, offset: int
         assert await asyncio.gather(read_body(system.blobs, task), streamed()) == [b"hello", b"hello"]
         return
     for read in (read_body(system.blobs, task), streamed()):
-        with pytest.raises(EngineFailed, match=r"A stored body is (damaged|missing)"):
+        with pytest.raises(BodyDamaged, match=r"A stored body is (damaged|missing)"):
             await read

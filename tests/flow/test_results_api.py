@@ -1,8 +1,10 @@
 """Results over HTTP: filters, runs, all of them as lines, and bodies by range, of every layout and number of shards."""
 
 import asyncio
+import gzip
 import json
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,11 +16,12 @@ from conveyor.client import AsyncClient
 from conveyor.engines.blobs import Presigned
 from conveyor.engines.sqlite import tasks as sqlite_tasks
 from conveyor.errors import EngineFailed
+from conveyor.jobs.body_coding import deflate
 from conveyor.model import BodyRef, Job, JobId, ResultDetail, RunKey, TaskEnd, TenantId, piece_key, task_id
-from conveyor.read import latest, listing
+from conveyor.read import latest, listing, merge
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
-from tests.support.api import Answer, Api
+from tests.support.api import Answer, Api, parsed, raw
 from tests.support.make_jobs import seeds
 from tests.support.working import Flaky, all_items, ended, until, working
 
@@ -230,7 +233,7 @@ class TestLines:
 
         monkeypatch.setattr(server.system.tasks, "scan", counted)
         reader, writer = await asyncio.open_connection(*server.address)
-        head = f"GET /v1/jobs/{job_id}/results HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {server.key}\r\n"
+        head = f"GET /v1/jobs/{job_id}/results HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {server.key}\r\n"
         writer.write(f"{head}accept: application/x-ndjson\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         before = -1
@@ -273,8 +276,9 @@ class TestBounds:
             assert [each async for each in (await client.job(job_id)).results(tag="none")] == []
 
     async def test_a_search_is_bounded_too(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        # 25 tasks match, so of four shards one has seven or more, however the job's id spreads them.
+        # One shard reads 6 of 100 rows, four shards read 24 and then no more: fewer than the 25 tasks that match.
         monkeypatch.setattr(sqlite_tasks, "MAX_SCANNED", 6)
+        monkeypatch.setattr(merge, "MAX_SCANNED", 6)
         job_id = await ran(server, 100)
         path = f"/v1/jobs/{job_id}/search?text=example&http_status=404"
         first = (await server.get(path)).json
@@ -284,7 +288,7 @@ class TestBounds:
 
 
 class TestBodies:
-    """By range, from an object, a segment, and pieces."""
+    """By range, from an object, a segment, deflated in a segment, and pieces."""
 
     BODY = bytes(range(256)) * 20
 
@@ -300,6 +304,16 @@ class TestBodies:
         elif layout == "packed":
             await blobs.put("r/seg", b"before" + self.BODY + b"behind" * 1000)
             ref = BodyRef("r/seg", len(self.BODY), digest, offset=6)
+        elif layout == "deflated":
+            deflated = deflate(self.BODY)
+            assert deflated is not None
+            await blobs.put("r/deflated", b"before" + deflated.data + b"behind" * 1000)
+            ref = BodyRef("r/deflated", len(self.BODY), digest, offset=6, stored=deflated.stored)
+        elif layout == "log":
+            _, key = await blobs.put_all([("r/t/other", b"before"), ("r/t/seg", b"a" + self.BODY + b"b")])
+            ref = BodyRef(key, len(self.BODY), digest, offset=1)
+        elif layout == "inline":
+            ref = BodyRef("", len(self.BODY), digest, inline=self.BODY)
         else:
             for number in range(0, len(self.BODY), 1000):
                 await blobs.put(piece_key("r/pieces", number // 1000), self.BODY[number : number + 1000])
@@ -309,10 +323,10 @@ class TestBodies:
         await api.system.tasks.finish(run, [TaskEnd(1000, TaskStatus.SUCCEEDED, 1, 200, None, detail, 1.0)])
         return f"/v1/jobs/{job_id}/tasks/{task_id(run.run_id, 1000)}/body"
 
-    @pytest.mark.parametrize("layout", ["object", "packed", "pieces"])
+    @pytest.mark.parametrize("layout", ["object", "packed", "deflated", "log", "inline", "pieces"])
     async def test_ranges(self, server: Api, layout: str) -> None:
         path, size = await self._task(server, layout), len(self.BODY)
-        whole = await server.get(path)
+        whole = await server.get(path, headers={"accept-encoding": "identity"})
         assert (whole.status, whole.body, whole.headers["accept-ranges"]) == (200, self.BODY, "bytes")
         etag = whole.headers["etag"]
         assert etag == f'"{sha256(self.BODY).hexdigest()}"'
@@ -333,7 +347,7 @@ class TestBodies:
             assert part.headers["etag"] == etag
             assert part.headers["content-disposition"].startswith("attachment")
 
-    @pytest.mark.parametrize("layout", ["object", "packed", "pieces"])
+    @pytest.mark.parametrize("layout", ["object", "packed", "deflated", "log", "inline", "pieces"])
     async def test_what_is_no_range_of_it(self, server: Api, layout: str) -> None:
         path, size = await self._task(server, layout), len(self.BODY)
         for asked in (f"bytes={size}-", f"bytes={size}-{size + 5}", "bytes=-0"):
@@ -352,6 +366,96 @@ class TestBodies:
         for other in ('"other"', f"W/{etag}", "Sun, 15 Nov 2026 12:00:00 GMT"):
             answer = await server.get(path, headers={"range": "bytes=0-9", "if-range": other})
             assert (answer.status, answer.body) == (200, self.BODY)
+
+    async def _sent(self, api: Api, path: str, *headers: str, method: str = "GET", key: bool = True) -> Answer:
+        """The answer as it is on the wire: no client decodes it."""
+        own = [f"authorization: Bearer {api.key}"] if key else []
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *own, *headers]
+        return parsed(await raw(api.address, ("\r\n".join(lines) + "\r\n\r\n").encode()))
+
+    async def test_a_deflated_body_is_sent_as_gzip_to_those_who_accept_it(self, server: Api) -> None:
+        path = await self._task(server, "deflated")
+        link = (await server.get(path.removesuffix("/body"))).json["body_url"]
+        plain = f'"{sha256(self.BODY).hexdigest()}"'
+        for accepted in ("gzip", "x-gzip", "br, GZIP;q=0.5", "identity;q=0.2, gzip;q=0.3", "identity;q=0, gzip"):
+            for where, key in ((path, True), (link, False)):
+                answer = await self._sent(server, where, f"accept-encoding: {accepted}", key=key)
+                assert (answer.status, answer.headers.get("content-encoding")) == (200, "gzip"), accepted
+                assert gzip.decompress(answer.body) == self.BODY
+                assert len(answer.body) == int(answer.headers["content-length"]) < len(self.BODY)
+                assert answer.headers["etag"] == plain[:-1] + '-gzip"'
+                assert answer.headers["vary"] == "Accept-Encoding"
+        for accepted in ("identity", "br", "*", "gzip;q=0", "gzip;q=0.2, identity", "gzip;q=0, *", "", "gzipped"):
+            answer = await self._sent(server, path, f"accept-encoding: {accepted}")
+            assert (answer.status, answer.body, answer.headers["etag"]) == (200, self.BODY, plain), accepted
+            assert "content-encoding" not in answer.headers
+            assert answer.headers["vary"] == "Accept-Encoding"
+        for layout in ("object", "packed", "inline"):
+            answer = await self._sent(server, await self._task(server, layout), "accept-encoding: gzip")
+            assert (answer.body, answer.headers["etag"]) == (self.BODY, plain), layout
+            assert not {"content-encoding", "vary"} & answer.headers.keys()
+
+    async def test_a_range_is_one_of_the_version_that_the_client_has(self, server: Api) -> None:
+        path = await self._task(server, "deflated")
+        whole = await self._sent(server, path, "accept-encoding: gzip")
+        plain, zipped = whole.headers["etag"].replace("-gzip", ""), whole.headers["etag"]
+        size = len(whole.body)
+        for asked, headers, stream in (
+            ("bytes=5-19", ["accept-encoding: gzip"], self.BODY),
+            ("bytes=5-19", ["accept-encoding: gzip", f"if-range: {plain}"], self.BODY),
+            ("bytes=5-19", ["accept-encoding: gzip", f"if-range: {zipped}"], whole.body),
+            (f"bytes=5-{size + 9}", ["accept-encoding: gzip", f"if-range: {zipped}"], whole.body),
+            ("bytes=-9", ["accept-encoding: gzip", f"if-range: {zipped}"], whole.body),
+            ("bytes=0-", ["accept-encoding: gzip;q=0.1, *;q=0"], whole.body),
+        ):
+            answer = await self._sent(server, path, f"range: {asked}", *headers)
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop = (int(first), min(int(last or size), len(stream) - 1) + 1) if first else (size - 9, size)
+            assert (answer.status, answer.body) == (206, stream[start:stop]), (asked, headers)
+            assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(stream)}"
+            assert answer.headers["content-length"] == str(stop - start)
+            assert answer.headers["etag"] == (zipped if stream is whole.body else plain)
+            assert answer.headers.get("content-encoding") == ("gzip" if stream is whole.body else None)
+        for headers in (
+            ["accept-encoding: identity", f"if-range: {zipped}"],
+            ["accept-encoding: gzip", 'if-range: "x"'],
+        ):
+            answer = await self._sent(server, path, "range: bytes=5-19", *headers)
+            assert (answer.status, answer.body, answer.headers["etag"]) == (200, self.BODY, plain)
+        refused = await self._sent(
+            server, path, f"range: bytes={size}-", "accept-encoding: gzip", f"if-range: {zipped}"
+        )
+        assert (refused.status, refused.headers["content-range"]) == (416, f"bytes */{size}")
+
+    @pytest.mark.parametrize("layout", ["object", "packed", "deflated", "inline", "pieces"])
+    async def test_head_tells_what_get_sends(self, server: Api, layout: str) -> None:
+        path = await self._task(server, layout)
+        link = (await server.get(path.removesuffix("/body"))).json["body_url"]
+        for accepted in ("accept-encoding: gzip", "accept-encoding: identity"):
+            sent = await self._sent(server, path, accepted)
+            for where, key in ((path, True), (link, False)):
+                answer = await self._sent(server, where, accepted, "range: bytes=0-4", method="HEAD", key=key)
+                assert (answer.status, answer.body) == (200, b"")
+                for name in (
+                    "content-length",
+                    "content-type",
+                    "etag",
+                    "accept-ranges",
+                    "content-disposition",
+                    "vary",
+                    "content-encoding",
+                ):
+                    assert answer.headers.get(name) == sent.headers.get(name), name
+        for where in (path.replace("tasks/", "tasks/0"), link.replace("signature=", "signature=0")):
+            assert (await self._sent(server, where, method="HEAD")).status in {403, 404}
+
+    async def test_the_sdk_reads_deflated_bodies_and_checks_them(self, server: Api, tmp_path: Path) -> None:
+        path = await self._task(server, "deflated")
+        _, _, _, job_id, _, task, _ = path.split("/")
+        async with AsyncClient(server.url, key=server.key) as client:
+            job = await client.job(job_id)
+            assert await job.body(task) == self.BODY
+            assert (await job.save(task, tmp_path / "body")).read_bytes() == self.BODY
 
     async def test_a_store_that_signs_links_serves_objects_itself(
         self, server: Api, monkeypatch: pytest.MonkeyPatch
@@ -374,6 +478,51 @@ class TestBodies:
         for query, headers in (("", {}), ("?run=latest-per-task", {}), ("", LINES)):
             answer: Answer = await server.get(f"{job}/results{query}", headers=headers)
             assert b"https://store/r/one?" in answer.body
-        for layout in ("packed", "pieces"):
+        for layout in ("packed", "deflated", "log", "inline", "pieces"):
             path = await self._task(server, layout)
-            assert (await server.get(path.removesuffix("/body"))).json["body_url"] == path
+            link = (await server.get(path.removesuffix("/body"))).json["body_url"]
+            assert link.startswith("/v1/bodies/job_"), "one that we sign"
+
+    @pytest.mark.parametrize("layout", ["object", "packed", "deflated", "log", "inline", "pieces"])
+    async def test_a_link_needs_no_key(self, server: Api, layout: str) -> None:
+        path = await self._task(server, layout)
+        link = (await server.get(path.removesuffix("/body"))).json["body_url"]
+        whole = await server.get(link, auth=False)
+        assert (whole.status, whole.body) == (200, self.BODY)
+        assert whole.headers["etag"] == (await server.get(path)).headers["etag"]
+        part = await server.get(link, auth=False, headers={"range": "bytes=3-9"})
+        assert (part.status, part.body) == (206, self.BODY[3:10])
+        job = path.partition("/tasks/")[0]
+        items = await all_items(server, f"{job}/results")
+        (one,) = [item for item in items if item["index"] == 1000]
+        assert (await server.get(one["body_url"], auth=False)).body == self.BODY
+
+    async def test_a_link_is_for_one_body_and_for_a_day(self, server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = await self._task(server, "inline")
+        task = path.removesuffix("/body")
+        link = (await server.get(task)).json["body_url"]
+        items = await all_items(server, f"{task.partition('/tasks/')[0]}/results")
+        other = next(item for item in items if item["body_url"] and item["index"] != 1000)
+        changed = [
+            link.replace(task.rpartition("/")[2], other["task_id"]),
+            link.replace("tenant=acme", "tenant=other"),
+            link.replace("expires=", "expires=9"),
+            link.replace("expires=", "expires=x"),
+            link.replace("signature=", "signature=0"),
+            link.partition("&signature")[0],
+            link.partition("?")[0],
+        ]
+        for forged in changed:
+            answer = await server.get(forged, auth=False)
+            assert (answer.status, answer.json["code"]) == (403, "signature_refused"), forged
+        now = server.system.clock.now()
+        for later, status in ((86_398.0, 200), (86_401.0, 403)):
+            with monkeypatch.context() as patched:
+                patched.setattr(server.system.clock, "now", lambda later=later: now + later)
+                assert (await server.get(link, auth=False)).status == status
+
+    async def test_a_link_to_a_deleted_job_is_not_found(self, server: Api) -> None:
+        path = await self._task(server, "inline")
+        link = (await server.get(path.removesuffix("/body"))).json["body_url"]
+        await server.request("DELETE", path.partition("/tasks/")[0])
+        assert (await server.get(link, auth=False)).status == 404

@@ -21,7 +21,7 @@ from conveyor.cli import run_directory as place
 from conveyor.cli.guard import run_guarded
 from conveyor.clock import SystemClock
 from conveyor.errors import EngineFailed, ListUnreadable
-from conveyor.export import direct as export
+from conveyor.export import growing
 from conveyor.ingest import pipeline
 from conveyor.lists.reader import ListBatch, ListReading, read
 from tests.support.places import quick_place
@@ -266,7 +266,7 @@ def test_an_archive_that_can_not_be_written(error: Exception, code: str) -> None
     with desk() as at:
         at.list.write_bytes(WHOLE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(export, "_publish", _failing(error))
+            patch.setattr(growing, "publish", _failing(error))
             failed = at.run()
         assert failed.code == 1
         assert f"[{code}]" in failed.said
@@ -276,6 +276,24 @@ def test_an_archive_that_can_not_be_written(error: Exception, code: str) -> None
         assert at.run("--resume").code == 0
         assert at.succeeded() == set(LINES)
         assert Shout.calls == [], "all of it was there"
+
+
+def test_an_archive_that_fails_while_it_grows_is_made_at_the_end() -> None:
+    tried = []
+
+    def fail(*_: object) -> None:
+        tried.append(True)
+        raise OSError(28, "No space left on device")
+
+    with desk() as at:
+        at.list.write_bytes(WHOLE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(growing, "ROWS", 200)
+            patch.setattr(growing.GrowingArchive, "_take_lines", fail)
+            assert at.run().code == 0
+        assert tried, "it had begun"
+        assert at.succeeded() == set(LINES)
+        assert sorted(each.name for each in at.out.parent.iterdir() if "out.zip" in each.name) == ["out.zip"]
 
 
 def _failing(error: Exception) -> Callable[..., None]:
@@ -315,7 +333,7 @@ def test_a_finished_run_that_has_expired_is_delivered_whole() -> None:
     with desk() as at:
         at.list.write_bytes(WHOLE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(export, "_publish", _failing(OSError(28, "No space left on device")))
+            patch.setattr(growing, "publish", _failing(OSError(28, "No space left on device")))
             assert at.run().code == 1
         at.later(days=400)
         assert at.run("--resume").code == 0

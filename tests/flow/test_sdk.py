@@ -274,6 +274,8 @@ def site() -> Iterator[str]:
         yield url
 
 
+# It starts a server seven times.
+@pytest.mark.timeout(240)
 def test_waiting_and_streaming_outlast_the_server(up: Up, site: str, tmp_path: Path) -> None:
     """Killed three times: every event is told once, in order; every task has a result; the archive is whole."""
     told: list[Event | Progress] = []

@@ -10,11 +10,13 @@ from conveyor.api import schemas as shapes
 from conveyor.coordination.durations import TaskTime, count_durations, task_time
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.errors import EngineFailed
+from conveyor.jobs.secrets import shown_options
 from conveyor.model import Counts, Job, JobId, RunId, TenantId
 from conveyor.read import status as progress
-from conveyor.read.status import status_json, without_secrets
+from conveyor.read import verification
+from conveyor.read.status import status_json
 from conveyor.system import System
-from tests.support.api import Api
+from tests.support.api import Api, new_server
 from tests.support.clocks import JumpingClock
 from tests.support.make_jobs import end
 from tests.support.working import Flaky, ended, until, working
@@ -218,6 +220,20 @@ class TestShared:
         assert (await status(server, job.job_id))["run"]["total"] == 3
 
 
+async def a_large_job_is_counted_for_an_administrator_only() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "MAX_VERIFIED_ROWS", 3)
+        async with new_server() as api:
+            boss = await api.as_tenant("acme", admin=True)
+            small, large = await submit(api, 3), await submit(api, 4)
+            assert (await api.get(f"/v1/jobs/{small}?verify=true")).status == 200
+            refused = await api.get(f"/v1/jobs/{large}?verify=true")
+            assert refused.status == 403
+            assert refused.json["code"] == "forbidden"
+            assert (await boss.get(f"/v1/jobs/{large}?verify=true")).status == 200
+            assert (await api.get(f"/v1/jobs/{large}")).status == 200
+
+
 class TestVerify:
     async def test_the_counts_agree_with_the_rows(self, server: Api) -> None:
         async with working(server.system, Flaky(lambda job, index: 503 if index % 3 == 0 else None)):
@@ -255,6 +271,9 @@ class TestVerify:
         assert (run["drift"], run["exact"]) == (sum(abs(ours - theirs) for ours, theirs in pairs), True)
         again = (await status(server, job.job_id, "?verify=true"))["verify"]
         assert again["drift"] == 0
+
+    async def test_a_large_job_is_for_an_administrator(self) -> None:
+        await a_large_job_is_counted_for_an_administrator_only()
 
     async def test_its_parameter(self, server: Api) -> None:
         job_id = await submit(server, 1)
@@ -298,7 +317,7 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
         "export": {"create": {"url": "http://example.com/", "headers": {"Authorization": "sesame"}}},
         "attempts": 3,
     }
-    shown = without_secrets(options)
+    shown = shown_options(options)
     assert "sesame" not in str(shown)
     assert shown["headers"] == {"X-Key": "[hidden]"}
     assert (shown["attempts"], shown["export"]["create"]["url"]) == (3, "http://example.com/")

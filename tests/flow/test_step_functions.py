@@ -21,13 +21,15 @@ from conveyor.accept.spec import decode_spec
 from conveyor.accept.submit import Submit
 from conveyor.clock import SystemClock
 from conveyor.coordination.limits import run_slots
-from conveyor.engines.queue import Outgoing, QueueName, recovery_queue
+from conveyor.engines.queue import Outgoing, QueueName, recovery_queue, run_queue
 from conveyor.engines.records import Document, Records
+from conveyor.engines.sqs import SqsEngine
 from conveyor.errors import ConveyorError
 from conveyor.export.exports import Exports
 from conveyor.jobs.callbacks import CallbackStatus
-from conveyor.model import EXPORT, PROGRESS, JobId, TaskProgress, progress_id
+from conveyor.model import EXPORT, PROGRESS, JobId, RunId, TaskProgress, progress_id
 from conveyor.notify.callback_answers import StepAnswers
+from conveyor.notify.callback_monitor import Callbacks
 from conveyor.notify.intake import Intake, IntakePass
 from conveyor.recover.lambda_handler import handler
 from conveyor.recover.monitor import monitor_of
@@ -36,6 +38,7 @@ from conveyor.states import RunState
 from conveyor.system import System, migrate, open_system, step_functions_findings
 from tests.servers.aws import aws, server_time
 from tests.servers.moto import moto, moto_time
+from tests.servers.sqs import url_of
 from tests.stacks.conftest import urls
 from tests.support.api import Api
 from tests.support.clocks import JumpingClock
@@ -628,6 +631,34 @@ class TestFresh:
         clock.advance(3000)
         await roles.callbacks.run_once()
         assert len(between.taken("SendTaskFailure")) == 1
+
+    @pytest.mark.parametrize("run_queue_limit", [500, 0])
+    async def test_a_fresh_process_finds_a_stuck_run_on_sqs(
+        self, roles: Roles, clock: JumpingClock, between: Between, tmp_path: Path, run_queue_limit: int
+    ) -> None:
+        """As a Lambda function does that runs one pass. It knows neither how long a queue has been empty, nor whose the
+        messages in the queue are that the runs share."""
+        job = await roles.job((await roles.only()).job_id)
+        documents = roles.system.records.documents
+        url = url_of(tmp_path, settle=60)
+
+        async def monitor_once() -> None:
+            async with SqsEngine.open(url, clock, documents, run_queue_limit) as engine:
+                system = dataclasses.replace(roles.system, queue=engine.queue)
+                await Callbacks(system, roles.system.step_functions).run_once()  # type: ignore[arg-type]
+
+        async with SqsEngine.open(url, clock, documents, run_queue_limit) as engine:
+            await engine.queue.send(run_queue(job.run.run_id), [Outgoing(b"x")])
+            await engine.queue.send(run_queue(RunId("run_of_another")), [Outgoing(b"y", delay=800)])
+            (got,) = await engine.queue.receive(run_queue(job.run.run_id), 1, 30.0)
+            await engine.queue.ack(run_queue(job.run.run_id), [got.receipt])
+        clock.advance(1100)
+        await monitor_once()
+        assert between.taken("SendTaskFailure") == []
+        # When the next heartbeat is due.
+        clock.advance(130)
+        await monitor_once()
+        assert [call.said["error"] for call in between.taken("SendTaskFailure")] == ["WORKER_STUCK"]
 
 
 def waiting_state_alone(definition: dict[str, Any]) -> None:

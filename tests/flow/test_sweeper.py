@@ -16,6 +16,7 @@ from conveyor.model import (
 )
 from conveyor.recover.sweeper import Swept
 from conveyor.states import RunState
+from tests.support.engine_switch import Switch
 from tests.support.make_jobs import end
 from tests.support.small_fleet import Fleet, fail, failure, open_fleet, success
 
@@ -109,16 +110,20 @@ class TestSweeper:
         """A failed attempt waits to be written while its run ends; then its task is sent back, to be tried again."""
         fleet.executor.act = fail
         job = await fleet.submit(10, concurrency=1, backoff=STEADY)
-        worker = fleet.worker(flush_seconds=600.0)
+        switch = Switch()
+        switch.mode = "hang"
+        worker = fleet.worker(system=switch.system(fleet.system, "atomic_flush"))
         while not fleet.executor.starts:
             await worker.tick()
             await fleet.breathe()
         await fleet.move(job, RunState.CANCELLED)
         fleet.clock.advance(1.0)
+        await fleet.breathe()
         await worker.tick()
         assert worker._lanes == {}
         assert (await fleet.sweeper.run_once()).cancelled == 10
         assert (await fleet.sweeper.run_once()).cleared == 0, "somebody may still send to its queues"
+        switch.answers.set()
         await worker.close()
         assert (await fleet.depth(job)).total > 1, "the message, and what was sent back of it"
         assert (await fleet.sweeper.run_once()).cleared == 1

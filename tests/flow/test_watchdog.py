@@ -2,13 +2,14 @@
 
 import asyncio
 import dataclasses
+import gc
 from typing import Any
 
 import msgspec
 
 from conveyor.engines.records import Document
 from conveyor.model import PROGRESS, InputJson, Job, JobKind, Outcome, RunId, TaskProgress, TaskRef, TenantId
-from conveyor.process.task_progress import Superseded
+from conveyor.process.task_progress import ProgressBook, Superseded
 from conveyor.process.watchdog import GRACE, Watchdog
 from conveyor.states import TaskStatus
 from tests.support.clocks import ManualClock
@@ -138,3 +139,21 @@ async def test_an_attempt_that_ends_in_spite_of_it_leaves_its_runner_uncancelled
     assert not runner.task.cancelling()
     runner.ends[2].set_result([success()])
     await runner.task
+
+
+async def test_what_a_cancelled_attempt_was_writing_is_of_no_concern_to_anybody() -> None:
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+    async with open_fleet() as fleet:
+        job = await fleet.submit(1)
+        book = ProgressBook(fleet.system.records, fleet.clock, fleet.system.settings)
+        older = await book.begin(job, TaskRef(0, InputJson("1")))
+        await book.begin(job, TaskRef(0, InputJson("1"), attempt=2))
+        writing = asyncio.create_task(older.save(1, None))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert writing.cancelled()
+    del older, writing
+    gc.collect()
+    assert unheard == []

@@ -24,10 +24,11 @@ _START = 1_800_000_000.0 - 5.0
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`time` moves only when nothing else can happen."""
+    """`time` moves only when nothing else can happen; before it does, `on_rest` is called."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.on_rest: Callable[[], None] = lambda: None
         super().__init__(_Selector(self))
 
     def time(self) -> float:
@@ -64,7 +65,9 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
             raise AssertionError("nobody has anything to do, now or later, and yet something is awaited")
-        self._loop.now += max(0.0, timeout)
+        if timeout > 0:
+            self._loop.on_rest()
+            self._loop.now += timeout
         return []
 
 

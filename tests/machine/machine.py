@@ -1,154 +1,47 @@
 """The machine: everything that clients, operators, targets and bad luck do to a system, in any order.
 
-An example is a short program of these rules. Hypothesis leaves some rules out of each, and `Swarm` some options and
-kinds of jobs: what is rare together in all that there is, is frequent in some examples. At the end everything must come
-to its end, see checks.py.
+An example is a short program of these rules, of which Hypothesis leaves some out of each; draws.py has what they are
+given. At the end everything must come to its end, see checks.py.
 """
 
-from collections.abc import Coroutine, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 
 from conveyor.errors import ConveyorError
 from conveyor.model import JobId
+from conveyor.states import ENDED, RunState
 from tests.machine import checks
-from tests.machine.nodes import ROLES
-from tests.machine.seams import AFTER, BEFORE, CALLS, NEW, SLOW, Arm, Latency
-from tests.machine.targets import BEHAVIOURS, FAILING, FILES, GATEWAY, HOSTS, REFUSED, SILENT, url
-from tests.machine.world import Profile, World
-
-KINDS = ("fetch", "python", "download")
-OPTIONS: dict[str, list[Any]] = {
-    "concurrency": [1, 2, 5, 64],
-    "rate_per_host": [0.5, 2.0, 20.0],
-    "concurrency_per_host": [1, 2],
-    "attempts": [1, 2, 3],
-    "backoff": [{"base": 0.2, "rate": 2, "cap": 1.0}, {"base": 0.0, "rate": 1, "cap": 0.0}],
-    "task_deadline": [1, 3, 8],
-    "deadline": [3, 20],
-    "breaker": [{"enabled": False}, {"patience": 0}, {"patience": 4}, {"patience": 20}],
-    "upstream": ["one", "two"],
-    "outage": [{"quick_tries": 1, "delay": 2.0}],
-    "timeout": [0.2, 1.0, 4.0],
-    "failure_threshold": [{"failed": 1}, {"failed": 4}, {"ratio": 0.5, "after": 1}],
-    "priority": [-1, 5],
-    "chunk_size": [1, 3, 10],
-    "idle_timeout": [1, 3, 8],
-    "stuck_after": [2, 10],
-    "retry_statuses": [[], [404]],
-    "retry_errors": [["connect_failed"]],
-    "gateway": [{"url": GATEWAY}],
-}
-LIVE = sorted(set(OPTIONS) - {"chunk_size"})
-LATENCIES = [Latency(), Latency(0.5, 0.0, 0.02), Latency(0.1, 0.0, 1.0), Latency(0.03, 0.0, 3.0)]
-# Calls between taking a reference and handing it over are few among many: they are asked for more often.
-HOT = [
-    "coordinator.acquire",
-    "coordinator.reserve",
-    "coordinator.cached",
-    "queue.mark_started",
-    "queue.mark_started",
-    "queue.receive",
-    "queue.extend",
-    "queue.send",
-    "queue.ack",
-    "queue.release",
-    "tasks.finish",
-    "tasks.unfinished",
-    "jobs.active_jobs",
-    "ingests.seal",
-    "ingests.append_range",
-    "blobs.put",
-]
+from tests.machine.drain import drain
+from tests.machine.draws import (
+    PAUSE,
+    RESUME,
+    Ending,
+    Swarm,
+    Tasks,
+    Wanted,
+    adjustments,
+    beginnings,
+    calls,
+    changes,
+    keys,
+    much_wanted,
+    roles,
+    tasks_of,
+    then,
+    wanted,
+)
+from tests.machine.profile import Profile
+from tests.machine.seams import AFTER, BEFORE, NEW, SLOW, Arm
+from tests.machine.targets import FAILING, GATEWAY_HOST, HOSTS, REFUSED, SILENT
+from tests.machine.world import World
 
 closed_jobs = Bundle("closed_jobs")
 open_jobs = Bundle("open_jobs")
 jobs = st.one_of(closed_jobs, open_jobs)
-roles = st.sampled_from(["worker"] * 4 + ["ingester", "sweeper"] + [*ROLES])
-
-
-class Tasks(NamedTuple):
-    """So many tasks, which do this in turn, at so many hosts in turn."""
-
-    count: int
-    behaviours: list[str]
-    hosts: int
-
-    @property
-    def urls(self) -> list[str]:
-        return [
-            url(HOSTS[number % self.hosts], self.behaviours[number % len(self.behaviours)], number)
-            for number in range(self.count)
-        ]
-
-
-class Wanted(NamedTuple):
-    """A job as it is drawn."""
-
-    kind: str
-    tasks: Tasks
-    options: dict[str, Any]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """Patience is short, or a target that never comes back would be waited for."""
-        handler = {"handler": "any"} if self.kind == "python" else {}
-        return {"kind": self.kind, "timeout": 2.0, "breaker": {"patience": 8}, **handler, **self.options}
-
-
-class Swarm(NamedTuple):
-    """What jobs of an example are made of."""
-
-    kinds: list[str]
-    options: list[str]
-    without: frozenset[str] = frozenset()
-
-
-def options_of(swarm: Swarm, names: Iterable[str] = OPTIONS) -> st.SearchStrategy[dict[str, Any]]:
-    """Any of those that the example has, each with any of its values."""
-    return st.fixed_dictionaries(
-        {}, optional={name: st.sampled_from(OPTIONS[name]) for name in swarm.options if name in names}
-    )
-
-
-def tasks_of(kind: str, without: frozenset[str] = frozenset()) -> st.SearchStrategy[Tasks]:
-    """Files are few, and large."""
-    counts, behaviours = ([1, 2, 4], FILES) if kind == "download" else ([60, 1, 3, 10, 25, 40], BEHAVIOURS)
-    left = [behaviour for behaviour in behaviours if behaviour not in without]
-    hosts = st.sampled_from([1, 1, 2])
-    return st.builds(Tasks, st.sampled_from(counts), st.lists(st.sampled_from(left), min_size=1, max_size=3), hosts)
-
-
-def wanted_of(swarm: Swarm) -> st.SearchStrategy[Wanted]:
-    return st.sampled_from(swarm.kinds).flatmap(
-        lambda kind: st.builds(Wanted, st.just(kind), tasks_of(kind, swarm.without), options_of(swarm))
-    )
-
-
-# What is drawn for a rule depends on the example: nothing is drawn that it does not have.
-wanted = st.runner().flatmap(lambda machine: wanted_of(machine.swarm))
-changes = st.runner().flatmap(lambda machine: options_of(machine.swarm, LIVE))
-keys = st.sampled_from([None, None, "one", "two"])
-# Time that passes after a step.
-then = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0, 8.0])
-
-
-@st.composite
-def beginnings(draw: st.DrawFn, without: frozenset[str]) -> tuple[Profile, Swarm, list[Wanted]]:
-    profile = Profile(
-        draw(st.integers(0, 1000)),
-        draw(st.sampled_from(LATENCIES)),
-        draw(st.sampled_from([1, 1, 2])),
-        draw(st.sampled_from([1, 5])),
-    )
-    swarm = Swarm(
-        draw(st.lists(st.sampled_from([kind for kind in KINDS if kind not in without]), min_size=1, unique=True)),
-        draw(st.lists(st.sampled_from([name for name in OPTIONS if name not in without]), min_size=3, unique=True)),
-        without,
-    )
-    return profile, swarm, draw(st.lists(wanted_of(swarm), max_size=2))
 
 
 class Machine(RuleBasedStateMachine):
@@ -160,24 +53,20 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world: World | None = None
-        self.swarm = Swarm([], [])
+        self.swarm = Swarm([], [], [])
         self.broken = False
         self.steps = 0
         self.paused = False
         self.scheduled = False
-        self.end_down = False
+        self.ending: Ending | None = None
 
-    @initialize(
-        target=closed_jobs,
-        begin=st.runner().flatmap(lambda machine: beginnings(machine.without)),
-        end_down=st.sampled_from([False, False, True]),
-    )
-    def begin(self, begin: tuple[Profile, Swarm, list[Wanted]], end_down: bool) -> Any:
-        profile, self.swarm, first = begin
-        self.end_down = end_down
+    @initialize(target=closed_jobs, begin=st.runner().flatmap(lambda machine: beginnings(machine.without)))
+    def begin(self, begin: tuple[Profile, Swarm, list[Wanted], Ending | None]) -> Any:
+        profile, self.swarm, first, self.ending = begin
         self.world = World(profile)
+        self.world.loop.on_rest = partial(checks.check_at_rest, self.world)
         made = [self._ask(self.there.submit(job.spec, job.tasks.urls, None, prefer_async=False)) for job in first]
-        return multiple(*(job.job_id for job in made))
+        return multiple(*(job.job_id for job in made if job is not None))
 
     # Jobs.
 
@@ -203,6 +92,15 @@ class Machine(RuleBasedStateMachine):
     def add_more(self, job: JobId, tasks: Tasks, after: float) -> None:
         self._add(job, tasks, False, None, after)
 
+    @rule(job=open_jobs, pauses=st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.2, 2.0]), min_size=1, max_size=6))
+    def trickle(self, job: JobId, pauses: list[float]) -> None:
+        """Batches that come about as late as the job's idle timeout lets them."""
+        for part in pauses:
+            known = self._ask(self.there.job(job))
+            if known is None or known.state is not RunState.INGESTING:
+                return
+            self._add(job, Tasks(2, ["quick"], 1), False, None, part * min(known.options.idle_timeout, 8.0))
+
     def _add(self, job: JobId, tasks: Tasks, last: bool, key: str | None, after: float) -> None:
         if self.there.pledges[job].kind == "download":
             tasks = Tasks(2, ["file"], tasks.hosts)
@@ -216,24 +114,45 @@ class Machine(RuleBasedStateMachine):
     @rule(job=jobs, after=then)
     def pause(self, job: JobId, after: float) -> None:
         self.paused = True
-        self._ask(self.there.pause(job), after)
+        self._ask(self.there.pause(self._live(job)), after)
 
     @precondition(lambda self: self.paused)
     @rule(job=jobs, after=then)
     def resume(self, job: JobId, after: float) -> None:
         self._ask(self.there.resume(job), after)
 
-    @rule(job=jobs, after=then)
-    def cancel(self, job: JobId, after: float) -> None:
-        self._ask(self.there.cancel(job), after)
-
-    @rule(job=jobs, after=then)
-    def delete(self, job: JobId, after: float) -> None:
-        self._ask(self.there.delete(job), after)
+    # One rule: where jobs are stopped as often as they are made, little happens.
+    @rule(job=jobs, delete=st.booleans(), after=then)
+    def stop(self, job: JobId, delete: bool, after: float) -> None:
+        self._ask(self.there.delete(job) if delete else self.there.cancel(self._live(job)), after)
 
     @rule(job=jobs, options=changes, after=then)
     def change(self, job: JobId, options: dict[str, Any], after: float) -> None:
-        self._ask(self.there.change(job, options), after)
+        self._ask(self.there.change(self._live(job), options), after)
+
+    @rule(target=closed_jobs, job=much_wanted, steps=adjustments, pause=st.sampled_from([0.1, 0.3, 0.6]))
+    def submit_and_adjust(self, job: Wanted, steps: list[int | str], pause: float) -> Any:
+        """A job that its owner does not leave alone while it runs."""
+        made = self._ask(self.there.submit(job.spec, job.tasks.urls, None, prefer_async=False), pause)
+        if made is None:
+            return multiple()
+        for step in steps:
+            if step == PAUSE:
+                self._ask(self.there.pause(made.job_id), pause)
+            elif step == RESUME:
+                self._ask(self.there.resume(made.job_id), pause)
+            else:
+                self._ask(self.there.change(made.job_id, {"concurrency": step}), pause)
+        return made.job_id
+
+    @rule(target=closed_jobs, job=jobs, by=wanted, after=then)
+    def replace(self, job: JobId, by: Wanted, after: float) -> Any:
+        return self._made(self.there.replace(self._live(job), by.spec, by.tasks.urls), after)
+
+    @precondition(lambda self: self.world is not None and (self.world.faults.fired or self.world.crashed))
+    @rule(after=then)
+    def redrive(self, after: float) -> None:
+        self._ask(self.there.redrive(), after)
 
     @rule(job=jobs, select=st.sampled_from(["failed", "all"]), after=then)
     def rerun(self, job: JobId, select: str, after: float) -> None:
@@ -264,7 +183,7 @@ class Machine(RuleBasedStateMachine):
     def wait_a_little(self, seconds: float) -> None:
         self._do(self.there.advance(seconds))
 
-    @rule(host=st.sampled_from([*HOSTS, "gateway.test"]), how=st.sampled_from([REFUSED, FAILING, SILENT]), after=then)
+    @rule(host=st.sampled_from([*HOSTS, GATEWAY_HOST]), how=st.sampled_from([REFUSED, FAILING, SILENT]), after=then)
     def take_down(self, host: str, how: str, after: float) -> None:
         self.there.targets.take_down(host, how)
         self._do(self.there.advance(after))
@@ -274,17 +193,22 @@ class Machine(RuleBasedStateMachine):
     def bring_up(self) -> None:
         self.there.targets.down.clear()
 
-    @rule(role=roles, after=then)
-    def restart(self, role: str, after: float) -> None:
-        self._do(self.there.restart(role, crash=False), after)
+    @precondition(lambda self: self.world is not None and self.world.targets.failed)
+    @rule(after=then)
+    def reset_breakers(self, after: float) -> None:
+        self._ask(self.there.reset_breakers(), after)
 
-    @rule(role=roles, after=then)
-    def crash(self, role: str, after: float) -> None:
+    @rule(role=roles, crash=st.booleans(), after=then)
+    def restart(self, role: str, crash: bool, after: float) -> None:
+        self._do(self.there.restart(role, crash=crash and "crash" not in self.without), after)
+
+    @rule(number=st.integers(0, 1), after=then)
+    def kill_fetcher(self, number: int, after: float) -> None:
         if "crash" not in self.without:
-            self._do(self.there.restart(role, crash=True), after)
+            self._do(self.there.kill_fetcher(number), after)
 
     @rule(
-        call=st.just(NEW) | st.sampled_from(HOT) | st.sampled_from(CALLS),
+        call=st.just(NEW) | calls,
         nth=st.integers(1, 5),
         when=st.sampled_from([BEFORE, AFTER, SLOW]),
     )
@@ -298,6 +222,11 @@ class Machine(RuleBasedStateMachine):
     def there(self) -> World:
         assert self.world is not None
         return self.world
+
+    def _live(self, job: JobId) -> JobId:
+        """This job, or the newest that has not ended in the place of one that has: it can be changed."""
+        live = [other.job_id for other in self.there.run(self.there.jobs()) if other.state not in ENDED]
+        return job if job in live or not live else max(live)
 
     def _made(self, asking: Coroutine[Any, Any, Any], after: float) -> Any:
         job = self._ask(asking, after)
@@ -322,8 +251,8 @@ class Machine(RuleBasedStateMachine):
             result = self.there.run(doing)
             if after:
                 self.there.run(self.there.advance(after))
+            self.there.run(self.there.replace_dead())
             checks.check_step(self.there)
-            self.there.run(checks.check_at_work(self.there))
         except BaseException:
             self.broken = True
             raise
@@ -335,7 +264,7 @@ class Machine(RuleBasedStateMachine):
         try:
             if not self.broken:
                 world = self.world
-                world.run(checks.drain(world, down=self.end_down))
+                world.run(drain(world, self.ending))
                 world.run(checks.settle(world))
                 world.run(checks.check_ended(world))
         finally:

@@ -53,7 +53,7 @@ class Node:
 
     def __init__(self, name: str, system: System, faults: Faults, targets: Targets, grain: int) -> None:
         self.name = name
-        self.alive = Alive()
+        self.alive = Alive(name)
         self.launcher = Launcher(targets)
         # In the order in which they were made: that of a set differs from run to run.
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -78,23 +78,31 @@ class Node:
         self._running = loop.create_task(self._service.run(), context=self._context)
 
     async def stop(self) -> bool:
-        """In good order: it finishes its tick, closes, and gives back what it has. False if a call failed over that: it
-        then ends as it is."""
+        """In good order: it finishes its tick, closes, and gives back what it has. False if a call failed over that, or
+        an attempt killed it: it then ends as it is."""
         self._service.stop()
         assert self._running is not None
         try:
             await self._running
             for executor in self._executors.values():
                 await executor.close()
-        except Unavailable:
+        except (Unavailable, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not self.alive.dead:
+                raise
             await self.crash()
             return False
         return True
 
+    def die(self) -> None:
+        """By itself, over an attempt: `crash` sees to the rest."""
+        self.alive.dead = True
+        for task in self.tasks:
+            task.cancel()
+
     async def crash(self) -> None:
         """At once, wherever it is."""
         self.alive.dead = True
-        while tasks := [task for task in self._tasks if not task.done()]:
+        while tasks := self.tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -120,7 +128,7 @@ class Node:
         return {
             JobKind.FETCH: Fetchers(settings, clock, self.launcher),
             JobKind.DOWNLOAD: download,
-            JobKind.PYTHON: Handlers(targets, grain),
+            JobKind.PYTHON: Handlers(targets, grain, self.die),
         }
 
 

@@ -8,12 +8,12 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from conveyor.clock import Clock
+from conveyor.clock import Clock, SystemClock
 from conveyor.egress.failures import Failure
 from conveyor.egress.redirects import OutgoingRequest
 from conveyor.model import Gateway, Job, JobKind, Options, Outcome, RunId, TaskError, TaskRef
@@ -22,11 +22,13 @@ from conveyor.process.executors.download.download_executor import DownloadExecut
 from conveyor.process.executors.fetch.child import ChildFetcher as FetcherOfChild
 from conveyor.process.executors.fetch.fetch_executor import host_of, input_origin
 from conveyor.process.executors.fetch.launch import Launched
+from conveyor.process.executors.fetch.packs import Packer
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
 HOSTS = ("a.test", "b.test")
-GATEWAY = "http://gateway.test/?to={url}"
+GATEWAY_HOST = "gateway.test"
+GATEWAY = f"http://{GATEWAY_HOST}/?to={{url}}"
 # How a host is away.
 REFUSED, FAILING, SILENT = "refused", "failing", "silent"
 # What a task's URL asks for. All `ok` take the same time, so that several end in one turn of the loop.
@@ -78,16 +80,30 @@ class Targets:
         # Python tasks that take one place together.
         self._grain = grain
         self.down: dict[str, str] = {}
+        # After how many attempts from now, or from the death before, the process dies that makes the next.
+        self.deaths: list[int] = []
         # Hosts that were away at any time.
         self.failed: set[str] = set()
         self.starts: list[Start] = []
         self.running: Counter[tuple[RunId, str]] = Counter()
         # Attempts that began although a limit of their job left no place for them.
         self.over: list[str] = []
+        # Runs of which nothing may run beside this one, and attempts that began all the same.
+        self.before: dict[RunId, frozenset[RunId]] = {}
+        self.beside: list[str] = []
 
     def take_down(self, host: str, how: str) -> None:
         self.down[host] = how
         self.failed.add(host)
+
+    def is_deadly(self) -> bool:
+        """Whether this attempt is the one with which its process dies."""
+        if self.deaths and self.deaths[0] == 0:
+            del self.deaths[0]
+            return True
+        if self.deaths:
+            self.deaths[0] -= 1
+        return False
 
     async def attempt(self, job: Job, ref: TaskRef) -> Outcome:
         """One attempt at a fetch, or at a call that asks a host."""
@@ -110,6 +126,9 @@ class Targets:
 
     def _compare(self, job: Job, host: str) -> None:
         options, run_id = job.options, job.run.run_id
+        before = self.before.get(run_id, frozenset())
+        if still := {run: count for (run, _), count in self.running.items() if count and run in before}:
+            self.beside.append(f"an attempt of {run_id} beside those of runs that it replaces: {still}")
         at_host = self.running[run_id, host]
         in_all = sum(count for (run, _), count in self.running.items() if run == run_id)
         if in_all > options.concurrency * (self._grain if job.kind is JobKind.PYTHON else 1):
@@ -125,7 +144,7 @@ class Targets:
                 self.over.append(f"{begun} of {job.job_id} at {host} in {_RATE_SECONDS:g} s")
 
     async def _outcome(self, options: Options, ref: TaskRef, asked: Asked) -> Outcome:
-        if isinstance(options.gateway, Gateway) and "gateway.test" in self.down:
+        if isinstance(options.gateway, Gateway) and GATEWAY_HOST in self.down:
             await self._clock.sleep(_ANSWER_SECONDS)
             return _failed("gateway_failed")
         away = self.down.get(asked.host)
@@ -166,9 +185,10 @@ def _answered(status: int) -> Outcome:
 class Handlers(LocalExecutor):
     """In the place of the executor of Python tasks: each call asks the host of its input."""
 
-    def __init__(self, targets: Targets, grain: int) -> None:
+    def __init__(self, targets: Targets, grain: int, die: Callable[[], None]) -> None:
         self._targets = targets
         self._grain = grain
+        self._die = die
 
     def grain(self, job: Job) -> int:
         return self._grain
@@ -183,6 +203,8 @@ class Handlers(LocalExecutor):
         return list(await asyncio.gather(*(self._one(job, ref) for ref in refs)))
 
     async def _one(self, job: Job, ref: TaskRef) -> Outcome:
+        if self._targets.is_deadly():
+            self._die()
         outcome = await self._targets.attempt(job, ref)
         if outcome.error is not None:
             code = "timeout" if outcome.error.code == "timeout" else "handler_raised"
@@ -195,8 +217,11 @@ class Answers:
 
     def __init__(self, targets: Targets) -> None:
         self._targets = targets
+        self.die: Callable[[], None] = lambda: None
 
     async def attempt_one(self, job: Job, ref: TaskRef) -> Outcome:
+        if self._targets.is_deadly():
+            self.die()
         return await self._targets.attempt(job, ref)
 
 
@@ -230,6 +255,7 @@ class _InProcess:
     def __init__(self, serving: "asyncio.Task[None]", ends: Sequence[_Pipe], child: FetcherOfChild) -> None:
         self.pid = next(self._numbers)
         self.child = child
+        self.has_died = False
         self._serving = serving
         self._ends = ends
 
@@ -240,6 +266,11 @@ class _InProcess:
         for lane in self.child._lanes.values():
             for runner in lane.running:
                 runner.cancel()
+
+    def die(self) -> None:
+        """By itself, over an attempt."""
+        self.has_died = True
+        self.kill()
 
     async def wait(self) -> None:
         await asyncio.wait([self._serving])
@@ -255,16 +286,22 @@ class Launcher:
     async def __call__(self, settings: Settings) -> Launched:
         to_parent, to_child = asyncio.StreamReader(), asyncio.StreamReader()
         there, here = _Pipe(to_child), _Pipe(to_parent)
-        child = FetcherOfChild(Answers(self._targets), here)
+        answers = Answers(self._targets)
+        child = FetcherOfChild(answers, here, Packer(here, SystemClock()))
         serving = asyncio.create_task(child.serve(to_child))
         process = _InProcess(serving, [there, here], child)
         self.processes.append(process)
+        answers.die = process.die
         serving.add_done_callback(lambda _: process.kill())
         return Launched(to_parent, there, process)
 
     @property
     def children(self) -> list[FetcherOfChild]:
-        return [process.child for process in self.processes if not process._serving.done()]
+        return [process.child for process in self.living]
+
+    @property
+    def living(self) -> list[_InProcess]:
+        return [process for process in self.processes if not process._serving.done()]
 
 
 class _Answer:

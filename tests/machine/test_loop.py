@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.machine.loop import LoopClock, VirtualLoop
-from tests.machine.seams import AFTER, BEFORE, Arm, Faults, Latency
+from tests.machine.seams import AFTER, BEFORE, CLIENT, Arm, Faults, Latency, Trouble
 
 
 @contextmanager
@@ -71,12 +71,47 @@ def test_the_clock_is_the_loops() -> None:
         assert loop.run_until_complete(sleep(LoopClock(loop))) == pytest.approx(5.0)
 
 
+async def _leave(*_: object) -> None:
+    """Nobody meddles."""
+
+
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_the_nth_call_fails_once(when: str) -> None:
     async def calls() -> list[str | None]:
-        faults = Faults(0, Latency(), lambda *_: None)
+        faults = Faults(0, Latency(), Trouble(), lambda *_: None, _leave)
         faults.arm(Arm("queue.send", 2, when))
         return [await faults.meet(name) for name in ("queue.send", "queue.ack", "queue.send", "queue.send")]
 
     with new_loop() as loop:
         assert loop.run_until_complete(calls()) == [None, None, when, None]
+
+
+def _failures(trouble: Trouble, calls: list[str], role: str = CLIENT) -> tuple[list[str], float]:
+    """Which of these calls fail, and how long all of them take."""
+
+    async def meet_all(loop: VirtualLoop) -> tuple[list[str], float]:
+        faults = Faults(1, Latency(), trouble, lambda *_: None, _leave)
+        failed = [call for call in calls if await faults.meet(call, role) is not None]
+        return failed, loop.now
+
+    with new_loop() as loop:
+        return loop.run_until_complete(meet_all(loop))
+
+
+def test_a_flaky_call_fails_a_few_times() -> None:
+    failed, _ = _failures(Trouble(flaky=["queue.send"]), ["queue.send", "queue.ack"] * 50)
+    assert 1 <= len(failed) <= 4
+    assert set(failed) == {"queue.send"}
+
+
+def test_fresh_calls_fail_when_they_are_made_for_the_first_times() -> None:
+    calls = [f"queue.{number}" for number in range(50)]
+    failed, _ = _failures(Trouble(fresh=True), calls * 2)
+    assert 20 <= len(failed) <= 60
+    assert _failures(Trouble(fresh=True), ["queue.send"] * 50)[0] in ([], ["queue.send"], ["queue.send"] * 2)
+
+
+def test_the_calls_of_a_role_that_is_far_away_take_long() -> None:
+    assert _failures(Trouble(far=["sweeper"]), ["queue.send"] * 20, "sweeper")[1] > 5
+    assert _failures(Trouble(far=["sweeper"]), ["queue.send"] * 20, "worker")[1] == 0
+    assert _failures(Trouble(slow=["queue.send"]), ["queue.send"] * 20, "worker")[1] > 5

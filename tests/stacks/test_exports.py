@@ -42,6 +42,7 @@ def settings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(walk, "ROWS", 300)
     monkeypatch.setattr(sorting, "_SPOOL_BYTES", 200_000)
     monkeypatch.setattr(sorting, "_READ_BYTES", 30_000)
+    monkeypatch.setattr(sorting, "FAN_IN", 3)
     return msgspec.structs.replace(settings, export_piece_bytes=64 * 1024)
 
 

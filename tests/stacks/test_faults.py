@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
 from conveyor import faults
@@ -47,21 +46,6 @@ _LEAP = 5.0
 pytestmark = pytest.mark.timeout(300)
 
 
-class Queues(SqsShim):
-    """Knows whether somebody waits for an answer, beside those who wait for messages."""
-
-    busy = 0
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("X-Amz-Target", "").endswith(".ReceiveMessage"):
-            return await super()._handle(request)
-        self.busy += 1
-        try:
-            return await super()._handle(request)
-        finally:
-            self.busy -= 1
-
-
 class Weather:
     """What goes wrong on one day, as a seed decides it, by the number of calls that were made: a slow machine has the
     same weather as a quick one."""
@@ -71,7 +55,7 @@ class Weather:
         self.calls = 0
         self.dynamo = DynamoFaults(self.random)
         self.s3 = S3Faults(self.random)
-        self.sqs = Queues(seed)
+        self.sqs = SqsShim(seed)
         self.shim = Shim(aws(), self, self.dynamo, self.s3)
         self.leak: Leak | None = None
         self._ends_at = self.random.randint(150, 600)

@@ -18,14 +18,14 @@ from conveyor.model import JobId, TenantId
 from conveyor.recover.retention import SETTLE_SECONDS, Retention
 from conveyor.system import System
 from tests.servers import sources
-from tests.support.api import Api, client
+from tests.support.api import Api, client, staged
 from tests.support.clocks import JumpingClock
 from tests.support.list_site import ListSite
 from tests.support.target_site import Site
 
 ENDED = {"completed", "failed", "cancelled"}
 FEW = 200
-MANY = 20_000
+MANY = 11_000
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,18 +46,6 @@ async def results(api: Api, job_id: str, query: str = "") -> list[Any]:
         if page.json["next_cursor"] is None:
             return items
         cursor = f"&cursor={page.json['next_cursor']}"
-
-
-async def staged(api: Api, data: bytes) -> str:
-    """Upload a list as the answer says: to the API itself, or to the store."""
-    promised = await api.post("/v1/uploads", {"size": len(data), "sha256": sha256(data).hexdigest()})
-    assert promised.status == 201, promised.body
-    async with client() as http:
-        request = http.request(promised.json["method"], promised.json["url"]).headers(promised.json["headers"])
-        stored = await request.body_bytes(data).build().send()
-        assert stored.status in {200, 204}, (stored.status, await stored.text())
-    upload_id: str = promised.json["upload_id"]
-    return upload_id
 
 
 async def check_counted(system: System, job_id: str, total: int) -> None:

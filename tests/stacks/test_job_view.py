@@ -25,13 +25,29 @@ COUNT = 60
 _RANKS = {"pending": 0, "cancelled": 1, "succeeded": 2, "failed": 2}
 
 
-@pytest.fixture(params=[1, 4], ids=["one shard", "four shards"])
-def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
+# Stacks, and in how many shards the tasks of a run are: one where rows are in one database, and several.
+SHAPES = [("embedded", 1), ("embedded", 4), ("postgres", 1), ("aws", 1), ("aws", 4), ("mixture", 4)]
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape[0]}-{shape[1]}")
+def shape(request: pytest.FixtureRequest) -> tuple[str, int]:
+    found: tuple[str, int] = request.param
+    return found
+
+
+@pytest.fixture
+def stack(shape: tuple[str, int]) -> str:
+    return shape[0]
+
+
+@pytest.fixture
+def settings(shape: tuple[str, int], settings: Settings) -> Settings:
+    shards = shape[1]
     return msgspec.structs.replace(
         settings,
-        sync_task_limit=1 if request.param > 1 else 10_000,
-        force_task_shards=request.param > 1,
-        task_shard_count=request.param,
+        sync_task_limit=1 if shards > 1 else 10_000,
+        force_task_shards=shards > 1,
+        task_shard_count=shards,
     )
 
 
@@ -103,21 +119,23 @@ async def check(api: Api, job_id: str) -> dict[str, Any]:
     assert {error["code"]: error["count"] for error in statistics["errors"]} == codes
     assert (statistics["run_id"], statistics["view"]) == (job["run"]["id"], "latest-per-task")
 
-    for limit in (7, 1000):
-        assert ids(await all_items(api, f"{path}/results", limit)) == ids(view.values())
-        for status in _RANKS:
+    # In pages, and whole.
+    assert ids(await all_items(api, f"{path}/results", 7)) == ids(view.values())
+    for status in _RANKS:
+        for limit in (19, 1000):
             found = await all_items(api, f"{path}/results?status={status}", limit)
             assert ids(found) == ids(item for item in view.values() if item["status"] == status), status
-        for code in {*codes, "http_503"}:
-            found = await all_items(api, f"{path}/results?error_code={code}", limit)
-            assert ids(found) == ids(item for item in view.values() if (item["error"] or {}).get("code") == code)
-        for http in (200, 503):
-            found = await all_items(api, f"{path}/results?http_status={http}", limit)
-            assert ids(found) == ids(item for item in view.values() if item["http_status"] == http)
-        tagged = [item for item in view.values() if isinstance(item["input"], dict)]
-        assert ids(await all_items(api, f"{path}/results?tag=third", limit)) == ids(tagged)
-        found = await all_items(api, f"{path}/results?tag=third&status=succeeded", limit)
-        assert ids(found) == ids(item for item in tagged if item["status"] == "succeeded")
+    for code in {*codes, "http_503"}:
+        found = await all_items(api, f"{path}/results?error_code={code}", 7)
+        assert ids(found) == ids(item for item in view.values() if (item["error"] or {}).get("code") == code)
+    for http in (200, 503):
+        found = await all_items(api, f"{path}/results?http_status={http}", 19)
+        assert ids(found) == ids(item for item in view.values() if item["http_status"] == http)
+    tagged = [item for item in view.values() if isinstance(item["input"], dict)]
+    assert ids(await all_items(api, f"{path}/results?tag=third", 7)) == ids(tagged)
+    found = await all_items(api, f"{path}/results?tag=third&status=succeeded", 7)
+    assert ids(found) == ids(item for item in tagged if item["status"] == "succeeded")
+    for limit in (7, 1000):
         hits = await all_items(api, f"{path}/search?text=example.com/1", limit)
         assert ids(hits) == ids(item for item in view.values() if "example.com/1" in json.dumps(item["input"]))
     for query in ("", "?status=failed"):

@@ -19,8 +19,8 @@ from conveyor.service import Service
 from conveyor.system import System
 from tests.flow.test_events import following
 from tests.servers.event_targets import shared_targets
-from tests.stacks.test_flows import ended, staged
-from tests.support.api import Api
+from tests.stacks.test_flows import ended
+from tests.support.api import Api, staged
 from tests.support.receiver import Receiver, answering
 from tests.support.target_site import Seen, Site, answer, page
 from tests.support.working import all_items, until

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -13,8 +12,8 @@ from conveyor.engines.postgres.url import parse_url
 from conveyor.settings import Settings
 from conveyor.system import System
 from tests.servers import dynamodb, postgres, redis
-from tests.stacks.test_flows import ended, staged
-from tests.support.api import Api
+from tests.stacks.test_flows import ended
+from tests.support.api import Api, staged
 from tests.support.target_site import Site
 
 pytestmark = pytest.mark.timeout(300)
@@ -90,7 +89,7 @@ async def test_whatever_is_stored_is_described(
     if stack == "aws":
         assert await _undescribed_attributes(tmp_path / "data") == []
     if stack != "embedded":
-        assert _undescribed_keys(f"{{{tmp_path.name}}}:") == []
+        assert _undescribed_keys(f"{{{tmp_path.name}:") == []
 
 
 async def _blob_keys(system: System) -> Any:
@@ -111,17 +110,13 @@ def _blob_patterns() -> list[str]:
 
 async def _undescribed_columns(place: Path) -> list[tuple[str, str]]:
     """Tables and columns in the schema that neither §5.8 nor, for the records, §5.1 has."""
-    where = parse_url(postgres.url_of(place))
-    connection = await asyncpg.connect(where.dsn)
-    try:
-        # Views show the columns of tables.
-        query = (
-            "SELECT table_name, column_name FROM information_schema.columns JOIN information_schema.tables "
-            "USING (table_schema, table_name) WHERE table_schema = $1 AND table_type = 'BASE TABLE'"
-        )
-        columns = await connection.fetch(query, where.schema)
-    finally:
-        await connection.close()
+    # Views show the columns of tables.
+    query = (
+        "SELECT table_name, column_name FROM information_schema.columns JOIN information_schema.tables "
+        "USING (table_schema, table_name) WHERE table_schema = $1 AND table_type = 'BASE TABLE'"
+    )
+    async with postgres.connect_to(place) as connection:
+        columns = await connection.fetch(query, parse_url(postgres.url_of(place)).schema)
     assert len(columns) > 50
     missing = []
     for table, column in columns:
@@ -176,6 +171,14 @@ def _undescribed_keys(prefix: str) -> list[str]:
     keys = [line.removeprefix(prefix) for line in answer.split("\r\n") if line.startswith(prefix)]
     assert keys
     described = section("5.5")
-    kinds = {re.sub(r"^(semaphore|bucket|tally|tally-once|cache|answers):.*", r"\1:<", key) for key in keys}
-    names = {kind: (f"`{{prefix}}:{kind}", f"`:{kind.split(':')[-1]}`") for kind in kinds}
-    return sorted(kind for kind, either in names.items() if not any(name in described for name in either))
+    # The kind, and what follows the hash tag.
+    parts = {
+        (re.split("[:}]", key)[0], re.sub(r"^:(answers|due|seats|changed):.*", r":\1:<", rest))
+        for key, rest in ((key, key.rpartition("}")[2]) for key in keys)
+    }
+    return sorted(
+        f"{kind} {rest}"
+        for kind, rest in parts
+        if not re.search(rf"`{{prefix:{kind}(:<|}})", described)
+        or (rest and not re.search(rf"{rest}(?<=<)|{rest}`", described))
+    )

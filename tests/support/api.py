@@ -2,13 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pyreqwest.client import Client, ClientBuilder
 
+from conveyor.api.server import serve
 from conveyor.auth.keys import make_key
-from conveyor.system import System
+from conveyor.clock import Clock
+from conveyor.settings import Settings
+from conveyor.system import System, open_system
+from tests.support.clocks import JumpingClock
+from tests.support.places import quick_place
 
 
 class Answer(NamedTuple):
@@ -93,8 +100,46 @@ async def new_key(system: System, tenant: str, admin: bool = False) -> str:
     return text
 
 
+@asynccontextmanager
+async def serving(system: System, host: str = "127.0.0.1") -> AsyncIterator[Api]:
+    """A running API on a free port, with a key of tenant `acme`."""
+    stop = asyncio.Event()
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve(system, host, 0, stop, url.set_result))
+    await asyncio.wait({running, url}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    try:
+        async with client() as http:
+            yield Api(url.result(), system, await new_key(system, "acme"), http)
+    finally:
+        stop.set()
+        await running
+
+
+@asynccontextmanager
+async def new_server(clock: Clock | None = None, host: str = "127.0.0.1", **settings: Any) -> AsyncIterator[Api]:
+    """A running API with data and settings of its own, for a test that takes no fixtures."""
+    with quick_place() as place:
+        loaded = Settings.load({}, data=place, **settings)
+        async with open_system(loaded, clock or JumpingClock()) as system, serving(system, host) as api:
+            yield api
+
+
 def client() -> Client:
     return ClientBuilder().no_proxy().error_for_status(False).follow_redirects(False).build()
+
+
+async def staged(api: Api, data: bytes) -> str:
+    """Upload a list as the answer says: to the API itself, or to the store."""
+    promised = await api.post("/v1/uploads", {"size": len(data), "sha256": sha256(data).hexdigest()})
+    assert promised.status == 201, promised.body
+    async with client() as http:
+        request = http.request(promised.json["method"], promised.json["url"]).headers(promised.json["headers"])
+        stored = await request.body_bytes(data).build().send()
+        assert stored.status in {200, 204}, (stored.status, await stored.text())
+    upload_id: str = promised.json["upload_id"]
+    return upload_id
 
 
 async def raw(address: tuple[str, int], *pieces: bytes, pause: float = 0.0, patience: float = 10.0) -> bytes:

@@ -1,5 +1,5 @@
-"""Clocks that tests can move. `JumpingClock` goes on by itself, so nothing hangs, and jumps when told to;
-`ManualClock` stands still until it is told to move."""
+"""Clocks that tests can move. `JumpingClock` goes on by itself, so nothing hangs, and jumps when told to; `EagerClock`
+jumps where others sleep; `ManualClock` stands still until it is told to move."""
 
 import asyncio
 import heapq
@@ -46,6 +46,14 @@ class JumpingClock:
         await asyncio.sleep(0)
 
 
+class EagerClock(JumpingClock):
+    """Nobody waits: a sleep is a jump. Not for roles, which would do nothing but sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(max(0.0, seconds))
+        await asyncio.sleep(0)
+
+
 class ManualClock:
     """Time moves only by `advance`; chance and ids come from a seed, and ids made in one moment sort by their making.
 
@@ -55,13 +63,14 @@ class ManualClock:
     def __init__(self, start: float = 1_800_000_000.0, seed: int = 1) -> None:
         self._start = start
         self._passed = 0.0
+        self._stepped = 0.0
         self._random = random.Random(seed)
         self._made = itertools.count()
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._naps = itertools.count()
 
     def now(self) -> float:
-        return self._start + self._passed
+        return self._start + self._passed + self._stepped
 
     def monotonic(self) -> float:
         # Far from `now`, so that mixing up the two shows.
@@ -90,6 +99,10 @@ class ManualClock:
             nap = heapq.heappop(self._sleepers)[2]
             if not nap.done():
                 nap.set_result(None)
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward or back; no time passes."""
+        self._stepped += seconds
 
     @property
     def sleepers(self) -> int:

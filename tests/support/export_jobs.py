@@ -12,6 +12,7 @@ from conveyor.engines.tasks import Tasks
 from conveyor.export.exporter import Exporter
 from conveyor.export.exports import ExportRecord, Exports, ExportState, part_range
 from conveyor.export.request import ExportSpec
+from conveyor.jobs.body_coding import deflate
 from conveyor.model import (
     BodyRef,
     InputJson,
@@ -84,13 +85,16 @@ def end_of(index: int, ref: BodyRef | None, at: float) -> TaskEnd:
 
 
 async def pack(blobs: Blobs, key: str, bodies: Sequence[bytes]) -> list[BodyRef]:
-    """A segment of bodies, with rubbish between them as a lost attempt would leave it."""
+    """A segment of bodies, with rubbish between them as a lost attempt would leave it. Two of three are deflated, if
+    they shrink; earlier versions wrote the others."""
     data = bytearray()
     refs = []
-    for body in bodies:
+    for number, body in enumerate(bodies):
         data += b"rubbish"
-        refs.append(BodyRef(key, len(body), sha256(body).hexdigest(), len(data)))
-        data += body
+        deflated = None if number % 3 == 2 else deflate(body)
+        stored = None if deflated is None else deflated.stored
+        refs.append(BodyRef(key, len(body), sha256(body).hexdigest(), len(data), stored=stored))
+        data += body if deflated is None else deflated.data
     await blobs.put(key, data)
     return refs
 

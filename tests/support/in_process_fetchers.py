@@ -4,9 +4,11 @@ executor whose attempts end when the test says so."""
 import asyncio
 import itertools
 
+from conveyor.clock import SystemClock
 from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch.child import ChildFetcher
 from conveyor.process.executors.fetch.launch import Launched
+from conveyor.process.executors.fetch.packs import Packer
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 
@@ -111,7 +113,7 @@ class Launcher:
         there, here = asyncio.StreamReader(), asyncio.StreamReader()
         back = PipeEnd(here)
         executor = Attempts()
-        fetcher = ChildFetcher(executor, back, linger=0.0)
+        fetcher = ChildFetcher(executor, back, Packer(back, SystemClock(), linger=0.0))
         process = InProcess(fetcher, there, back)
         self.fetchers.append(fetcher)
         self.executors.append(executor)

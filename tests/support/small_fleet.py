@@ -13,10 +13,12 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
 from conveyor.accept.spec import JobSpec
 from conveyor.accept.submit import Submit
+from conveyor.coordination.ready_runs import RunRestorer
 from conveyor.engines.queue import Depth, run_queues
 from conveyor.engines.tasks import TaskFilter
 from conveyor.ingest.ingester import Ingester
@@ -35,9 +37,11 @@ from conveyor.model import (
     TaskRef,
     TenantId,
 )
+from conveyor.process import worker as worker_module
 from conveyor.process.body_store import BodyStore
 from conveyor.process.executors import Executor, LocalExecutor
 from conveyor.process.worker import Worker
+from conveyor.read.results import read_body
 from conveyor.recover.sweeper import Sweeper
 from conveyor.service import Role, Service
 from conveyor.settings import Settings
@@ -162,7 +166,8 @@ class Fleet:
         self.clock = clock
         self.blobs = system.blobs
         self.lifecycle = Lifecycle(system.records, system.tasks, clock)
-        self.sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, clock)
+        restorer = RunRestorer(system.coordinator, clock)
+        self.sweeper = Sweeper(system.records, system.tasks, system.queue, self.lifecycle, clock, restorer=restorer)
         self.executor = Recording(clock)
         self._services: list[tuple[Service, asyncio.Task[None]]] = []
         self._abandoned: list[Worker] = []
@@ -179,13 +184,15 @@ class Fleet:
         """Accept a job of a staged list."""
         return await self.stage_bytes("".join(f"{line}\n" for line in lines).encode(), ListFormat.JSONL, **spec)
 
-    async def stage_bytes(self, data: bytes, form: ListFormat | None = None, **spec: Any) -> Job:
+    async def stage_bytes(
+        self, data: bytes, form: ListFormat | None = None, *, tenant: TenantId = ACME, **spec: Any
+    ) -> Job:
         """Accept a job of a list given as bytes, of any form; without one it is found from them."""
-        key = f"lists/{ACME}/{self.clock.new_id('list')}"
+        key = f"lists/{tenant}/{self.clock.new_id('list')}"
         await self.blobs.put(key, data)
         source = Source(key, len(data), sha256(data).hexdigest(), form)
         asked = msgspec.convert({"kind": "python", "handler": "anything", **spec}, JobSpec)
-        return await Submit(self.system).submit_source(ACME, asked, source)
+        return await Submit(self.system).submit_source(tenant, asked, source)
 
     def worker(
         self,
@@ -198,7 +205,7 @@ class Fleet:
         system = system or self.system
         changed = msgspec.structs.replace(system.settings, **settings)
         executors = dict.fromkeys(kinds, executor or self.executor)
-        bodies = BodyStore(self.blobs, self.clock)
+        bodies = BodyStore(self.blobs, system.tasks, self.clock)
         lifecycle = Lifecycle(system.records, system.tasks, self.clock)
         return Worker(
             changed,
@@ -210,6 +217,7 @@ class Fleet:
             bodies,
             lifecycle,
             executors,
+            system.atomic_flush,
         )
 
     def ingester(self, name: str = "ingester") -> Ingester:
@@ -242,6 +250,7 @@ class Fleet:
             await self.breathe()
             if until():
                 await self.quiet()
+                await worker.halt()
                 return
             self.clock.advance(STEP)
         raise AssertionError("the worker did not get there")
@@ -348,19 +357,17 @@ class Fleet:
         return tasks
 
     async def body(self, task: Task) -> bytes:
-        ref = task.detail.body
-        assert ref is not None
-        data = await self.system.blobs.get(ref.key, max(ref.offset, 0), ref.length)
-        assert data is not None
-        assert len(data) == ref.length
-        return data
+        return await read_body(self.system.blobs, task)
 
     async def close(self) -> None:
-        for service, _ in self._services:
-            service.stop()
-        while any(not task.done() for _, task in self._services):
-            await self.step()
-        await asyncio.gather(*(task for _, task in self._services))
+        with pytest.MonkeyPatch.context() as patch:
+            # Real seconds, for attempts that wait for what a test that failed never did.
+            patch.setattr(worker_module, "_DRAIN_SECONDS", 0.0)
+            for service, _ in self._services:
+                service.stop()
+            while any(not task.done() for _, task in self._services):
+                await self.step()
+            await asyncio.gather(*(task for _, task in self._services))
         await asyncio.gather(*(kill(worker) for worker in self._abandoned))
 
 
@@ -368,6 +375,7 @@ async def kill(worker: Worker) -> None:
     """End what an abandoned worker left running, without a word to the queue."""
     tasks = [task for lane in worker._lanes.values() for task in lane._running]
     tasks += [worker._recording] if worker._recording else []
+    await worker.halt()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,11 +6,11 @@ from conveyor.system import System
 
 
 async def rows(system: System) -> dict[str, int]:
-    """Rows of every table that has any, but for the API keys and the id of the task engine."""
+    """Rows of every table that has any, but for the API keys, the id of the task engine and the trusted time."""
     database: Any = system.records.jobs._database  # type: ignore[attr-defined]
     tables = await database.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'", {})
     assert len(tables) >= 14
     counts = {name: (await database.row(f'SELECT count(*) FROM "{name}"', {}))[0] for (name,) in tables}
-    (ids,) = await database.row("SELECT count(*) FROM documents WHERE kind = 'task_store'", {})
+    (ids,) = await database.row("SELECT count(*) FROM documents WHERE kind IN ('task_store', 'clock')", {})
     counts["documents"] -= ids
     return {name: count for name, count in counts.items() if count and name != "keys"}

@@ -1,11 +1,12 @@
-"""Control: cancel, pause, resume. Each is one write, whatever the size of the job. Workers see it when they next read
-the active runs, and the sweeper cancels the pending tasks of a cancelled run. A request for the state that the job has
-already changes nothing."""
+"""Control: cancel, pause, resume. Each is one write, whatever the size of the job; a resume makes delayed references
+visible, too. Workers see it when they next read the active runs, and the sweeper cancels the pending tasks of a
+cancelled run. A request for the state that the job has already changes nothing."""
 
 from collections.abc import Collection
 
 import structlog
 
+from conveyor.engines.queue import Hastens, recovery_queue
 from conveyor.errors import Conflict, JobEnded, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import request_ingest
@@ -64,6 +65,10 @@ class Control:
 
     async def _resume(self, job: Job) -> bool:
         target = RunState.RUNNING if job.run.last_batch else RunState.INGESTING
+        if isinstance(self._system.queue, Hastens):
+            # A breaker that some of its tasks wait for may have closed meanwhile. Those that still have to wait are
+            # delayed again. Before the move, so that a crash between the two is harmless.
+            await self._system.queue.hasten(recovery_queue(job.run.run_id))
         if not await self._move(job, target, None, None, {RunState.PAUSED}):
             return False
         crashpoint("control.resume.between")

@@ -6,13 +6,14 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from conveyor.accept.option_limits import check_limits
+from conveyor.accept.option_limits import check_body_budget, check_limits
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.clock import Clock
 from conveyor.errors import Conflict, InvalidField, JobEnded, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.deadlines import write_deadline
 from conveyor.model import Job, Options, OutboxEvent, expiry_of
+from conveyor.settings import Settings
 from conveyor.states import ENDED
 from conveyor.system import System
 
@@ -38,7 +39,7 @@ _SHOWN = 100
 _TRIES = 5
 
 
-def override_options(job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
+def override_options(settings: Settings, job: Job, changes: Mapping[str, Any], allowed: Collection[str]) -> Options:
     """The job's options with some of them replaced. Raises UnknownField and InvalidField."""
     for field in changes:
         if field not in _ALL:
@@ -48,6 +49,8 @@ def override_options(job: Job, changes: Mapping[str, Any], allowed: Collection[s
     current = msgspec.to_builtins(job.options)
     spec = decode_body(msgspec.json.encode({**current, **changes, "kind": job.kind}), JobSpec)
     check_limits(spec)
+    if "max_body_bytes" in changes:
+        check_body_budget(spec, settings)
     return spec.options()
 
 
@@ -60,7 +63,7 @@ async def change_options(system: System, job: Job, changes: Mapping[str, Any], a
                 "The job has finished: only its `retention_days` can change. Start a rerun with other options.",
                 state=job.state,
             )
-        options = override_options(job, changes, allowed)
+        options = override_options(system.settings, job, changes, allowed)
         _check_expiry(system.clock, job, options)
         if options == job.options:
             return job

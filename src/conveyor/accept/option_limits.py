@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conveyor.accept.spec import JobSpec
+from conveyor.egress.body_budget import largest_body
 from conveyor.errors import InvalidField
 from conveyor.lists.inputs import gateway_problem, headers_problem
 from conveyor.lists.templates import export_problem
-from conveyor.model import MAX_RETENTION_DAYS, ExportApi, FailureThreshold, Gateway, JobKind
+from conveyor.model import MAX_RETENTION_DAYS, ExportApi, FailureThreshold, Gateway, JobKind, Options
+from conveyor.settings import Settings
 
 GIB = 1024**3
 MAX_NAME = 200
@@ -82,6 +84,19 @@ def check_limits(spec: JobSpec) -> None:
     _check_gateway(spec.gateway)
     _check_handler(spec.kind, spec.handler)
     _check_export(spec.kind, spec.export)
+
+
+def check_body_budget(spec: JobSpec, settings: Settings) -> None:
+    """Raise InvalidField for bodies that no worker with these settings reads. The default is lowered to what fits."""
+    if spec.kind is not JobKind.FETCH:
+        return
+    largest = max(largest_body(settings.body_budget_bytes, settings.fetchers), Options().max_body_bytes)
+    if spec.max_body_bytes > largest:
+        raise InvalidField(
+            f"`max_body_bytes` may be at most {largest} here: CONVEYOR_BODY_BUDGET_BYTES has no room for larger bodies."
+            " Raise that setting, or use the kind `download`, which keeps no file in memory.",
+            field="max_body_bytes",
+        )
 
 
 def _value(spec: JobSpec, path: str) -> Any:

@@ -11,6 +11,7 @@ from hashlib import sha256
 import msgspec
 import structlog
 
+from conveyor.clock import CLOCK_SLACK, seconds_since
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import AlreadyReplaced, ConveyorError, InvalidField, NotFound, ReplacementInFlight
 from conveyor.faults import crashpoint
@@ -185,7 +186,8 @@ class Replace:
         return [claim for claim in claims if claim is not None and claim.subject != job_id]
 
     async def _made(self, tenant: TenantId, claim: IdempotencyClaim) -> Job | None:
-        if claim.status == 0 and claim.lease_until > self._clock.now():
+        left = claim.lease_until - self._clock.now()
+        if claim.status == 0 and 0 < left <= self._in_flight_seconds + CLOCK_SLACK:
             raise ReplacementInFlight("The request with the key to replace is still in progress. Retry in a moment.")
         return await self._records.jobs.job(tenant, JobId(claim.subject))
 
@@ -197,7 +199,7 @@ class Replace:
                 return place
             job = await self._records.jobs.job(tenant, successor.job_id)
             if job is None:
-                if successor.at + self._in_flight_seconds > self._clock.now():
+                if seconds_since(successor.at, self._clock.now()) < self._in_flight_seconds:
                     raise ReplacementInFlight
                 return msgspec.structs.replace(place, abandoned=row)
             place = Place(job.job_id, job)

@@ -45,6 +45,8 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error_code: str | None = None
     http_status: int | None = None
     tag: str | None = None
+    # Only tasks whose body is damaged or missing. The bodies of all others that match are read.
+    damaged: bool = False
 
 
 class RerunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,7 +157,7 @@ class Rerun:
             touched_at=now,
             lineage=lineage,
         )
-        options = override_options(job, spec.options, RERUN)
+        options = override_options(self._system.settings, job, spec.options, RERUN)
         return msgspec.structs.replace(job, run=run, state=run.state, reason=None, options=options, expires_at=None)
 
     def _event(self, job: Job) -> OutboxEvent:
@@ -194,7 +196,15 @@ def lineage_of(job: Job, spec: RerunSpec) -> Lineage:
     statuses = sorted({TaskStatus[label.upper()] for label in selection.status})
     if not statuses and selection.error_code is not None:
         statuses = [TaskStatus.FAILED]
-    return Lineage(parent, statuses, selection.error_code, selection.http_status, selection.tag, overrides=overrides)
+    return Lineage(
+        parent,
+        statuses,
+        selection.error_code,
+        selection.http_status,
+        selection.tag,
+        damaged=selection.damaged,
+        overrides=overrides,
+    )
 
 
 def _check_label(name: str, text: str | None, max_length: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from conveyor.accept.cron import check_cron, next_fires
-from conveyor.accept.option_limits import MAX_NAME, check_limits
+from conveyor.accept.option_limits import MAX_NAME, check_body_budget, check_limits
 from conveyor.accept.remote_sources import check_url
 from conveyor.accept.spec import JobSpec, decode_body
 from conveyor.accept.subscriptions import check_notify, refuse_tokens
@@ -22,6 +22,7 @@ from conveyor.engines.records import Document
 from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, NotFound, UnknownField
 from conveyor.faults import crashpoint
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
+from conveyor.jobs.secrets import shown_job
 from conveyor.model import Compression, JobId, ListFormat, Mode, Page, TenantId
 from conveyor.system import System
 
@@ -38,7 +39,6 @@ KEEP_UPLOAD_SECONDS = 14 * 86_400.0
 
 _ID = re.compile(r"schedule_[0-9a-z]{26}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_HIDDEN = "[hidden]"
 _NULL = msgspec.Raw(b"null")
 _TRIES = 5
 
@@ -283,6 +283,7 @@ class Schedules:
     async def _check_template(self, tenant: TenantId, template: Template) -> None:
         spec, source = template.spec, template.source
         check_limits(spec)
+        check_body_budget(spec, self._settings)
         refuse_tokens(spec.notify)
         if spec.replaces is not None:
             raise InvalidField("A schedule cannot replace a job.", field="replaces")
@@ -313,7 +314,7 @@ class Schedules:
 
 
 def schedule_json(row: Document, now: float) -> dict[str, Any]:
-    """A schedule as the API shows it. Header and gateway values are not shown again."""
+    """A schedule as the API shows it, without secrets."""
     schedule = schedule_of(row)
     coming = [] if schedule.paused else next_fires(schedule.cron, schedule.timezone, now, NEXT_FIRES)
     return {
@@ -336,28 +337,12 @@ def schedule_json(row: Document, now: float) -> dict[str, Any]:
             }
             for fire in schedule.fires
         ],
-        "job": _without_secrets(msgspec.json.decode(schedule.job)),
+        "job": shown_job(msgspec.json.decode(schedule.job)),
     }
 
 
 def _first(cron: str, zone: str, after: float) -> float | None:
     return next(iter(next_fires(cron, zone, after, 1)), None)
-
-
-def _without_secrets(job: dict[str, Any]) -> dict[str, Any]:
-    shown = dict(job)
-    if shown.get("headers"):
-        shown["headers"] = dict.fromkeys(shown["headers"], _HIDDEN)
-    if shown.get("gateway"):
-        shown["gateway"] = {name: _HIDDEN for name, value in shown["gateway"].items() if value}
-    if shown.get("export"):
-        shown["export"] = _HIDDEN
-    if shown.get("source"):
-        source = dict(shown["source"])
-        if source.get("headers"):
-            source["headers"] = dict.fromkeys(source["headers"], _HIDDEN)
-        shown["source"] = source
-    return shown
 
 
 def _check_name(name: str | None) -> None:

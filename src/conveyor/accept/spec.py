@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from conveyor.accept.unique_fields import check_unique_fields
 from conveyor.errors import BadInput, InvalidField, MalformedJson, UnknownField
 from conveyor.jobs.event_names import Notify
 from conveyor.model import LONG_KINDS, Compression, Job, JobKind, ListFormat, Mode, Options, ResultLayout
@@ -82,13 +83,15 @@ def decode_body(body: bytes | bytearray, shape: type[S]) -> S:
     """Decode a request body. Raises BadInput."""
     _check_text(body)
     try:
-        return msgspec.json.decode(body, type=shape)
+        decoded = msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise _wrong_shape(str(error)) from None
     except msgspec.DecodeError as error:
         raise _malformed(str(error)) from None
     except RecursionError:
         raise MalformedJson("The body is nested too deeply.") from None
+    check_unique_fields(body)
+    return decoded
 
 
 def _check_text(body: bytes | bytearray) -> None:

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from conveyor.accept.answer import answer
-from conveyor.accept.option_limits import check_limits
+from conveyor.accept.option_limits import check_body_budget, check_limits
 from conveyor.accept.remote_sources import check_source, remote_source
 from conveyor.accept.replace import NOTHING, Replace, ReplacedJobs, check_replaces
 from conveyor.accept.spec import JobSpec
@@ -111,7 +111,7 @@ class Submit:
 
     async def submit_source(self, tenant: TenantId, spec: JobSpec, source: Source, job_id: JobId | None = None) -> Job:
         """Make a job of a list that this process has staged."""
-        check_limits(spec)
+        self._check_options(spec)
         job = self._job(tenant, spec, job_id or self._system.clock.new_id("job"), None, source)
         await self._write_ingested(job, None, [ingest_message(job)], _documents(self._system, job, spec))
         traces.trace_accept(job, self._system.clock.now())
@@ -173,8 +173,12 @@ class Submit:
             return None
         return small
 
-    async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
+    def _check_options(self, spec: JobSpec) -> None:
         check_limits(spec)
+        check_body_budget(spec, self._system.settings)
+
+    async def _check(self, tenant: TenantId, spec: JobSpec) -> None:
+        self._check_options(spec)
         check_replaces(spec.replaces)
         _check_shape(spec)
         await check_notify(self._system, tenant, spec.notify)
@@ -387,7 +391,7 @@ class Submit:
             mode=spec.mode,
             options=spec.options(),
             task_shard_count=1 if is_small or not self._system.sharded else settings.task_shard_count,
-            result_layout=spec.result_layout or (ResultLayout.OBJECT if is_complete else ResultLayout.PACKED),
+            result_layout=spec.result_layout or ResultLayout.PACKED,
             state=run.state,
             reason=None,
             created_at=now,

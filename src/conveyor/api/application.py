@@ -1,6 +1,7 @@
 """The ASGI application of one System: the edge, the dashboard's files and the routes."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from conveyor.accept.add_tasks import AddTasks
@@ -10,8 +11,10 @@ from conveyor.api.dependencies import SCOPE_KEY, Dependencies
 from conveyor.api.edge import EdgeExchange
 from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
+from conveyor.auth.failed_keys import FailedKeys
 from conveyor.auth.keys import KeyCache
 from conveyor.auth.sessions import Sessions
+from conveyor.coordination.fail_open import FailOpen
 from conveyor.dashboard.static_files import Files
 from conveyor.export.exports import Exports
 from conveyor.jobs.admission import Admission
@@ -48,8 +51,10 @@ def create_app(system: System, stop: asyncio.Event | None = None) -> Api:
 
 def _dependencies(system: System, stop: asyncio.Event) -> Dependencies:
     return Dependencies(
-        system=system,
+        # What routes show answers without the coordinator; what they decide, the services below decide with it.
+        system=replace(system, coordinator=FailOpen(system.coordinator, system.clock)),
         keys=KeyCache(system.records.access, system.clock),
+        failed_keys=FailedKeys(system.clock, system.settings.failed_keys_per_minute),
         sessions=Sessions(system.records, system.clock, system.settings),
         submit=Submit(system),
         adding=AddTasks(system),

@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 
 from conveyor.api.dependencies import dependencies_of
 from conveyor.auth.keys import authenticate, bearer_token
-from conveyor.errors import CrossSite, Forbidden, InvalidKey
+from conveyor.errors import CrossSite, Forbidden, InvalidKey, Unauthorized
 from conveyor.model import ApiKey, TenantId
 
 # Any value is accepted.
@@ -27,17 +27,48 @@ _READS = frozenset({"GET", "HEAD"})
 
 async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Accept a request with a valid key, or with the cookie of a session."""
+    connection.scope["auth"] = await _key_of(connection)
+    if not authorization(connection):
+        connection.scope["state"]["session"] = session_of(connection)
+
+
+async def is_still_allowed(connection: Connection) -> bool:
+    """Whether the key or the session of an accepted request is still valid: a stream may outlive it."""
+    try:
+        await _key_of(connection)
+    except Unauthorized:
+        return False
+    return True
+
+
+async def _key_of(connection: Connection) -> ApiKey:
     dependencies = dependencies_of(connection.scope)
     header = authorization(connection)
     session = None if header else session_of(connection)
     if session is None:
-        connection.scope["auth"] = await authenticate(
-            dependencies.keys, dependencies.system.clock, bearer_token(header)
-        )
-        return
+        return await authenticate_key(connection, bearer_token(header))
     check_site(connection)
-    connection.scope["auth"] = await dependencies.sessions.authenticate(session)
-    connection.scope["state"]["session"] = session
+    return await dependencies.sessions.authenticate(session)
+
+
+async def authenticate_key(connection: Connection, text: str) -> ApiKey:
+    """The key for this text. Raises InvalidKey, and TooManyFailedKeys if the client presented too many invalid ones."""
+    dependencies = dependencies_of(connection.scope)
+    failed_keys, address = dependencies.failed_keys, client_address(connection)
+    failed_keys.check(address, text)
+    try:
+        key = await authenticate(dependencies.keys, dependencies.system.clock, text)
+    except InvalidKey:
+        failed_keys.failed(address)
+        raise
+    failed_keys.succeeded(text)
+    return key
+
+
+def client_address(connection: Connection) -> str:
+    """The address that the request came from."""
+    client = connection.scope["client"]
+    return client[0] if client else ""
 
 
 def authorization(connection: Connection) -> str | None:
@@ -80,10 +111,18 @@ def check_site(connection: Connection) -> None:
     origin = connection.headers.get("origin")
     if site not in ("same-origin", "none") or (site == "none" and not reads):
         raise CrossSite
-    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host"):
+    if origin is not None and _authority(origin) != connection.headers.get("host"):
         raise CrossSite
     if not reads and PROOF_HEADER not in connection.headers:
         raise CrossSite(f"A change by session cookie requires a header. Send `{PROOF_HEADER}`.")
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an origin; None if it is not a URL."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _port(host: str) -> int | None:

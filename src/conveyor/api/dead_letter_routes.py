@@ -33,7 +33,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job_id: str | None = None
 
 
-@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.DeadLettersPage, 400))
+@get("/dead-letters", summary="List dead letters", responses=shapes.answers(shapes.DeadLettersPage, 400, 404))
 async def list_letters(
     system: SystemPart,
     tenant: TenantPart,
@@ -54,7 +54,7 @@ async def list_letters(
     summary="Redrive dead letters",
     status_code=200,
     operation_class=operations.takes(RedriveSpec),
-    responses={**shapes.shaped(Redriven), **shapes.problems(400, 409, 413, 415)},
+    responses={**shapes.shaped(Redriven), **shapes.problems(400, 404, 409, 413, 415)},
 )
 async def redrive_letters(request: ApiRequest, system: SystemPart, tenant: TenantPart) -> Response[bytes]:
     """Requeues messages, resumes failed ingests, and reruns dead-lettered tasks: `redrive` of each says which. Takes

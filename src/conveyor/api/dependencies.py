@@ -14,10 +14,11 @@ from litestar.response import Stream
 from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
+from conveyor.auth.failed_keys import FailedKeys
 from conveyor.auth.keys import KeySource
 from conveyor.auth.sessions import Sessions
 from conveyor.engines.records import Records
-from conveyor.errors import BadCursor, NotFound, RangeRefused, UnknownField
+from conveyor.errors import BadCursor, InvalidField, NotFound, RangeRefused, UnknownField
 from conveyor.export.exports import Exports
 from conveyor.lists.uploads import Uploads
 from conveyor.model import ApiKey, Job, JobId, TenantId
@@ -48,6 +49,7 @@ class Dependencies(msgspec.Struct, frozen=True):
 
     system: System
     keys: KeySource
+    failed_keys: FailedKeys
     sessions: Sessions
     submit: Submit
     adding: AddTasks
@@ -138,11 +140,15 @@ def check_job_cursor(cursor: str | None) -> None:
 
 
 async def refuse_unknown_parameters(request: ApiRequest) -> None:
-    """Raise UnknownField for unknown query parameters: a misspelled filter would return everything."""
+    """Raise UnknownField for unknown query parameters: a misspelled filter would return everything. Raise InvalidField
+    for a repeated one: all but one of its values would be ignored."""
     known = request.route_handler.parsed_fn_signature.parameters
-    for name in request.query_params:
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
         if name not in known or name in request.route_handler.resolve_dependencies():
             raise UnknownField(
                 f"Unknown parameter `{name[:_SHOWN]}`. `/v1/openapi.json` lists those of this route.",
                 field=name[:_SHOWN],
             )
+        if names.count(name) > 1:
+            raise InvalidField(f"`{name}` is repeated. Send it once.", field=name)

@@ -6,6 +6,8 @@ from litestar import Response, get
 
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import SystemPart, answer
+from conveyor.api.problems import unready
+from conveyor.disk import disk_problem
 from conveyor.errors import Unavailable
 
 _PATIENCE = 2.0
@@ -21,7 +23,12 @@ async def healthz() -> Response[bytes]:
 
 @get("/readyz", summary="Check that the process can serve", responses=shapes.shaped(shapes.HealthShape))
 async def readyz(system: SystemPart) -> Response[bytes]:
-    """200 if the database responds, 503 if not."""
+    """200 if the database responds and the disk of the data directory can be written, 503 with the reason if not."""
+    settings = system.settings
+    if settings.records is None or settings.blobs is None:
+        problem = await asyncio.to_thread(disk_problem, settings.data)
+        if problem is not None:
+            return unready(problem)
     try:
         async with asyncio.timeout(_PATIENCE):
             await system.records.access.key(_NO_KEY)

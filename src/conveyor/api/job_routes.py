@@ -27,6 +27,7 @@ from conveyor.api.dependencies import (
     find_job,
 )
 from conveyor.errors import ConveyorError
+from conveyor.jobs.secrets import shown_options
 from conveyor.model import Job
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_run
 from conveyor.read.status import (
@@ -35,9 +36,8 @@ from conveyor.read.status import (
     of_run,
     refresh_status,
     status_json,
-    verify_json,
-    without_secrets,
 )
+from conveyor.read.verification import check_verifiable, verify_json
 from conveyor.system import System
 
 log = structlog.get_logger()
@@ -86,18 +86,26 @@ async def list_jobs(
     return answer({"items": items, "next_cursor": page.next_cursor})
 
 
-@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 400, 404))
+@get("/jobs/{job_id:str}", summary="Show a job", responses=shapes.answers(shapes.JobShape, 400, 403, 404))
 async def show_job(
-    job_id: FromPath[str], system: SystemPart, tenant: TenantPart, verify: Verify = False, run: CountsOf = None
+    request: ApiRequest,
+    job_id: FromPath[str],
+    system: SystemPart,
+    tenant: TenantPart,
+    verify: Verify = False,
+    run: CountsOf = None,
 ) -> Response[bytes]:
     """State, reason to wait, ingest progress, throughput, time left, latency, and all runs. `total`, `counts` and
     `top_errors` are by the latest outcome of each task over all runs, or of the run in `run`; `view` says which. With
-    `verify`, the server also counts the rows and compares them with the counters."""
+    `verify`, the server also counts the rows and compares them with the counters; of a job with more than 100,000 rows
+    it does so for an administrator's key only."""
     job = await find_job(system.records, tenant, job_id)
     if not verify and run in (None, LATEST_PER_TASK):
         return await _cached_status(system, job)
     verified = {}
     if verify:
+        if not request.auth.admin:
+            await check_verifiable(system.records, system.tasks, job)
         verified = {"verify": await verify_json(system.records, system.tasks, system.coordinator, job)}
         # The counts may have been repaired.
         await refresh_status(system.records, system.tasks, system.coordinator, system.clock, job)
@@ -127,7 +135,7 @@ async def _cached_status(system: System, job: Job) -> Response[bytes]:
     """Respond with the cached status; a stale one is refreshed after the response."""
     parts = (system.records, system.tasks, system.coordinator, system.clock, job)
     status, is_stale = await hot_status_json(*parts)
-    response = answer({**status, "options": without_secrets(status["options"])})
+    response = answer({**status, "options": shown_options(status["options"])})
     if is_stale:
         response.background = BackgroundTask(_refresh, *parts)
     return response
@@ -143,12 +151,12 @@ async def _refresh(*parts: Any) -> None:
 async def full_job_json(system: System, job: Job) -> dict[str, Any]:
     """The JSON of a job with all its runs, without secrets."""
     status = await status_json(system.records, system.tasks, system.coordinator, system.clock, job)
-    return {**status, "options": without_secrets(status["options"])}
+    return {**status, "options": shown_options(status["options"])}
 
 
 async def _listed_job_json(system: System, job: Job) -> dict[str, Any]:
     view = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
-    return {**view, "options": without_secrets(view["options"])}
+    return {**view, "options": shown_options(view["options"])}
 
 
 def _prefers_async(request: ApiRequest) -> bool:

@@ -12,7 +12,7 @@ from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed
 from conveyor.api.dependencies import ApiRequest, Cursor, Limit, SystemPart, answer
-from conveyor.auth.keys import check_tenant, make_key, new_key_id
+from conveyor.auth.keys import check_tenant, make_key, new_key_id, revoke
 from conveyor.errors import BadCursor, NotFound
 from conveyor.faults import crashpoint
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
@@ -77,12 +77,13 @@ async def list_keys(
     return answer({"items": [_shown(key) for key in items], "next_cursor": items[-1].key_id if more else None})
 
 
-@delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404))
+@delete("/{key_id:str}", summary="Revoke a key", responses=shapes.problems(403, 404, 409))
 async def revoke_key(key_id: FromPath[str], system: SystemPart) -> None:
-    """Administrators only. The server refuses the key within two seconds."""
-    known = _KEY_ID.fullmatch(key_id) and await system.records.access.revoke_key(key_id, system.clock.now())
-    if not known:
+    """Administrators only. The server refuses the key within two seconds. The last administrator's key cannot be
+    revoked."""
+    if not _KEY_ID.fullmatch(key_id):
         raise NotFound
+    await revoke(system.records.access, system.clock, key_id)
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

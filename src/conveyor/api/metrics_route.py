@@ -7,9 +7,9 @@ from typing import Any
 from litestar import Request, Response, get
 from litestar.handlers import BaseRouteHandler
 
-from conveyor.api.auth import Connection, authorization
+from conveyor.api.auth import Connection, authenticate_key, authorization
 from conveyor.api.dependencies import dependencies_of
-from conveyor.auth.keys import authenticate, bearer_token
+from conveyor.auth.keys import bearer_token
 from conveyor.errors import Forbidden
 from conveyor.settings import Settings
 from conveyor.telemetry.exposition import exposition
@@ -27,7 +27,7 @@ async def _guard(connection: Connection, _: BaseRouteHandler) -> None:
     text = bearer_token(authorization(connection))
     if is_metrics_token(dependencies.system.settings, text):
         return
-    key = await authenticate(dependencies.keys, dependencies.system.clock, text)
+    key = await authenticate_key(connection, text)
     if not key.admin:
         raise Forbidden
     connection.scope["auth"] = key

@@ -11,6 +11,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.serialization import encode_json
 
 from conveyor import __version__
+from conveyor.api.openapi_document import exact
 
 OPENAPI = OpenAPIConfig(
     title="Conveyor",
@@ -25,7 +26,7 @@ def openapi_route(described: Callable[[], Litestar]) -> HTTPRouteHandler:
 
     @cache
     def text() -> bytes:
-        return encode_json(described().openapi_schema.to_schema())
+        return encode_json(exact(described().openapi_schema.to_schema()))
 
     @get("/v1/openapi.json", include_in_schema=False, sync_to_thread=True)
     def openapi() -> Response[bytes]:

@@ -81,6 +81,17 @@ def answer_unknown(request: Request[Any, Any, Any], error: Exception) -> Respons
     return _answer(request, ConveyorError(), {})
 
 
+def unready(error: ConveyorError) -> Response[bytes]:
+    """The answer of a health check that failed for this reason: 503, whatever the status of the error."""
+    problem = msgspec.structs.asdict(problem_of(error)) | {"status": HTTPStatus.SERVICE_UNAVAILABLE}
+    return Response(
+        msgspec.json.encode(problem),
+        status_code=HTTPStatus.SERVICE_UNAVAILABLE,
+        media_type=MEDIA_TYPE,
+        headers={"Retry-After": "1"},
+    )
+
+
 HANDLERS: ExceptionHandlersMap = {
     ConveyorError: answer_known,
     HTTPException: answer_framework,

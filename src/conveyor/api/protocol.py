@@ -1,38 +1,49 @@
 """The HTTP protocol, with limits that apply before the application sees a request: the size of a head, the time that it
-may take, and the time that a body may continue after its response.
+may take, the framing of a body, and the time that a body may continue after its response.
 
 httptools parses a head of any size, and uvicorn waits for it without a timeout; both would let a client without a key
-occupy memory and sockets. The body of a refused request is discarded for some seconds rather than cut off at once: a
-client that is still sending would get a reset instead of the response.
+occupy memory and sockets. So the parser gets its bytes in pieces: the lines of a head, then what `framing` allows of a
+body, and nothing of the next request before this one has its response. The body of a refused request is discarded for
+some seconds rather than cut off at once: a client that is still sending would get a reset instead of the response.
 """
 
 import asyncio
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from conveyor.api.addressing import Addressing
 from conveyor.api.edge import HEADERS
-from conveyor.errors import ConveyorError, HeadTooLarge, MalformedHttp
+from conveyor.api.framing import BodyFraming, framing_of
+from conveyor.errors import BadInput, ConveyorError, HeadTooLarge, MalformedHttp
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 200
 HEAD_SECONDS = 20.0
 LINGER_SECONDS = 5.0
+LINGER_BYTES = 1024 * 1024
 
 
 class CappedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which refuses a head that is too large or too slow."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, addressing: Addressing, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Bytes of the head that is arriving; None while none is.
-        self._head: int | None = None
-        self._began = False
+        self._addressing = addressing
+        # Bytes of the head that is arriving.
+        self._head_bytes = 0
+        # Of the body that is arriving; None between a body and the next head's end.
+        self._framing: BodyFraming | None = None
+        # Bytes behind a request that has no response yet.
+        self._unread = b""
+        # A head that offered an upgrade, without the offer.
+        self._declined = b""
         self._refused = False
-        # The head of a request has arrived, but not yet the end of its body.
-        self._incoming = False
+        # Bytes that arrived after the refusal.
+        self._discarded = 0
         # Runs while a head is expected, and while a body is discarded.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -46,46 +57,99 @@ class CappedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES:
+                self._close_connection()
             return
-        self._began = False
-        super().data_received(data)
-        # A head that began in this data is counted from the next data on: the bytes before it belong to another
-        # request.
-        if self._head is not None and not self._began:
-            self._head += len(data)
-            if self._head > MAX_HEAD_BYTES:
-                self._refuse_head()
+        self._unread += data
+        self._parse_unread()
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head, self._began = 0, True
+    def _parse_unread(self) -> None:
+        data, self._unread = self._unread, b""
+        start = 0
+        while start < len(data) and not self._refused and not self.transport.is_closing():
+            if self._framing is None and self._is_answering():
+                # Reading goes on after the response. A queue of parsed requests would take many times these bytes.
+                self._unread = data[start:]
+                self.flow.pause_reading()
+                return
+            end = self._head_end(data, start) if self._framing is None else self._body_end(self._framing, data, start)
+            if not self._refused:
+                super().data_received(data[start:end])
+                self._decline_upgrade()
+            start = end
+
+    def _is_answering(self) -> bool:
+        # uvicorn declares it otherwise.
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _head_end(self, data: bytes, start: int) -> int:
+        """The end of the next line: a head ends with a line, so what follows it is never part of the piece."""
+        end = data.find(b"\n", start) + 1 or len(data)
+        self._head_bytes += end - start
         if self._timer is None:
             self._close_after(HEAD_SECONDS)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        return end
+
+    def _body_end(self, framing: BodyFraming, data: bytes, start: int) -> int:
+        try:
+            end = framing.piece_end(data, start)
+        except MalformedHttp as error:
+            self._refuse(error)
+            return len(data)
+        if end == start:
+            # The parser expects more of this body.
+            self._refuse(MalformedHttp())
+        return end
+
+    def _decline_upgrade(self) -> None:
+        """Parse a head that offers an upgrade again without the offer: behind one, the parser takes the body for
+        another request."""
+        head, self._declined = self._declined, b""
+        if head:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            super().data_received(head)
 
     def on_headers_complete(self) -> None:
-        self._head = None
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._declined = _without_upgrade(self.parser, self.url, self.headers)
+            return
+        self._head_bytes = 0
         self._unset_timer()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+        if len(self.headers) > MAX_HEADERS:
             self._refuse_head()
             return
-        self._incoming = True
+        try:
+            self._addressing.check(self.parser.get_http_version(), self.url, self.scope)
+        except BadInput as error:
+            self._refuse(error)
+            return
         super().on_headers_complete()
+        self._framing = framing_of(self.headers)
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._incoming = False
+        if self._declined:
+            return
+        self._framing = None
         self._unset_timer()
         if not self._refused:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._incoming and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._framing is not None:
             self._close_after(LINGER_SECONDS)
+        if self._unread:
+            self._parse_unread()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for malformed HTTP."""
@@ -96,24 +160,23 @@ class CappedProtocol(HttpToolsProtocol):
         self._refuse(HeadTooLarge(detail))
 
     def _refuse(self, error: ConveyorError) -> None:
-        """Respond in place of the application, which has no request to answer."""
+        """Respond in place of the application, unless it has begun to; then the connection ends with its response."""
         self._refused = True
         self._unset_timer()
         if self.transport.is_closing():
             return
-        status = HTTPStatus(error.status)
-        problem = {"type": f"urn:conveyor:problem:{error.code}", "title": status.phrase, "status": status.value}
-        body = msgspec.json.encode({**problem, "code": error.code, "detail": error.message})
-        headers = {
-            **HEADERS,
-            b"content-type": b"application/problem+json",
-            b"content-length": b"%d" % len(body),
-            b"connection": b"close",
-        }
-        lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
-        lines += [name + b": " + value for name, value in headers.items()]
-        self.transport.write(b"\r\n".join([*lines, b"", body]))
-        self.transport.close()
+        # Between two requests, the cycle is that of the first, which has its response.
+        if self._framing is None or not self.cycle.response_started:
+            self.transport.write(_refusal(error))
+        elif not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            return
+        if self._is_answering():
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._close_after(LINGER_SECONDS)
 
     def _close_after(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._close_connection)
@@ -127,3 +190,25 @@ class CappedProtocol(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _without_upgrade(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    start = b"%b %b HTTP/%b" % (parser.get_method(), url, parser.get_http_version().encode())
+    lines = [name + b": " + value for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join([start, *lines, b"", b""])
+
+
+def _refusal(error: ConveyorError) -> bytes:
+    """The whole response to a request that does not reach the application."""
+    status = HTTPStatus(error.status)
+    problem = {"type": f"urn:conveyor:problem:{error.code}", "title": status.phrase, "status": status.value}
+    body = msgspec.json.encode({**problem, "code": error.code, "detail": error.message})
+    headers = {
+        **HEADERS,
+        b"content-type": b"application/problem+json",
+        b"content-length": b"%d" % len(body),
+        b"connection": b"close",
+    }
+    lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
+    lines += [name + b": " + value for name, value in headers.items()]
+    return b"\r\n".join([*lines, b"", body])

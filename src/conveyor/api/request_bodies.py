@@ -14,9 +14,13 @@ from litestar import Request
 from conveyor.api.request_budget import reservation_of
 from conveyor.errors import BadInput, BodyTooLarge, UnsupportedMediaType
 
-# Maximum pause between two pieces, and maximum time for a body: a slow body occupies a connection and memory.
-IDLE_SECONDS = 30.0
+# A slow body occupies a connection and memory. So it may fall at most this many seconds behind the minimum rate, in
+# bytes a second; a pause counts as falling behind.
+LAG_SECONDS = 15.0
+MIN_RATE = 1024
+# Maximum time for a body; for one that comes without a key, which has a few bytes.
 TOTAL_SECONDS = 600.0
+KEYLESS_SECONDS = 10.0
 
 
 class Body(NamedTuple):
@@ -39,19 +43,21 @@ def require_json(request: Request[Any, Any, Any]) -> None:
 
 
 async def read_body(
-    request: Request[Any, Any, Any], limit: int, idle: float = IDLE_SECONDS, total: float = TOTAL_SECONDS
+    request: Request[Any, Any, Any], limit: int, lag: float = LAG_SECONDS, total: float = TOTAL_SECONDS
 ) -> Body:
     """The complete body. Raises BodyTooLarge as soon as the limit is passed."""
     if (announced_length(request) or 0) > limit:
         raise _too_large(limit)
-    reservation = reservation_of(request.scope)
+    # Without a key, a request reserves nothing: anyone could use up the budget of those that have one.
+    has_key = request.scope.get("auth") is not None
+    reservation = reservation_of(request.scope) if has_key else None
     if reservation is not None:
         reservation.enter(announced_length(request) or 0)
     data = bytearray()
     digest = sha256(f"{request.method} {request.scope['path']}\n".encode())
     try:
-        async with asyncio.timeout(total):
-            async for piece in pieces(request, idle):
+        async with asyncio.timeout(total if has_key else min(total, KEYLESS_SECONDS)):
+            async for piece in pieces(request, lag):
                 if reservation is not None:
                     reservation.take(len(piece))
                 digest.update(piece)
@@ -63,20 +69,28 @@ async def read_body(
     return Body(data, digest.hexdigest())
 
 
-async def pieces(request: Request[Any, Any, Any], idle: float = IDLE_SECONDS) -> AsyncIterator[bytes]:
-    """The body as it arrives, without a limit: the caller counts."""
+async def pieces(request: Request[Any, Any, Any], lag: float = LAG_SECONDS) -> AsyncIterator[bytes]:
+    """The body as it arrives, without a limit: the caller counts. Raises BadInput if it falls behind the minimum
+    rate."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + lag
     more = True
     while more:
-        message = await _next_message(request, idle)
+        message = await _next_message(request, deadline)
         if message["type"] != "http.request":
             raise BadInput("The connection closed before the body was complete. Send the request again.")
-        yield message.get("body", b"")
+        piece = message.get("body", b"")
+        arrived = loop.time()
+        deadline = min(deadline + len(piece) / MIN_RATE, arrived + lag)
+        yield piece
+        # The client is not behind by the time that the caller took.
+        deadline += loop.time() - arrived
         more = message.get("more_body", False)
 
 
-async def _next_message(request: Request[Any, Any, Any], idle: float) -> Any:
+async def _next_message(request: Request[Any, Any, Any], deadline: float) -> Any:
     try:
-        async with asyncio.timeout(idle):
+        async with asyncio.timeout_at(deadline):
             return await request.receive()
     except TimeoutError:
         raise _too_slow() from None

@@ -1,4 +1,4 @@
-"""Results: list tasks, show one, get its body, download all as a zip."""
+"""Results: list tasks, show one, download all as a zip."""
 
 import asyncio
 import re
@@ -21,30 +21,30 @@ from conveyor.api.dependencies import (
     answer,
     attachment,
     find_job,
-    requested_range,
     stream,
     wants_ndjson,
 )
+from conveyor.auth.body_links import body_path
 from conveyor.engines.tasks import TaskFilter
 from conveyor.errors import Conflict, InvalidField
 from conveyor.export.direct import export_zip
 from conveyor.lists.inputs import MAX_LABEL
 from conveyor.model import Job, Task
-from conveyor.read.body_names import body_name
 from conveyor.read.listing import listing_lines, listing_page
-from conveyor.read.results import body_link, body_ref, stream_body, stream_range, task_json, task_progress
+from conveyor.read.results import body_link, task_json, task_progress
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_runs, locate_task
 from conveyor.states import ENDED, TaskStatus
 from conveyor.system import System
 
-_VISIBLE = re.compile(r"[\x20-\x7e]{1,200}")
 # Signing the links of a long page takes a tenth of a second, so the loop yields in between.
 _SIGNED_AT_ONCE = 50
+_HTTP_STATUS = re.compile(r"[1-5][0-9]{2}", re.ASCII)
 _STATUSES = {status.label: status for status in TaskStatus}
 
 Status = Annotated[str | None, QueryParameter(description=f"One of {', '.join(_STATUSES)}.")]
 ErrorCode = Annotated[str | None, QueryParameter(max_length=200)]
-HttpStatus = Annotated[int | None, QueryParameter(ge=100, le=599)]
+# As text: of an optional number, Litestar takes the text `null` for a filter that is absent, and returns everything.
+HttpStatus = Annotated[str | None, QueryParameter(description="100 to 599.")]
 Tag = Annotated[str | None, QueryParameter(max_length=MAX_LABEL, description="The tag of a task.")]
 OfRun = Annotated[
     str | None,
@@ -97,37 +97,6 @@ async def show_task(
 
 
 @get(
-    "/jobs/{job_id:str}/tasks/{task_id:str}/body",
-    summary="Get a task's result body",
-    media_type="application/octet-stream",
-    responses=shapes.problems(404, 416),
-)
-async def get_body(
-    request: ApiRequest, job_id: FromPath[str], task_id: FromPath[str], system: SystemPart, tenant: TenantPart
-) -> Stream:
-    """The stored bytes. They come from untrusted servers, so they are always an untyped download; the stored type is in
-    `X-Conveyor-Content-Type`, the sha256 in `ETag`. `Range` with `If-Range` requests one range."""
-    job = await find_job(system.records, tenant, job_id)
-    _, task = await locate_task(system.records, system.tasks, job, task_id)
-    ref = body_ref(task)
-    headers = {
-        "Accept-Ranges": "bytes",
-        "Content-Length": str(ref.length),
-        "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
-        "ETag": f'"{ref.sha256}"',
-        **attachment(body_name(task).rpartition("/")[2]),
-    }
-    if _VISIBLE.fullmatch(task.detail.content_type or ""):
-        headers["X-Conveyor-Content-Type"] = task.detail.content_type or ""
-    part = requested_range(request.headers.get("range"), request.headers.get("if-range"), headers["ETag"], ref.length)
-    if part is None:
-        return await stream(stream_body(system.blobs, ref), "application/octet-stream", headers)
-    start, end = part
-    headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{ref.length}"}
-    return await stream(stream_range(system.blobs, ref, start, end), "application/octet-stream", headers, 206)
-
-
-@get(
     "/jobs/{job_id:str}/export",
     summary="Download all results",
     media_type="application/zip",
@@ -147,9 +116,9 @@ async def export_job(
     return await stream(pieces, "application/zip", attachment(f"{job.job_id}.zip"))
 
 
-def task_filter(status: str | None, error_code: str | None, http_status: int | None, tag: str | None) -> TaskFilter:
+def task_filter(status: str | None, error_code: str | None, http_status: str | None, tag: str | None) -> TaskFilter:
     """The filter that the query parameters describe. Raises InvalidField."""
-    return TaskFilter(_status(status), error_code, http_status, tag)
+    return TaskFilter(_status(status), error_code, _http_status(http_status), tag)
 
 
 def _status(label: str | None) -> TaskStatus | None:
@@ -160,11 +129,22 @@ def _status(label: str | None) -> TaskStatus | None:
     return _STATUSES[label]
 
 
+def _http_status(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not _HTTP_STATUS.fullmatch(text):
+        raise InvalidField("`http_status` must be a number from 100 to 599.", field="http_status")
+    return int(text)
+
+
 async def tasks_json(system: System, job: Job, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """The JSON of tasks, with links to their bodies."""
     shown = []
+    now = system.clock.now()
     for number, task in enumerate(tasks, start=1):
-        path = f"/v1/jobs/{job.job_id}/tasks/{task.task_id}/body"
+        path = None
+        if task.detail.body is not None:
+            path = body_path(system.signing_key, job.tenant, job.job_id, task.task_id, now)
         shown.append(task_json(task, await body_link(system.blobs, task, path)))
         if number % _SIGNED_AT_ONCE == 0:
             await asyncio.sleep(0)

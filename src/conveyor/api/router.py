@@ -5,10 +5,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from litestar import Litestar, Router
+from litestar import Litestar, Response, Router
 from litestar.di import Provide
 from litestar.types import ControllerRouterHandler, Scope
 
+from conveyor.api import body_routes as bodies
 from conveyor.api import callback_routes as callbacks
 from conveyor.api import control_routes as control
 from conveyor.api import dead_letter_routes as dead_letters
@@ -30,7 +31,7 @@ from conveyor.api import stream_routes as stream
 from conveyor.api import upload_routes as uploads
 from conveyor.api import webhook_routes as webhooks
 from conveyor.api.auth import admin_guard, key_guard, tenant_of
-from conveyor.api.dependencies import Dependencies, dependencies_of, refuse_unknown_parameters
+from conveyor.api.dependencies import ApiRequest, Dependencies, dependencies_of, refuse_unknown_parameters
 from conveyor.api.openapi_page import OPENAPI, openapi_route
 
 
@@ -41,13 +42,27 @@ def application() -> Litestar:
         route_handlers=[*_routes(), openapi_route(_described)],
         dependencies=_providers(),
         exception_handlers=problems.HANDLERS,
-        before_request=refuse_unknown_parameters,
+        before_request=_before_handler,
         openapi_config=None,
         logging_config=None,
         debug=False,
         # request_bodies.py applies the limit of the settings.
         request_max_body_size=None,
     )
+
+
+async def _before_handler(request: ApiRequest) -> Response[None] | None:
+    """Check the query, and respond to OPTIONS: Litestar's own response names the methods of one handler of the path."""
+    await refuse_unknown_parameters(request)
+    if request.method != "OPTIONS":
+        return None
+    return Response(None, status_code=204, headers={"Allow": _methods()[request.scope["path_template"]]})
+
+
+@cache
+def _methods() -> dict[str, str]:
+    """The methods of each path."""
+    return {route.path_format: ", ".join(sorted(route.methods)) for route in application().routes}
 
 
 def _described() -> Litestar:
@@ -95,7 +110,8 @@ def _tenant_routes() -> Router:
             control.delete_job,
             results.list_results,
             results.show_task,
-            results.get_body,
+            bodies.get_body,
+            bodies.describe_body,
             results.export_job,
             statistics.show_statistics,
             statistics.search_tasks,
@@ -152,4 +168,7 @@ def _admin_routes() -> Router:
 
 def _link_routes() -> Router:
     """The routes that need no key: a signed link or a sign-in link authorizes them."""
-    return Router(path="/v1", route_handlers=[uploads.fill_upload, sessions.sign_in])
+    return Router(
+        path="/v1",
+        route_handlers=[uploads.fill_upload, bodies.get_linked_body, bodies.describe_linked_body, sessions.sign_in],
+    )

@@ -29,6 +29,8 @@ class LineageShape(Shape, frozen=True):
     indexes: list[int]
     # Only dead-lettered tasks.
     dead_lettered: bool
+    # Only tasks whose body is damaged or missing.
+    damaged: bool
     # The options that this run overrides.
     options: dict[str, Any]
 
@@ -362,6 +364,7 @@ class ExportCountsShape(Shape, frozen=True):
     cancelled: int
     bodies: int
     body_bytes: int
+    damaged: int
 
 
 class ExportPartShape(Shape, frozen=True):
@@ -392,6 +395,7 @@ class ExportShape(Shape, frozen=True):
     job_id: JobId
     state: str
     error: TaskError | None
+    warning: str | None
     format: str
     compression: str
     bodies: str
@@ -520,11 +524,12 @@ class ResetBreakers(Shape, frozen=True):
 
 
 class DepthShape(Shape, frozen=True):
-    """Messages of a queue that are ready, in flight (`held`), or delayed."""
+    """Messages of a queue that are ready, in flight (`held`), or delayed. `unknown`: there may be more."""
 
     ready: int
     held: int
     delayed: int
+    unknown: bool
 
 
 class LaneShape(Shape, frozen=True):
@@ -681,12 +686,12 @@ class KeysPage(Shape, frozen=True):
 
 
 def problems(*statuses: int, key: bool = True) -> dict[int, ResponseSpec]:
-    """Problem responses with these statuses; plus 401 where a key is required."""
+    """Problem responses with these statuses; plus those of the key where one is required."""
     return {
         status: ResponseSpec(
             Problem, generate_examples=False, media_type=MEDIA_TYPE, description="A problem; see `code`."
         )
-        for status in ((401, *statuses) if key else statuses)
+        for status in (sorted({401, 429, *statuses}) if key else statuses)
     }
 
 

@@ -25,7 +25,8 @@ async def serve_metrics(settings: Settings) -> AsyncIterator[None]:
     stop, ready = asyncio.Event(), asyncio.Event()
     app = _application(settings)
     serving = asyncio.create_task(
-        serve_app(app, settings.metrics_host, settings.metrics_port, stop, lambda _: ready.set()), name="scrape"
+        serve_app(app, settings, settings.metrics_host, settings.metrics_port, stop, lambda _: ready.set()),
+        name="scrape",
     )
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

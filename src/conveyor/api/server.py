@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 
+from conveyor.api.addressing import Addressing
 from conveyor.api.application import create_app
 from conveyor.api.protocol import CappedProtocol
 from conveyor.errors import Unavailable
+from conveyor.settings import Settings
 from conveyor.system import System
 
 KEEP_ALIVE_SECONDS = 30
@@ -52,15 +55,18 @@ class _Server(uvicorn.Server):
 async def serve(system: System, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Serve the API until `stop` is set, then finish open responses. Port 0 picks a free one; `on_ready` gets the
     URL."""
-    await serve_app(create_app(system, stop), host, port, stop, on_ready)
+    await serve_app(create_app(system, stop), system.settings, host, port, stop, on_ready)
 
 
-async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def serve_app(
+    app: Application, settings: Settings, host: str, port: int, stop: asyncio.Event, on_ready: OnReady
+) -> None:
     """Like serve, for any application."""
+    protocol: Any = partial(CappedProtocol, Addressing(settings, host))
     config = uvicorn.Config(
         app,
         loop="none",
-        http=CappedProtocol,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -68,7 +74,7 @@ async def serve_app(app: Application, host: str, port: int, stop: asyncio.Event,
         # Any client can cause its warnings; the edge logs our own failures.
         log_level="error",
         server_header=False,
-        # The key authenticates, not the address, and anyone can forge an address in a header.
+        # Anyone can send these headers: `forwarding` knows whose count.
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

@@ -8,13 +8,12 @@ from litestar.datastructures import Cookie
 
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
-from conveyor.api.auth import check_site, cookie_name, session_of
+from conveyor.api.auth import authenticate_key, check_site, client_address, cookie_name, session_of
 from conveyor.api.creation import accepted, read_keyed_optional, read_spec
-from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer
-from conveyor.auth.keys import authenticate
+from conveyor.api.dependencies import ApiRequest, SessionsPart, SystemPart, TenantPart, answer, dependencies_of
 from conveyor.auth.sessions import Token, derived_token
 from conveyor.clock import iso_text
-from conveyor.errors import Forbidden, InvalidField
+from conveyor.errors import Forbidden, InvalidField, LinkRefused
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency
 
 _MAX_BYTES = 4096
@@ -34,7 +33,7 @@ class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary="Sign in",
     status_code=204,
     operation_class=operations.takes(SignIn),
-    responses=shapes.problems(400, 403, 413, 415),
+    responses=shapes.problems(400, 403, 413, 415, 429),
 )
 async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPart) -> Response[None]:
     """Starts a dashboard session; its cookie then represents the key. A link starts one session. The request must come
@@ -44,10 +43,20 @@ async def sign_in(request: ApiRequest, system: SystemPart, sessions: SessionsPar
     if (spec.link is None) == (spec.key is None):
         raise InvalidField("Give either `link` or `key`.", field="link")
     if spec.link is not None:
-        token = await sessions.redeem(spec.link)
+        token = await _redeem(request, sessions, spec.link)
     else:
-        token = await sessions.begin((await authenticate(system.records.access, system.clock, spec.key or "")).key_id)
+        token = await sessions.begin((await authenticate_key(request, spec.key or "")).key_id)
     return Response(None, status_code=204, cookies=[_cookie(request, token.text, system.settings.session_seconds)])
+
+
+async def _redeem(request: ApiRequest, sessions: SessionsPart, link: str) -> Token:
+    failed_keys, address = dependencies_of(request.scope).failed_keys, client_address(request)
+    failed_keys.check(address, link)
+    try:
+        return await sessions.redeem(link)
+    except LinkRefused:
+        failed_keys.failed(address)
+        raise
 
 
 @get("/session", summary="Show the session", responses=shapes.answers(shapes.SessionShape))
@@ -97,8 +106,9 @@ async def create_link(
 
 
 def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:
-    """A cookie that scripts and other sites cannot read. The Origin tells whether the browser uses TLS, also behind a
-    proxy that terminates it."""
+    """A cookie that scripts and other sites cannot read. The Origin, or a trusted proxy, tells whether the browser uses
+    TLS."""
+    is_secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
     return Cookie(
         key=cookie_name(request),
         value=token,
@@ -106,5 +116,5 @@ def _cookie(request: ApiRequest, token: str, seconds: float) -> Cookie:
         max_age=int(seconds),
         httponly=True,
         samesite="strict",
-        secure=request.headers.get("origin", "").startswith("https:"),
+        secure=is_secure,
     )

@@ -8,7 +8,7 @@ from litestar.params import FromPath, QueryParameter
 from conveyor.api import schemas as shapes
 from conveyor.api.dependencies import Cursor, Limit, SystemPart, TenantPart, answer, find_job
 from conveyor.api.result_routes import ErrorCode, HttpStatus, OfRun, Status, Tag, task_filter, tasks_json
-from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_run, chosen_runs
+from conveyor.read.runs import LATEST_PER_TASK, chosen_run, chosen_runs
 from conveyor.read.search import search_page
 from conveyor.read.statistics import statistics_json
 
@@ -37,7 +37,9 @@ async def show_statistics(
     outcome of each task over all runs unless `run` chooses one. The coordinator keeps counts and latency for a day;
     samples that it lost are missing."""
     job = await find_job(system.records, tenant, job_id)
-    chosen = None if run in (None, LATEST_PER_TASK) else await chosen_run(system.records, job, run or LATEST)
+    chosen = None
+    if run is not None and run != LATEST_PER_TASK:
+        chosen = await chosen_run(system.records, job, run)
     return answer(await statistics_json(system.records, system.tasks, system.coordinator, system.clock, job, chosen))
 
 

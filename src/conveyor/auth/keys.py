@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from conveyor.clock import Clock
-from conveyor.errors import InvalidField, InvalidKey, MissingKey
+from conveyor.errors import InvalidField, InvalidKey, LastAdminKey, MissingKey, NotFound
 from conveyor.model import ApiKey, TenantId
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -33,6 +33,14 @@ class KeySource(Protocol):
     """Looks up keys: Records, or a KeyCache in front of it."""
 
     async def key(self, key_id: str) -> ApiKey | None: ...
+
+
+class KeyStore(KeySource, Protocol):
+    """The part of Records that holds the keys."""
+
+    async def keys(self, tenant: TenantId | None) -> list[ApiKey]: ...
+
+    async def revoke_key(self, key_id: str, at: float) -> bool: ...
 
 
 def check_tenant(name: str) -> TenantId:
@@ -102,6 +110,19 @@ async def authenticate(source: KeySource, clock: Clock, text: str) -> ApiKey:
     if key is None or not matches or not is_usable(key, clock.now()):
         raise InvalidKey
     return key
+
+
+async def revoke(access: KeyStore, clock: Clock, key_id: str) -> None:
+    """Revoke a key. Raises NotFound, and LastAdminKey if no other key could revoke or list any."""
+    key = await access.key(key_id)
+    if key is None:
+        raise NotFound(f"Key {key_id} not found. `conveyor keys list` shows all keys.")
+    now = clock.now()
+    if key.admin and is_usable(key, now):
+        others = [other for other in await access.keys(None) if other.key_id != key_id]
+        if not any(other.admin and is_usable(other, now) for other in others):
+            raise LastAdminKey
+    await access.revoke_key(key_id, now)
 
 
 class KeyCache:

@@ -20,6 +20,7 @@ from conveyor.cli import run_command as run
 from conveyor.cli import schedule_commands as schedules
 from conveyor.cli import submit_command as submit
 from conveyor.cli import up_command as up
+from conveyor.cli import verify_command as verify
 from conveyor.cli import version_command as version
 from conveyor.cli import watch_command as watch
 from conveyor.cli import webhook_commands as webhooks
@@ -71,4 +72,5 @@ app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
 app.command("move-tasks", rich_help_panel=_ADMIN)(move.move_tasks)
 app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
+app.command("verify", rich_help_panel=_ADMIN)(verify.verify)
 app.command("version", rich_help_panel=_ADMIN)(version.version)

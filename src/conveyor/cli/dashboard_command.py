@@ -19,6 +19,16 @@ def dashboard(url: Server = None, data: Data = None) -> None:
     print(server_url(settings).rstrip("/") + link["path"])
 
 
+async def dashboard_link(system: "System", key: str | None) -> str:
+    """What follows the address of a server that starts, in its greeting: a path that signs in, on a terminal. Elsewhere
+    the output goes to a log, whose readers must not be signed in."""
+    import sys
+
+    if sys.stdout.isatty():
+        return await sign_in_path(system, key)
+    return "/ (`conveyor dashboard` prints a link that signs in)"
+
+
 async def sign_in_path(system: "System", key: str | None) -> str:
     """The path of the dashboard for a server that starts, with a one-time sign-in for the key. Without a valid key the
     path has no sign-in."""

@@ -1,6 +1,7 @@
 """The checks of `conveyor doctor`: each is a function from settings to a Check."""
 
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conveyor.cli import formatting as text
+from conveyor.disk import disk_problem
 from conveyor.errors import ConveyorError, DataDirectoryInUse, ServerUnreachable, Unauthorized
 from conveyor.settings import Settings
 
@@ -18,6 +20,8 @@ _PYTHON = (3, 11)
 # The first version that fixes the race between a WAL checkpoint and a writer.
 _SQLITE = (3, 51, 3)
 _LITTLE_SPACE = 1 << 30
+# Databases, logs, clients of the API: beside one for each task.
+_OTHER_FILES = 256
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
 # A clock before 2025-01-01 was never set.
 _EARLIEST = 1_735_689_600.0
@@ -41,10 +45,12 @@ def all_checks(settings: Settings) -> Iterator[Check]:
     checks: list[Callable[[Settings], Check]] = [
         _python,
         _sqlite,
-        _clock,
         _data,
         _space,
+        _open_files,
         _owner,
+        # After the checks of the data directory: it opens it.
+        _clock,
         _server,
         _key,
         _targets,
@@ -72,16 +78,36 @@ def _sqlite(_: Settings) -> Check:
     return Check("sqlite", "ok", version)
 
 
-def _clock(_: Settings) -> Check:
+def _clock(settings: Settings) -> Check:
     from conveyor.clock import SystemClock
 
     now = SystemClock().now()
+    advice = "Set the machine's clock: leases and retention depend on it."
     if now < _EARLIEST:
-        return Check("clock", "fail", text.moment(now), "Set the machine's clock: leases and retention depend on it.")
+        return Check("clock", "fail", text.moment(now), advice)
+    # If the data cannot be opened, another check says why.
+    with suppress(ConveyorError, OSError):
+        problem = _clock_problem(settings) if settings.data.exists() else None
+        if problem is not None:
+            return Check("clock", "warn", f"{text.moment(now)}, {problem}", advice)
     return Check("clock", "ok", text.moment(now))
 
 
+def _clock_problem(settings: Settings) -> str | None:
+    from conveyor.cli.loop import run_async
+    from conveyor.recover.trusted_time import clock_problem
+    from conveyor.system import open_system
+
+    async def compared() -> str | None:
+        async with open_system(settings) as system:
+            return await clock_problem(system.records.documents, system.clock)
+
+    return run_async(compared())
+
+
 def _data(settings: Settings) -> Check:
+    from conveyor.system import exposed_data
+
     place = settings.data.absolute()
     if place.exists() and not place.is_dir():
         return Check("data", "fail", f"{place} is not a directory", "Choose a directory with --data.")
@@ -92,16 +118,34 @@ def _data(settings: Settings) -> Check:
     if kind in _NETWORK_FILESYSTEMS:
         advice = "SQLite locks are not safe on a network filesystem. Choose a local disk with --data."
         return Check("data", "fail", f"{place} is on {kind}", advice)
+    if exposed := exposed_data(settings):
+        names = ", ".join(each.name for each in exposed[1:])
+        found = f"other users can read {place}" + (f": {names}" if names else "")
+        return Check("data", "warn", found, f"Run: chmod -R go= {place}")
     missing = "" if place.exists() else ", created on first use"
     return Check("data", "ok", f"{place}{missing}{f' ({kind})' if kind else ''}")
 
 
 def _space(settings: Settings) -> Check:
+    problem = disk_problem(_nearest(settings.data.absolute()))
+    if problem is not None:
+        return Check("space", "fail", "the disk cannot be written", problem.message)
     disk = os.statvfs(_nearest(settings.data.absolute()))
     free = disk.f_bavail * disk.f_frsize
     if free < _LITTLE_SPACE:
         return Check("space", "warn", f"{text.size(free)} free", "Free some disk space: results are stored there.")
     return Check("space", "ok", f"{text.size(free)} free")
+
+
+def _open_files(settings: Settings) -> Check:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return Check("open files", "ok", "no limit")
+    wanted = settings.worker_concurrency * settings.workers + _OTHER_FILES
+    if limit < wanted:
+        advice = f"Raise it to {wanted} (ulimit -Hn, LimitNOFILE= of systemd), or lower CONVEYOR_WORKER_CONCURRENCY."
+        return Check("open files", "warn", f"at most {limit}", advice)
+    return Check("open files", "ok", f"at most {limit}")
 
 
 def _owner(settings: Settings) -> Check:
@@ -114,10 +158,11 @@ def _owner(settings: Settings) -> Check:
     except DataDirectoryInUse:
         url = read_line(local_url_file(settings.data))
         return Check("owner", "ok", f"in use by the server at {url}" if url else "in use by another process")
-    except (ConveyorError, OSError) as error:
-        return Check(
-            "owner", "fail", f"cannot open the data directory: {error}", "Choose another directory with --data."
-        )
+    except ConveyorError as error:
+        return Check("owner", "fail", "cannot open the data directory", error.message)
+    except OSError as error:
+        advice = "Make the directory writable, or choose another with --data."
+        return Check("owner", "fail", f"cannot open the data directory: {error}", advice)
     return Check("owner", "ok", "no process uses the data directory; it can be opened")
 
 
@@ -170,6 +215,8 @@ def _key(settings: Settings) -> Check:
     url = server_url(settings)
     key = server_key(settings, url)
     source = "CONVEYOR_API_KEY" if settings.api_key else str(settings.data / "local.key")
+    if key is None and not settings.api_key and (settings.data / "local.key").exists():
+        return Check("key", "fail", f"{source} is damaged", "Restart `conveyor up`, which replaces it.")
     if key is None:
         advice = "A server needs a key: start `conveyor up`, which creates one, or set CONVEYOR_API_KEY."
         return Check("key", "warn", f"no CONVEYOR_API_KEY and no {settings.data / 'local.key'}", advice)
@@ -179,9 +226,11 @@ def _key(settings: Settings) -> Check:
     except ServerUnreachable:
         return Check("key", "warn", f"from {source}, not checked: no server", None)
     except Unauthorized as error:
-        return Check(
-            "key", "fail", f"from {source}: {error.message}", "Create a key: `conveyor keys create --tenant NAME`"
+        create, restart = (
+            "Create a key: `conveyor keys create --tenant NAME`",
+            "Restart `conveyor up`, which replaces it.",
         )
+        return Check("key", "fail", f"from {source}: {error.message}", create if settings.api_key else restart)
     except ConveyorError as error:
         return Check("key", "fail", f"from {source}: {error.message}", "Set CONVEYOR_URL to a Conveyor server.")
     return Check("key", "ok", f"from {source}, accepted")

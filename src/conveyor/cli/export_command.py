@@ -149,9 +149,12 @@ def _view(export: dict[str, Any]) -> Any:
 
 def _print_files(export: dict[str, Any], job: str, out: Path, as_json: bool) -> None:
     from conveyor.cli import formatting as text
+    from conveyor.cli.guard import complain
     from conveyor.cli.output import print_json
     from conveyor.client.export_files import part_paths
 
+    if export.get("warning"):
+        complain(export["warning"].replace(" JOB ", f" {job} "))
     files = part_paths(out, len(export["parts"]))
     size = sum(part["size"] for part in export["parts"])
     if as_json:

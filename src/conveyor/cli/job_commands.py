@@ -41,7 +41,12 @@ def show(
     job: JobArgument,
     events: bool = typer.Option(False, "--events", help="Show the events of the job too."),
     verify: Annotated[
-        bool, typer.Option("--verify", help="Count the task rows and compare them with the job's counts.")
+        bool,
+        typer.Option(
+            "--verify",
+            help="Count the task rows and compare them with the job's counts. Above 100,000 rows, an "
+            "administrator's key is needed.",
+        ),
     ] = False,
     run: RunOption = None,
     as_json: AsJson = False,

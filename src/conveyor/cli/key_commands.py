@@ -7,7 +7,7 @@ import typer
 
 from conveyor.cli.output import print_json, print_json_array, print_lines
 from conveyor.cli.shared_options import AsJson, Data
-from conveyor.errors import DataDirectoryInUse, NotFound
+from conveyor.errors import DataDirectoryInUse
 from conveyor.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def revoke(
     ],
     data: Data = None,
 ) -> None:
-    """Revoke a key. Requests with it are refused from now on."""
+    """Revoke a key. Requests with it are refused from now on.
+
+    The last administrator's key cannot be revoked.
+    """
     _call(data, lambda system: _revoke(system, key_id), lambda client: client.revoke_key(key_id))
     print(f"Revoked {key_id}.")
 
@@ -114,8 +117,9 @@ async def _list(system: "System", tenant: str | None) -> list[dict[str, Any]]:
 
 
 async def _revoke(system: "System", key_id: str) -> None:
-    if not await system.records.access.revoke_key(key_id, system.clock.now()):
-        raise NotFound(f"Key {key_id} not found. `conveyor keys list` shows all keys.")
+    from conveyor.auth.keys import revoke as revoke_stored
+
+    await revoke_stored(system.records.access, system.clock, key_id)
 
 
 def _key_json(key: "ApiKey") -> dict[str, Any]:

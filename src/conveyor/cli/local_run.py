@@ -9,20 +9,22 @@ an unfinished run: it has the results so far, and --resume continues from there.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from conveyor.cli import run_directory as place
-from conveyor.cli.bar_view import View, view_bytes, view_job
+from conveyor.cli.bar_view import view_bytes, view_job
 from conveyor.cli.connection import LOCAL_TENANT
 from conveyor.cli.loop import Stopped
+from conveyor.cli.run_files import Show, write_archive, write_invalid
 from conveyor.cli.snapshot import Snapshot
 from conveyor.cli.summary import RunReport
-from conveyor.errors import BadInput, ConveyorError, ListRejected, ListUnreadable, NoTasks, NotFound
+from conveyor.errors import BadInput, ConveyorError, ListRejected, ListTooSparse, ListUnreadable, NoTasks, NotFound
 from conveyor.model import Job, JobId, TenantId, is_resumable
 from conveyor.settings import Settings
 from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
@@ -30,10 +32,10 @@ from conveyor.states import ENDED, LIST_CODES, ReasonCode, RunState
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
     from conveyor.embedded import Embedded
+    from conveyor.export.growing import GrowingArchive
     from conveyor.system import System
 
 T = TypeVar("T")
-Show = Callable[[View], None]
 
 _TENANT = TenantId(LOCAL_TENANT)
 _POLL_SECONDS = 0.1
@@ -162,6 +164,7 @@ async def _run_plan(
 ) -> RunReport:
     from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
+    from conveyor.export.growing import growing_archive
     from conveyor.system import open_system
 
     stop.listen()
@@ -177,20 +180,23 @@ async def _run_plan(
             status = await _read_status(system, expired)
             fault = _expired_error(plan, expired)
             return await _report(system, expired, plan, status, Snapshot.of(status), started, show, stop, fault)
-        # No retention here: it would purge the results that the user comes back for.
-        async with embedded.running(purges=False):
-            freeze_loaded_objects()
-            job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
-            before = Snapshot.of(await _read_status(system, job))
-            final = await _follow(system, embedded, job, show, stop.event)
-        job = await embedded.job(_TENANT, job.job_id)
-        bad_list = await _list_fault(system, job, Snapshot.of(final))
-        if bad_list is not None:
-            # Some tasks that were in progress have finished since.
-            final = await _read_status(system, job)
-            if Snapshot.of(final).is_untouched:
-                raise ListNotAccepted(bad_list) if isinstance(bad_list, BadInput) and not mark.before else bad_list
-        return await _report(system, job, plan, final, before, started, show, stop, bad_list)
+        async with AsyncExitStack() as stack:
+            # No retention here: it would purge the results that the user comes back for.
+            async with embedded.running(purges=False):
+                freeze_loaded_objects()
+                job = await _run_until_stopped(stop.event, _find_or_submit(embedded, plan, mark, show))
+                before = Snapshot.of(await _read_status(system, job))
+                growing = growing_archive(system.tasks, system.blobs, system.clock, job, plan.out)
+                archive = await stack.enter_async_context(growing)
+                final = await _follow(system, embedded, job, show, stop.event)
+            job = await embedded.job(_TENANT, job.job_id)
+            bad_list = await _list_fault(system, job, Snapshot.of(final))
+            if bad_list is not None:
+                # Some tasks that were in progress have finished since.
+                final = await _read_status(system, job)
+                if Snapshot.of(final).is_untouched:
+                    raise ListNotAccepted(bad_list) if isinstance(bad_list, BadInput) and not mark.before else bad_list
+            return await _report(system, job, plan, final, before, started, show, stop, bad_list, archive)
 
 
 async def _report(
@@ -203,12 +209,13 @@ async def _report(
     show: Show,
     stop: "Stop",
     fault: ConveyorError | None,
+    archive: "GrowingArchive | None" = None,
 ) -> RunReport:
     """Write the archive and the file of invalid lines, and make the report."""
     now = Snapshot.of(final)
     seconds = system.clock.monotonic() - started
-    size = await _run_until_stopped(stop.event, _export(system, job, plan.out, final, show))
-    invalid_file = await _write_invalid(system, job, plan.out) if now.invalid else None
+    size = await _run_until_stopped(stop.event, write_archive(system, job, plan.out, final, show, archive))
+    invalid_file = await write_invalid(system, job, plan.out) if now.invalid else None
     return RunReport(final, plan.out, size, seconds, now.done - before.done, invalid_file, fault)
 
 
@@ -346,18 +353,7 @@ async def _list_fault(system: "System", job: Job, now: Snapshot) -> ConveyorErro
         # The rest of the reason names some of the lines.
         head = now.bad_list.partition(":")[0]
         return ListRejected(f"{head}. Fix these lines, or pass --on-invalid skip to run the other lines.", lines=lines)
-    return ListUnreadable(now.bad_list)
-
-
-async def _write_invalid(system: "System", job: Job, out: Path) -> Path:
-    """Write the invalid lines to a file beside the archive: the data directory, which has them too, is removed."""
-    from conveyor.read.invalid_lines import invalid_lines
-
-    path = out.with_name(out.name + ".invalid.jsonl")
-    with path.open("wb") as file:
-        async for lines in invalid_lines(system.blobs, job):
-            file.write(lines)
-    return path
+    return (ListTooSparse if now.reason_code == ReasonCode.LIST_TOO_SPARSE else ListUnreadable)(now.bad_list)
 
 
 async def _follow(
@@ -381,18 +377,6 @@ async def _read_status(system: "System", job: Job) -> dict[str, Any]:
     from conveyor.read.status import job_json
 
     return await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
-
-
-async def _export(system: "System", job: Job, out: Path, final: dict[str, Any], show: Show) -> int:
-    from conveyor.export.direct import ExportProgress, export_to_file
-
-    def report(now: ExportProgress) -> None:
-        share = min(now.tasks / max(job.run.total, 1), 1.0)
-        show(view_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
-
-    size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
-    show(view_job(Snapshot.of(final)))
-    return size
 
 
 async def _run_until_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

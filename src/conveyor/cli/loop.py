@@ -4,10 +4,12 @@ import asyncio
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from conveyor.cli import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -21,6 +23,9 @@ class Stopped(Exception):
     """The user stopped the command, and all durable state is closed."""
 
 
+# Longer than the retries of a store that fails, shorter than the patience of most supervisors.
+_MAX_STOP_SECONDS = 60.0
+_MAX_OPEN_FILES = 65_536
 # M_ARENA_MAX of glibc's mallopt.
 _ARENAS = -8
 
@@ -32,6 +37,43 @@ def use_one_heap() -> None:
         ctypes.CDLL(None).mallopt(_ARENAS, 1)
 
 
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, within reason: each connection of a worker is one, and many
+    systems start with 1024. Child processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import what a server needs, in two thirds of the time. Collections would go over objects that stay, again and
+    again. And structlog imports rich, where it is installed, for tracebacks that no command uses."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        _import_structlog()
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _import_structlog() -> None:
+    modules: dict[str, Any] = sys.modules
+    rich = modules.get("rich")
+    # An import of what is None fails.
+    modules["rich"] = None
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del modules["rich"]
+        if rich is not None:
+            modules["rich"] = rich
+
+
 def freeze_loaded_objects() -> None:
     """Exclude all present objects from garbage collection. Call it once everything is loaded and started: these objects
     live as long as the process, and each full collection over them would stop it for about fifty milliseconds."""
@@ -41,6 +83,7 @@ def freeze_loaded_objects() -> None:
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine, on uvloop if it is installed, and return its result."""
     use_one_heap()
+    raise_open_files()
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
         import uvloop
@@ -56,8 +99,10 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         raise
     except BaseException:
         runner.close()
+        _stop_limit.cancel()
         raise
     runner.close()
+    _stop_limit.cancel()
     return result
 
 
@@ -69,8 +114,40 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+class _StopLimit:
+    """Ends a process that does not stop: a disk that hangs may hold up every thread that waits for it. In a thread of
+    its own, because the loop may wait, too."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def begin(self, exit_code: int) -> None:
+        self._timer = threading.Timer(_MAX_STOP_SECONDS, self._give_up, [exit_code])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self, exit_code: int) -> None:
+        from conveyor.cli.guard import complain
+
+        complain(
+            f"Not stopped after {_MAX_STOP_SECONDS:g} s: a disk or an engine does not answer. "
+            "Exiting; what was recorded stays, and the next start resumes."
+        )
+        # Every step is durable, so an exit here is as safe as kill -9.
+        leave(exit_code)
+
+
+_stop_limit = _StopLimit()
+
+
 class Stop:
-    """The first SIGINT or SIGTERM sets `event`; a second SIGINT exits at once."""
+    """The first SIGINT or SIGTERM sets `event`; a second SIGINT exits at once. A process that has not stopped after a
+    minute exits."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self.event = asyncio.Event()
@@ -86,6 +163,7 @@ class Stop:
     def _receive(self, exit_code: int) -> None:
         if not self.event.is_set():
             self.exit_code = exit_code
+            _stop_limit.begin(exit_code)
             self._on_first()
             self.event.set()
         elif exit_code == EXIT_INTERRUPTED:

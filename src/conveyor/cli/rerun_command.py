@@ -48,6 +48,10 @@ def rerun(
         typer.Option("--http-status", min=100, max=599, rich_help_panel=_SELECT, help="Tasks with this HTTP status."),
     ] = None,
     tag: Annotated[str | None, typer.Option("--tag", rich_help_panel=_SELECT, help="Tasks with this tag.")] = None,
+    damaged: Annotated[
+        bool,
+        typer.Option("--damaged", rich_help_panel=_SELECT, help="Tasks whose stored body is damaged or missing."),
+    ] = False,
     concurrency: Concurrency = None,
     rate: Rate = None,
     attempts: Attempts = None,
@@ -71,7 +75,7 @@ def rerun(
     """
     from conveyor.cli.connection import connect
 
-    if every and (failed or cancelled or error_code or http_status or tag):
+    if every and (failed or cancelled or error_code or http_status or tag or damaged):
         raise BadInput(
             "--all selects every task and cannot be combined with other conditions. Drop --all or the others."
         )
@@ -96,6 +100,7 @@ def rerun(
             error_code=error_code,
             http_status=http_status,
             tag=tag,
+            damaged=damaged,
             **options,
         )
     if as_json:

@@ -94,9 +94,10 @@ def migrate(data: Data = None) -> None:
 
     settings = Settings.load(data=data)
     configure_log(settings.log_level, form=settings.log_format)
-    for step in run_async(migrate_engines(settings, SystemClock())):
+    steps = run_async(migrate_engines(settings, SystemClock()))
+    for step in steps:
         print(step)
-    if not any(getattr(settings, seam) for seam in (*_SHARED, "other_tasks")):
+    if not steps:
         print("Nothing to migrate: the embedded engines create what they need.")
 
 
@@ -105,8 +106,12 @@ _SHARED = ("records", "tasks", "queue", "coordinator")
 
 def _run(settings: Settings, role: str) -> None:
     from conveyor.cli.guard import complain
-    from conveyor.cli.loop import Stop, run_async
-    from conveyor.telemetry.logs import configure_log
+    from conveyor.cli.loop import Stop, loading, run_async
+
+    with loading():
+        import conveyor.api.server
+        import conveyor.embedded  # noqa: F401
+        from conveyor.telemetry.logs import configure_log
 
     missing = [f"CONVEYOR_{seam.upper()}" for seam in _SHARED if not getattr(settings, seam)]
     if missing:
@@ -131,7 +136,7 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     from conveyor.api.scrape import serve_metrics
     from conveyor.api.server import serve
     from conveyor.cli.connection import local_key_file, read_line
-    from conveyor.cli.dashboard_command import sign_in_path
+    from conveyor.cli.dashboard_command import dashboard_link
     from conveyor.cli.loop import freeze_loaded_objects
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
@@ -139,7 +144,7 @@ async def _work(settings: Settings, role: str, stop: "Stop") -> None:
     stop.listen()
     async with open_system(settings) as system:
         if role == "api":
-            link = await sign_in_path(system, settings.api_key or read_line(local_key_file(settings.data)))
+            link = await dashboard_link(system, settings.api_key or read_line(local_key_file(settings.data)))
             async with serve_metrics(settings):
                 await serve(system, settings.host, settings.port, stop.event, lambda url: _announce(url, link))
             return

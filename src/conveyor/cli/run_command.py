@@ -76,10 +76,14 @@ def run(
 
     Exits 0 if all tasks succeeded, 3 if some failed, 2 on bad input.
     """
-    from conveyor.accept.option_limits import check_limits
-    from conveyor.accept.spec import decode_spec
-    from conveyor.cli.local_run import RunPlan, run_here
-    from conveyor.cli.run_directory import check_data, check_lists, check_out, default_data, is_default
+    from conveyor.cli.loop import loading
+
+    with loading():
+        import conveyor.embedded  # noqa: F401
+        from conveyor.accept.option_limits import check_limits
+        from conveyor.accept.spec import decode_spec
+        from conveyor.cli.local_run import RunPlan, run_here
+        from conveyor.cli.run_directory import check_data, check_lists, check_out, default_data, is_default
 
     check_out(out)
     check_lists(lists)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from conveyor.auth.durable_file import write_durably
 from conveyor.client.s3_objects import is_object
 from conveyor.errors import BadInput, ListUnreadable
 from conveyor.settings import Settings
@@ -111,10 +112,8 @@ def read_mark(data: Path) -> RunMark | None:
 
 
 def write_mark(data: Path, mark: RunMark) -> None:
-    """Write the mark atomically."""
-    part = _mark_file(data).with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(mark))
-    part.replace(_mark_file(data))
+    """Write the mark so that a power cut leaves it whole: without it, no run is resumed."""
+    write_durably(_mark_file(data), msgspec.json.encode(mark).decode())
 
 
 def remove_mark(data: Path) -> None:

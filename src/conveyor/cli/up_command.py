@@ -1,6 +1,5 @@
 """`conveyor up`: run the API and all background roles in one process."""
 
-import ipaddress
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conveyor.cli.shared_options import AllowPrivate, App, Data
-from conveyor.settings import Settings
+from conveyor.settings import Settings, is_loopback
 
 if TYPE_CHECKING:
     from conveyor.cli.loop import Stop
-    from conveyor.system import System
 
 
 def up(
@@ -33,9 +31,13 @@ def up(
     The first start creates an API key in the data directory, where the other commands find it.
     """
     from conveyor.cli.guard import complain
-    from conveyor.cli.loop import Stop, run_async
+    from conveyor.cli.loop import Stop, loading, run_async
     from conveyor.cli.run_directory import check_data
-    from conveyor.telemetry.logs import configure_log
+
+    with loading():
+        import conveyor.api.server
+        import conveyor.embedded  # noqa: F401
+        from conveyor.telemetry.logs import configure_log
 
     settings = Settings.load(
         data=data,
@@ -47,7 +49,7 @@ def up(
     )
     check_data(settings.data)
     configure_log(settings.log_level, form=settings.log_format)
-    if not _is_loopback(settings.host):
+    if not is_loopback(settings.host):
         complain(
             f"Listening on {settings.host} without TLS: keys are sent unencrypted. Put a TLS proxy in front of it."
         )
@@ -59,39 +61,17 @@ def up(
 async def _serve(settings: Settings, stop: "Stop") -> None:
     from conveyor.api.scrape import serve_metrics
     from conveyor.api.server import serve
-    from conveyor.cli.dashboard_command import sign_in_path
+    from conveyor.cli.dashboard_command import dashboard_link
+    from conveyor.cli.local_key import ensure_local_key
     from conveyor.embedded import Embedded
     from conveyor.system import open_system
 
     stop.listen()
     async with open_system(settings) as system:
-        link = await sign_in_path(system, await _ensure_local_key(system))
+        link = await dashboard_link(system, await ensure_local_key(system))
         async with Embedded(system).running(), serve_metrics(settings):
             with _announce(settings, link) as on_ready:
                 await serve(system, settings.host, settings.port, stop.event, on_ready)
-
-
-async def _ensure_local_key(system: "System") -> str:
-    """Return the administrator key in local.key. A missing, invalid or revoked key is replaced."""
-    from conveyor.auth.keys import authenticate, make_key
-    from conveyor.cli.connection import LOCAL_TENANT, local_key_file, read_line
-    from conveyor.errors import InvalidKey
-
-    path = local_key_file(system.settings.data)
-    stored = read_line(path)
-    if stored is not None:
-        try:
-            if (await authenticate(system.records.access, system.clock, stored)).admin:
-                return stored
-        except InvalidKey:
-            pass
-        path.unlink()
-    text, key = make_key(system.clock, LOCAL_TENANT, "created by conveyor up", admin=True)
-    await system.records.access.create_key(key)
-    # Set the permissions before the file has the key.
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(text + "\n")
-    return text
 
 
 @contextmanager
@@ -104,6 +84,7 @@ def _announce(settings: Settings, dashboard: str) -> Iterator[Callable[[str], No
         freeze_loaded_objects()
         # A server that listens on all addresses is reached on loopback from here.
         url = bound.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        local_url_file(settings.data).touch(mode=0o600)
         local_url_file(settings.data).write_text(url + "\n")
         _print_welcome(settings, url, dashboard)
 
@@ -125,10 +106,3 @@ def _print_welcome(settings: Settings, url: str, dashboard: str) -> None:
     print(f"  submit  {' '.join([*environment, 'conveyor submit urls.txt'])}")
     print(f"  open    {url}{dashboard}")
     print("  stop    Ctrl-C", flush=True)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

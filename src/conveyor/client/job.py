@@ -98,12 +98,14 @@ class JobHandle(JobView):
         error_code: str | None = None,
         http_status: int | None = None,
         tag: str | None = None,
+        damaged: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """Start a new run over tasks, selected by their latest result: by default the failed ones. Several conditions
-        must all match. If the ingest of the job failed, resume it instead. Options override those of the job."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag)
+        must all match; `damaged` selects tasks whose stored body is damaged or missing. If the ingest of the job
+        failed, resume it instead. Options override those of the job."""
+        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged)
         return self._update(drive(self._session.rerun(self.id, selection, options, idempotency_key)))
 
     def cancel(self) -> Self:
@@ -215,11 +217,12 @@ class AsyncJob(JobView):
         error_code: str | None = None,
         http_status: int | None = None,
         tag: str | None = None,
+        damaged: bool = False,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Self:
         """As Job.rerun."""
-        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag)
+        selection = rerun_choice(failed, cancelled, all, error_code, http_status, tag, damaged)
         return self._update(await self._session.rerun(self.id, selection, options, idempotency_key))
 
     async def cancel(self) -> Self:

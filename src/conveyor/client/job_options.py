@@ -171,9 +171,11 @@ def rerun_choice(
     error_code: str | None = None,
     http_status: int | None = None,
     tag: str | None = None,
+    damaged: bool = False,
 ) -> str | dict[str, Any]:
     """Make the `select` of POST /v1/jobs/{id}/rerun. Raises BadInput."""
     conditions: dict[str, Any] = {"error_code": error_code, "http_status": http_status, "tag": tag}
+    conditions["damaged"] = True if damaged else None
     conditions = {name: value for name, value in conditions.items() if value is not None}
     statuses = [status for status, is_selected in (("failed", failed), ("cancelled", cancelled)) if is_selected]
     if all and (conditions or statuses):

@@ -1,5 +1,6 @@
 """Get the bodies of results: in memory, or as files."""
 
+import re
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -11,13 +12,16 @@ from conveyor.client.transport import path_of
 from conveyor.client.upload_file import BytesProgress
 from conveyor.errors import ConveyorError, NoBody
 
+_SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+
 
 async def read_body(session: ClientSession, job_id: str, task: Result | str) -> bytes:
     """Read the whole body. Raises NoBody, and ConveyorError if its sha256 is wrong."""
     task_id = task.task_id if isinstance(task, Result) else task
     answer = await session.transport.get(path_of("jobs", job_id, "tasks", task_id, "body"))
-    expected = answer.headers.get("etag", "").strip('"')
-    if expected and sha256(answer.body).hexdigest() != expected:
+    # The body may have come as gzip, which has an ETag of its own; the sha256 is that of the body itself.
+    expected = _SHA256.search(answer.headers.get("etag", ""))
+    if expected is not None and sha256(answer.body).hexdigest() != expected[0]:
         raise ConveyorError(f"The body of task {task_id} is corrupt: its sha256 is wrong. Download it again.")
     return answer.body
 

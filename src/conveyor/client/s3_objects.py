@@ -6,6 +6,8 @@ from typing import Any
 from conveyor.errors import ListChanged, ListMissing, ListUnreadable
 
 SCHEME = "s3://"
+# botocore reads only the second name by default.
+_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
 
 
 class S3Object:
@@ -45,7 +47,7 @@ def open_object(url: str, version_id: str | None = None, etag: str | None = None
     version = {} if version_id is None else {"VersionId": version_id}
     match = {} if etag is None else {"IfMatch": etag}
     try:
-        client: Any = get_session().create_client("s3")
+        client: Any = get_session(env_vars=_VARIABLES).create_client("s3")
         body = client.get_object(Bucket=bucket, Key=key, **version, **match)["Body"]
     except ClientError as error:
         raise _error_of(url, error) from None

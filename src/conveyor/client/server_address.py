@@ -18,11 +18,12 @@ def local_url_file(data: Path) -> Path:
 
 
 def read_line(path: Path) -> str | None:
-    """Read the line in such a file; None if it does not exist."""
+    """Read the line in such a file; None if it does not exist, or is empty or garbage after a power cut."""
     try:
-        return path.read_text().strip() or None
-    except OSError:
+        line = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
         return None
+    return line if line.isprintable() and line else None
 
 
 def find_server(url: str | None, key: str | None) -> tuple[str, str | None]:

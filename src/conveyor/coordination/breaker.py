@@ -16,7 +16,7 @@ from enum import Enum
 import msgspec
 import structlog
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.coordination.answered_targets import AnsweredTargets
 from conveyor.coordination.breaker_states import (
     KEEP_SECONDS,
@@ -35,7 +35,7 @@ from conveyor.coordination.breaker_states import (
 from conveyor.coordination.waits import Wait, publish_wait
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import ConveyorError
-from conveyor.model import RunId
+from conveyor.model import RunId, TenantId
 from conveyor.settings import Settings
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ _PROBE_SECONDS = 60.0
 _PROBE_WAIT = 2.0
 # Jitter for tasks that wait for the same moment: this share of the wait, at most this many seconds.
 _JITTER = 0.2
-_MAX_JITTER = 30.0
+MAX_JITTER = 30.0
 # How long the report of a wait is kept beyond its `until`, and when it is repeated.
 _LINGER = 60.0
 _REPEAT_WAIT = 20.0
@@ -142,7 +142,7 @@ class Breakers:
         left = state.until - self._clock.now()
         if left <= 0:
             return _PROBE_WAIT * (1 + self._clock.jitter())
-        return left + self._clock.jitter() * min(left * _JITTER, _MAX_JITTER)
+        return left + self._clock.jitter() * min(left * _JITTER, MAX_JITTER)
 
     def is_open(self, state: BreakerState) -> bool:
         return self._clock.now() < state.until
@@ -232,26 +232,49 @@ class Breakers:
         closed, self._closed = self._closed, {}
         return closed
 
-    def closed_lately(self, run_id: RunId) -> bool:
-        """Return whether a breaker that blocked this run closed a moment ago."""
-        return any(state.is_closed and run_id in state.runs for state in self._states.values())
+    def closed_lately(self, tenant: TenantId, run_id: RunId) -> bool:
+        """Return whether a breaker that may have blocked this run closed a moment ago."""
+        return any(
+            state.is_closed
+            and (run_id in state.runs or (len(state.runs) in (0, MAX_RUNS) and split_key(key)[0] == tenant))
+            for key, state in self._states.items()
+        )
+
+    def blocked_runs(self) -> frozenset[RunId]:
+        """Return the runs that breakers are known to block."""
+        return frozenset(run_id for state in self._open.values() for run_id in state.runs)
 
     async def half_open_all(self) -> None:
         """Half-open all breakers: no worker was alive, so nothing is known about their targets now."""
-        now = self._clock.now()
-
-        def half_open(states: States) -> tuple[States, None]:
-            waiting = {key: state for key, state in states.items() if not state.is_closed and now < state.until}
-            fresh = {
-                key: msgspec.structs.replace(state, since=now, until=now, times=1, level=0)
-                for key, state in waiting.items()
-            }
-            return fresh, None
-
         try:
-            await change_states(self._coordinator, half_open)
+            await self._half_open_beyond(0.0)
         except ConveyorError as error:
             self._lost(error)
+
+    async def _half_open_beyond(self, seconds: float) -> list[str]:
+        """Half-open the breakers that would be open for more than this many seconds from now. Returns which."""
+        now = self._clock.now()
+
+        def half_open(states: States) -> tuple[States, list[str]]:
+            beyond = {key: state for key, state in states.items() if _is_open_beyond(state, now + seconds)}
+            fresh = {
+                key: msgspec.structs.replace(state, since=now, until=now, times=1, level=0)
+                for key, state in beyond.items()
+            }
+            return fresh, list(fresh)
+
+        return await change_states(self._coordinator, half_open)
+
+    async def _read_states(self) -> States:
+        """All states that the coordinator has. A breaker that is open for longer than any may be was opened by a clock
+        that was ahead of this one: it is half-open now."""
+        states = decode_states(await self._coordinator.cached(KEY))
+        longest = max(self._settings.breaker_longest, self._settings.breaker_seconds) + CLOCK_SLACK
+        if not any(_is_open_beyond(state, self._clock.now() + longest) for state in states.values()):
+            return states
+        keys = await self._half_open_beyond(longest)
+        log.error("clock was set back: breakers are half-open", breakers=keys)
+        return decode_states(await self._coordinator.cached(KEY))
 
     async def _publish_waits(self) -> None:
         now = self._clock.now()
@@ -295,7 +318,7 @@ class Breakers:
         needs. Returns whether one opened since the last call."""
         before = self._open.keys()
         try:
-            self._apply(decode_states(await self._coordinator.cached(KEY)))
+            self._apply(await self._read_states())
             for key, state in list(self._open.items()):
                 if unfinished is not None and state.runs and not any(run in unfinished for run in state.runs):
                     await self._change(key, state, state.close(self._clock.now()))
@@ -380,11 +403,12 @@ class Breakers:
         """Replace one breaker's state, unless another worker did so first."""
         for _ in range(_MAX_TRIES):
             raw = await self._coordinator.cached(KEY)
-            states = decode_states(raw)
+            # One that is stale is as good as closed, and must not stand in the way of the one that opens.
+            states = {other: state for other, state in decode_states(raw).items() if not self._is_stale(state)}
             opens = old is None or old.is_closed
             if states.get(key) != old or (opens and not has_capacity(states, key)):
                 break
-            states = {other: state for other, state in states.items() if not self._is_stale(state)} | {key: new}
+            states |= {key: new}
             if await self._coordinator.swap(KEY, raw, msgspec.json.encode(states), KEEP_SECONDS):
                 log_change(key, old, new)
                 break
@@ -419,3 +443,7 @@ class Breakers:
         log.warning("all breakers closed: the coordinator does not answer", error=str(error))
         self._states, self._open = {}, {}
         self._probes.clear()
+
+
+def _is_open_beyond(state: BreakerState, at: float) -> bool:
+    return not state.is_closed and at < state.until

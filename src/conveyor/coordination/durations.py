@@ -50,6 +50,13 @@ async def task_time(coordinator: Coordinator, run_id: RunId) -> TaskTime | None:
     return TaskTime(_quantile(steps, 0.5), _quantile(steps, 0.95)) if steps else None
 
 
+async def mean_seconds(coordinator: Coordinator, run_id: RunId) -> float | None:
+    """Return the mean of a run; None if it has no durations."""
+    histogram = await read_histogram(coordinator, run_id)
+    count = sum(count for _, count in histogram)
+    return sum(seconds * count for seconds, count in histogram) / count if count else None
+
+
 async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int]]:
     counts = await coordinator.add_counters(_name(run_id), {}, _KEEP_SECONDS)
     return sorted((int(step), count) for step, count in counts.items())

@@ -1,9 +1,12 @@
 """Why a run waits. The component that delays a run reports it, and status pages show it. A report expires unless it is
 repeated, so that none has to be withdrawn."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from conveyor.engines.coordinator import Coordinator
+from conveyor.errors import DiskUnwritable
 from conveyor.model import RunId
 
 
@@ -18,12 +21,21 @@ class Wait(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+# Longer than a worker whose ticks fail waits for the next.
+_DISK_TTL = 60.0
+
 _waits = msgspec.json.Decoder(Wait)
 
 
 async def publish_wait(coordinator: Coordinator, run_id: RunId, wait: Wait, ttl: float) -> None:
     """Report why a run waits, for `ttl` seconds."""
     await coordinator.cache(_key(run_id), msgspec.json.encode(wait), ttl)
+
+
+async def publish_disk_wait(coordinator: Coordinator, run_ids: Sequence[RunId], error: DiskUnwritable) -> None:
+    """Report that these runs wait for a disk that can be written. Tenants see it: without the path."""
+    for run_id in run_ids:
+        await publish_wait(coordinator, run_id, Wait("disk", type(error)().message), _DISK_TTL)
 
 
 async def waiting(coordinator: Coordinator, run_id: RunId) -> Wait | None:

@@ -8,6 +8,16 @@ from contextlib import asynccontextmanager
 
 # Bodies of at most this size need no budget.
 SMALL = 256 * 1024
+# Copies of a body that there are on its way from the connection to the store, in this process and in the worker.
+COPIES = 4
+# A body that may be larger than this counts with all its copies. Of smaller ones, few are copied at the same time.
+_COUNTS_ONCE = 32 * 1024 * 1024
+
+
+def largest_body(budget: int, fetchers: int) -> int:
+    """The size of the largest body that a fetcher can read within its share of a budget."""
+    share = budget // max(1, fetchers)
+    return max(min(share, _COUNTS_ONCE), share // COPIES)
 
 
 class BodyBudget:
@@ -27,7 +37,7 @@ class BodyBudget:
     @asynccontextmanager
     async def taking(self, max_bytes: int) -> AsyncIterator[None]:
         """Take this many bytes of the budget while the block runs, or all of it if it has fewer."""
-        amount = min(max_bytes, self._total)
+        amount = min(max_bytes if max_bytes <= _COUNTS_ONCE else max_bytes * COPIES, self._total)
         if amount > SMALL:
             await self._take(amount)
         try:

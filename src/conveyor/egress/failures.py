@@ -18,6 +18,7 @@ messages contain no URL, because queries and userinfo contain secrets.
 | body_too_large | the decoded body is larger than `max_body_bytes` |
 | gateway_failed | the gateway could not be reached, or could not reach the target |
 | http_<status> | the target answered with a status that is not a success |
+| too_many_open_files | this process has no file descriptor left: the task waits, and no attempt is spent |
 | internal | an error inside Conveyor |
 """
 
@@ -31,6 +32,8 @@ from pyreqwest.exceptions import (
     RequestTimeoutError,
 )
 
+from conveyor.egress import descriptors
+from conveyor.egress.descriptors import OutOfDescriptors
 from conveyor.egress.redirects import BadRedirect
 from conveyor.egress.target_guard import BadUrl, DnsFailed, TargetRefused
 from conveyor.errors import BadInput
@@ -72,8 +75,9 @@ def failure_of(error: Exception, gateway_codes: frozenset[str]) -> TaskError:
 
 
 def is_connecting(error: PyreqwestError) -> bool:
-    """Whether the request failed before it had a connection."""
-    return _CONNECTING in _causes(error)
+    """Whether the request failed before it had a connection, and not for want of a file descriptor here."""
+    causes = _causes(error)
+    return _CONNECTING in causes and not descriptors.is_named(causes)
 
 
 def _failure(error: Exception) -> TaskError:
@@ -82,16 +86,22 @@ def _failure(error: Exception) -> TaskError:
             return error.error
         case BadUrl() | TargetRefused() | DnsFailed():
             return TaskError(error.code, error.message)
+        case OutOfDescriptors():
+            return TaskError(descriptors.CODE, descriptors.MESSAGE)
         case BadInput():
             return TaskError("bad_input", error.message)
         case BadRedirect():
             return TaskError("bad_redirect", str(error))
         case PyreqwestError():
             causes = _causes(error)
+            if descriptors.is_named(causes):
+                return TaskError(descriptors.CODE, descriptors.MESSAGE)
             code = _code(error, causes)
             return TaskError(code, _message(code, causes))
         case TimeoutError():
             return TaskError("dns_failed", "the name of the target was not resolved in time")
+        case _ if descriptors.is_named([str(error)]):
+            return TaskError(descriptors.CODE, descriptors.MESSAGE)
         case _:
             return TaskError("internal", f"{_TEXTS['internal']} ({type(error).__name__})")
 

@@ -6,17 +6,18 @@ responses need it.
 """
 
 import asyncio
+import logging
 import secrets
 from datetime import timedelta
 
 import msgspec
-import structlog
 from pyreqwest.client import Client
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.http import HeaderMap
 from pyreqwest.response import Response
 
-log = structlog.get_logger()
+# Not structlog's: fetchers import this, and structlog takes longer than the rest of them.
+log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _SECONDS = 5.0
@@ -53,7 +54,7 @@ async def read_head(response: Response, client: Client) -> ResponseHead:
     try:
         sent = await _send_to_self(_only(headers, opaque), client)
     except (OSError, EOFError, TimeoutError, ValueError, PyreqwestError) as error:
-        log.warning("headers that are not ASCII cannot be read", error=str(error))
+        log.warning("headers that are not ASCII cannot be read: %s", error)
         sent = []
     left = {
         name: iter(known if known is not None else [value for own, value in sent if own == name])

@@ -94,7 +94,7 @@ class Outbound:
                 if head.status not in REDIRECT_STATUSES or "location" not in head.fields:
                     yield response, head
                     return
-                request = follow_redirect(request, head, request.url)
+                request = follow_redirect(request, head)
                 # Stricter than for tasks: no header of the schedule reaches another origin.
                 own = tuple(headers) if request.url.origin_ascii == origin else ()
                 request = msgspec.structs.replace(request, headers=(*own, *on_each_hop))

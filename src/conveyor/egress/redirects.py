@@ -35,30 +35,23 @@ class BadRedirect(Exception):
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, gc=False):
-    """One hop. `url` is the target; `at` is the URL to request instead, on the origin of the gateway. `cookies` are
-    those of the chain, if a response set any."""
+    """One hop. `url` is the target. `cookies` are those of the chain, if a response set any."""
 
     method: str
     url: Url
     headers: Pairs = ()
     body: bytes | None = None
-    at: Url | None = None
     cookies: CookieStore | None = None
 
 
-def follow_redirect(
-    request: OutgoingRequest, head: ResponseHead, base: Url, gateway_origin: str | None = None
-) -> OutgoingRequest:
-    """The next request. `base` is what Location is relative to: the target, or the URL of the gateway."""
-    url = _join(base, head.fields["location"])
+def follow_redirect(request: OutgoingRequest, head: ResponseHead, location: str | None = None) -> OutgoingRequest:
+    """The next request. `location` is that of the response, unless a gateway changed it, and relative to the target."""
+    url = _join(request.url, head.fields["location"] if location is None else location)
     status = head.status
     method, headers, body = request.method, request.headers, request.body
     if (status == 303 and method != "HEAD") or (status in {301, 302} and method == "POST"):
         method, body = "GET", None
         headers = tuple(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
-    if gateway_origin is not None and url.origin_ascii == gateway_origin:
-        # A response of the gateway itself: its cookies are the gateway's.
-        return OutgoingRequest(method, request.url, headers, body, at=url, cookies=_keep_cookies(request, head, base))
     if url.origin_ascii != request.url.origin_ascii:
         headers = tuple(pair for pair in headers if not is_sensitive(pair[0]))
     if url.fragment is None and request.url.fragment is not None:
@@ -70,7 +63,7 @@ def headers_to_send(request: OutgoingRequest) -> Pairs:
     """The headers of a request, with the cookies of its chain; they replace those of the job by name."""
     if request.cookies is None:
         return request.headers
-    cookies = request.cookies.matches(request.at or request.url)
+    cookies = request.cookies.matches(request.url)
     if not cookies:
         return request.headers
     names = {cookie.name for cookie in cookies}

@@ -2,7 +2,7 @@
 target, and returns the client and the URL to send it to."""
 
 from typing import Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from pyreqwest.client import Client
@@ -16,11 +16,10 @@ from conveyor.model import Gateway
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False):
-    """Where to send one request, and which headers to add. A Location is relative to `base`."""
+    """Where to send one request, and which headers to add."""
 
     client: Client
     url: Url
-    base: Url
     headers: tuple[tuple[str, str], ...] = ()
     pinned: tuple[str, str] | None = None
 
@@ -30,8 +29,9 @@ class Route(Protocol):
 
     # Codes of failures (failures.py) that are the gateway's, because the request connects to it.
     gateway_codes: frozenset[str]
-    # The gateway's own origin: a redirect within it is not a redirect of the target.
-    origin: str | None
+
+    def unwrap(self, location: str) -> str:
+        """The Location of a redirect as the target meant it: some gateways put their own URL around it."""
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         """The hop, if it needs no wait; else None, and the caller awaits `hop`. Most requests get their hop here."""
@@ -45,14 +45,15 @@ class Free:
     """Directly to any target: the operator allows private ones."""
 
     gateway_codes: frozenset[str] = frozenset()
-    origin: str | None = None
 
     def __init__(self, cache: Clients) -> None:
         self._clients = cache
 
+    def unwrap(self, location: str) -> str:
+        return location
+
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
-        url = request.url
-        return Hop(self._clients.shared(connect), url, url)
+        return Hop(self._clients.shared(connect), request.url)
 
     async def hop(self, request: OutgoingRequest, connect: float, timeout: float) -> Hop:
         raise AssertionError("this route is always ready")
@@ -62,11 +63,13 @@ class Direct:
     """Directly to the target, at the address that the guard has checked."""
 
     gateway_codes: frozenset[str] = frozenset()
-    origin: str | None = None
 
     def __init__(self, cache: Clients, guard: TargetGuard) -> None:
         self._clients = cache
         self._guard = guard
+
+    def unwrap(self, location: str) -> str:
+        return location
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         return self.ready_to(request.url, connect)
@@ -76,7 +79,7 @@ class Direct:
 
     def ready_to(self, url: Url, connect: float) -> Hop | None:
         if self._guard.allow_private:
-            return Hop(self._clients.shared(connect), url, url)
+            return Hop(self._clients.shared(connect), url)
         host = url.host_str or ""
         address = self._guard.known(host)
         return None if address is None else self._at(url, host, address, connect)
@@ -88,24 +91,23 @@ class Direct:
         if hop is not None:
             return hop
         client = await self._clients.pinned(Pin(host, address, connect))
-        return Hop(client, url, url, pinned=(host, address))
+        return Hop(client, url, pinned=(host, address))
 
     def _at(self, url: Url, host: str, address: str, connect: float) -> Hop | None:
         if ip_literal(host) is not None:
-            return Hop(self._clients.shared(connect), url, url)
+            return Hop(self._clients.shared(connect), url)
         if url.scheme == "http":
             # Without TLS the name is only a header: one client serves all names.
             named = (("host", url.authority),)
-            return Hop(self._clients.shared(connect), url.with_ip_host(address), url, named, (host, address))
+            return Hop(self._clients.shared(connect), url.with_ip_host(address), named, (host, address))
         client = self._clients.known_pinned(Pin(host, address, connect))
-        return None if client is None else Hop(client, url, url, pinned=(host, address))
+        return None if client is None else Hop(client, url, pinned=(host, address))
 
 
 class ThroughProxy:
     """Through an HTTP proxy, which resolves the names. The guard refuses names that look local."""
 
     gateway_codes = frozenset({"connect_failed", "connect_timeout", "dns_failed"})
-    origin: str | None = None
 
     def __init__(self, cache: Clients, guard: TargetGuard, gateway: Gateway, *, trusted: bool) -> None:
         assert gateway.proxy is not None
@@ -116,6 +118,9 @@ class ThroughProxy:
         self._host = self._parsed.host_str or ""
         self._headers = tuple(gateway.headers.items())
         self._trusted = trusted
+
+    def unwrap(self, location: str) -> str:
+        return location
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
@@ -131,12 +136,12 @@ class ThroughProxy:
     def _proxied_hop(self, request: OutgoingRequest, address: str | None, connect: float) -> Hop:
         client = self._clients.proxied(clients.Proxy(self._url, self._headers, self._host, address, connect))
         pinned = None if address is None else (self._host, address)
-        return Hop(client, request.url, request.url, pinned=pinned)
+        return Hop(client, request.url, pinned=pinned)
 
 
 class ThroughTemplate:
-    """Through an API gateway that gets the target in its URL. A redirect to another origin is a redirect of the target,
-    and goes through the gateway again."""
+    """Through an API gateway that gets the target in its URL. A redirect is one of the target, wherever it leads, and
+    goes through the gateway again: a page must not choose what is requested of the gateway itself."""
 
     gateway_codes = ThroughProxy.gateway_codes | {"tls_failed"}
 
@@ -148,13 +153,23 @@ class ThroughTemplate:
         self._template = gateway.url
         self._headers = tuple(gateway.headers.items())
         self._trusted = trusted
-        self.origin: str | None = Url(gateway.url.replace("{url}", "")).origin_ascii
+        before, _, self._after = gateway.url.partition("{url}")
+        # A gateway that rewrites redirects leads to itself, by its whole URL or by its path.
+        self._befores = (before, before[len(Url(before).origin_ascii or "") :])
+
+    def unwrap(self, location: str) -> str:
+        for before in self._befores:
+            if location.startswith(before) and location.endswith(self._after):
+                target = unquote(location[len(before) : len(location) - len(self._after)])
+                if target.startswith(("http://", "https://")):
+                    return target
+        return location
 
     def ready(self, request: OutgoingRequest, connect: float) -> Hop | None:
         self._guard.check_name(request.url.host_str or "")
         url = self._at(request)
         if self._trusted:
-            return Hop(self._clients.shared(connect), url, url, self._headers)
+            return Hop(self._clients.shared(connect), url, self._headers)
         hop = self._direct.ready_to(url, connect)
         return None if hop is None else self._with_headers(hop)
 
@@ -166,7 +181,7 @@ class ThroughTemplate:
         return msgspec.structs.replace(hop, headers=hop.headers + self._headers)
 
     def _at(self, request: OutgoingRequest) -> Url:
-        return request.at or Url(self._template.replace("{url}", quote(str(request.url), safe="")))
+        return Url(self._template.replace("{url}", quote(str(request.url), safe="")))
 
 
 def route_of(gateway: Gateway | None, cache: Clients, guard: TargetGuard, *, trusted: bool) -> Route:

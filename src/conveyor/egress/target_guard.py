@@ -18,6 +18,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pyreqwest.http import Url
 
 from conveyor.clock import Clock
+from conveyor.egress.descriptors import OutOfDescriptors, are_exhausted
 from conveyor.egress.lru import Lru
 from conveyor.errors import BadInput, ConveyorError
 
@@ -292,7 +293,8 @@ class TargetGuard:
         return answer.addresses[0] if answer is not None and fresh else None
 
     async def resolve(self, host: str, port: int, timeout: float | None = None) -> str:
-        """The address to connect to. Raises TargetRefused, DnsFailed, or TimeoutError after `timeout` seconds."""
+        """The address to connect to. Raises TargetRefused, DnsFailed, OutOfDescriptors, or TimeoutError after `timeout`
+        seconds."""
         answer = self._answers.get(host)
         if answer is None or answer.expires <= self.clock.monotonic():
             answer = await self._ask(host, port, timeout)
@@ -331,6 +333,9 @@ class TargetGuard:
         try:
             addresses = tuple(await self._addresses(host, port)) if literal is None else (literal,)
         except (OSError, UnicodeError):
+            if are_exhausted():
+                # Not an answer: it must not be cached.
+                raise OutOfDescriptors from None
             addresses = ()
         now = self.clock.monotonic()
         if not addresses:

@@ -1,6 +1,6 @@
 """The Blobs seam: staged lists, result bodies and exports. An object is written once and readable by range."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -35,6 +35,11 @@ class Blobs(Protocol):
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Write an object; readers see all of it or none."""
+
+    async def put_all(self, objects: Sequence[tuple[str, bytes | bytearray | memoryview]]) -> list[str]:
+        """Write several new objects, in as few durable steps as the store can. Returns the key of each, which may be
+        longer than the given one: the store may add where it is. Returns once all are durable; if it fails, some may
+        be written."""
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
         """Write an object from a stream in constant memory. Returns its size. A stream that raises writes nothing."""
@@ -85,3 +90,20 @@ class StoresParts(Protocol):
 
     async def complete_parts(self, key: str, multipart_id: str, parts: list[StoredPart]) -> None:
         """Make the object of these parts, unless there is one. Raises UploadConflict for an unknown id."""
+
+
+class SharedLogs(Protocol):
+    """A capability: processes of one machine write to the same blobs. One appends objects and hands over their keys;
+    another makes them durable (SyncsLogs), those of many appends at once."""
+
+    def append(self, objects: Sequence[tuple[str, bytes | bytearray | memoryview]]) -> list[str]:
+        """Write several new objects, as `put_all` does, but not durably. It blocks for as long as the system takes to
+        copy them."""
+
+
+@runtime_checkable
+class SyncsLogs(Protocol):
+    """The other half of SharedLogs."""
+
+    async def make_durable(self, keys: Collection[str]) -> None:
+        """Return once these objects are durable, except those that were deleted. A record may refer to them then."""

@@ -1,15 +1,16 @@
-"""The Coordinator seam: leases, semaphores, rate limits, counters and a cache. Primitives only; coordination/ has the
-policies.
+"""The Coordinator seam: leases, semaphores, rate limits, counters, a cache, and the ready index (ready.py). Primitives
+only; coordination/ has the policies.
 
 Losing all of it costs no correctness: Records and Tasks hold whatever must survive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from conveyor.engines.ready import ReadyIndex
 from conveyor.model import JobId, RunId
 
 
@@ -32,7 +33,15 @@ class Lease(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Coordinator(Protocol):
+class PermitRequest(NamedTuple):
+    """How many permits of a semaphore a holder wants, and how many there are."""
+
+    semaphore: str
+    want: int
+    limit: int
+
+
+class Coordinator(ReadyIndex, Protocol):
     """All times are by the engine's clock, so holders need no synchronized clocks."""
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
@@ -50,6 +59,9 @@ class Coordinator(Protocol):
     async def acquire(self, semaphore: str, holder: str, want: int, limit: int, ttl: float) -> int:
         """Set this holder's permits to `want`, or to what `limit` leaves after the other holders. Returns the number.
         The permits expire after `ttl` seconds unless acquired again; 0 releases them."""
+
+    async def acquire_many(self, requests: Sequence[PermitRequest], holder: str, ttl: float) -> list[int]:
+        """As `acquire` for each of these semaphores, in one round trip. Each is granted by itself."""
 
     async def permits_in_use(self, semaphore: str) -> int:
         """The number of permits that all holders have."""

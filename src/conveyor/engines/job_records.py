@@ -5,8 +5,16 @@ from typing import Protocol
 
 from conveyor.engines.access_records import IdempotencyClaim
 from conveyor.engines.document_records import Document
-from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId
+from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId, fnv32a
 from conveyor.states import RunState
+
+# Jobs are spread over this many buckets, so that processes can share them out. Engines store the number.
+JOB_BUCKETS = 64
+
+
+def bucket_of(job_id: JobId) -> int:
+    """The bucket of a job, in range(JOB_BUCKETS)."""
+    return fnv32a(job_id) % JOB_BUCKETS
 
 
 class JobRecords(Protocol):
@@ -33,11 +41,15 @@ class JobRecords(Protocol):
     async def job(self, tenant: TenantId, job_id: JobId) -> Job | None:
         """A job of this tenant that is neither expired nor deleted."""
 
+    async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
+        """As `job` for each of these tenants and ids, in one round trip and in any order, without the missing ones."""
+
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         """The tenant's jobs, newest first."""
 
-    async def active_jobs(self) -> list[Job]:
-        """Jobs of all tenants whose latest run has not finished."""
+    async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
+        """Jobs of all tenants whose latest run has not finished, in order of job_id: all, or those of some buckets
+        (`bucket_of`), which costs their share of all."""
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         """A run, by id."""

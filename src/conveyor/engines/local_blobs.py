@@ -1,25 +1,27 @@
 """Blobs in a directory. An object is one file, named by its key. A put returns once the object is durable: temporary
-file, fsync, rename, fsync of the directory and of its new parents.
+file, fsync, rename, fsync of the directory and of its new parents. Objects that are put together share a log
+(local_logs.py), and one fsync.
 
 File work runs in a thread pool of its own, so that an fsync blocks neither the event loop nor the shared threads. One
 process owns the directory. An object and a directory cannot share a name: no key may be a parent path of another key.
 """
 
 import asyncio
-import fcntl
+import heapq
 import itertools
 import os
-import stat
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+from conveyor.disk import write_error
 from conveyor.engines.blob_keys import check_key, check_range, folder_of
 from conveyor.engines.blobs import BlobInfo, Presigned
+from conveyor.engines.local_files import Draft, Reader, infos, size_of, sweep, sync_directory, unlink, walk
+from conveyor.engines.local_logs import LocalLogs, LogReader, group_of, placed
 from conveyor.errors import EngineFailed, NotFound
 from conveyor.faults import crashpoint
 
@@ -33,8 +35,6 @@ _LIST_BATCH = 1000
 _STREAM_BUFFER = 1024 * 1024
 _SETTLED_LIMIT = 10_000
 _PUBLISH_TRIES = 100
-# One counter for all instances, so that two on the same directory never choose the same temporary name.
-_drafts = itertools.count()
 
 
 class LocalBlobs:
@@ -49,16 +49,50 @@ class LocalBlobs:
         self._tree = threading.Lock()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._drafts.mkdir(exist_ok=True, mode=0o700)
-        _sync_directory(root)
-        _sync_directory(root.parent)
-        _sweep(self._drafts)
+        sync_directory(root)
+        sync_directory(root.parent)
+        sweep(self._drafts)
+        self._logs = LocalLogs(root / ".logs", self._settle)
 
     async def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         await self._run(self._put, self._path(key), data)
 
+    async def put_all(self, objects: Sequence[tuple[str, bytes | bytearray | memoryview]]) -> list[str]:
+        groups: dict[str, list[int]] = {}
+        for position, (key, _) in enumerate(objects):
+            groups.setdefault(group_of(check_key(key)), []).append(position)
+        keys = [key for key, _ in objects]
+
+        async def append(group: str, positions: list[int]) -> None:
+            theirs = [objects[position] for position in positions]
+            if not group:
+                await asyncio.gather(*(self.put(key, data) for key, data in theirs))
+                return
+            for position, key in zip(positions, await self._run(self._logs.append, group, theirs), strict=True):
+                keys[position] = key
+
+        await asyncio.gather(*(append(group, positions) for group, positions in groups.items()))
+        return keys
+
+    def append(self, objects: Sequence[tuple[str, bytes | bytearray | memoryview]]) -> list[str]:
+        """See SharedLogs."""
+        groups: dict[str, list[int]] = {}
+        for position, (key, _) in enumerate(objects):
+            groups.setdefault(group_of(check_key(key)), []).append(position)
+        keys = [key for key, _ in objects]
+        for group, positions in groups.items():
+            theirs = [objects[position] for position in positions]
+            for position, key in zip(positions, self._logs.append(group, theirs, is_durable=False), strict=True):
+                keys[position] = key
+        return keys
+
+    async def make_durable(self, keys: Collection[str]) -> None:
+        """See SyncsLogs."""
+        await self._run(self._logs.sync, keys)
+
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
         path = self._path(key)
-        draft = _Draft(self._drafts)
+        draft = Draft(self._drafts)
         size = 0
         try:
             await self._run(draft.open)
@@ -72,11 +106,11 @@ class LocalBlobs:
 
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes | None:
         check_range(offset, length)
-        return await self._run(_get, self._path(key), offset, length)
+        return await self._run(self._get, check_key(key), offset, length)
 
     async def stream(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         check_range(offset)
-        reader = _Reader(self._path(key))
+        reader = await self._run(self._reader, check_key(key))
         try:
             if await self._run(reader.open) is None:
                 raise NotFound(f"Object not found: {key}.")
@@ -87,16 +121,18 @@ class LocalBlobs:
             await self._run(reader.close)
 
     async def size(self, key: str) -> int | None:
-        return await self._run(_size, self._path(key))
+        return await self._run(self._size, check_key(key))
 
     async def listing(self, prefix: str) -> AsyncIterator[BlobInfo]:
-        stored = _infos(self._root, folder_of(prefix))
+        folder = folder_of(prefix)
+        in_logs = await self._run(self._logs.infos, folder)
+        stored = heapq.merge(infos(self._root, folder), in_logs, key=lambda info: info.key)
         while batch := await self._run(list, itertools.islice(stored, _LIST_BATCH)):
             for info in batch:
                 yield info
 
     async def delete(self, keys: list[str]) -> None:
-        await self._run(self._delete, [self._path(key) for key in keys])
+        await self._run(self._delete, [check_key(key) for key in keys])
 
     async def delete_prefix(self, prefix: str, limit: int) -> int:
         folder = folder_of(prefix)
@@ -109,6 +145,10 @@ class LocalBlobs:
 
     async def presigned_get(self, key: str, seconds: float, content_type: str, filename: str) -> Presigned | None:
         return None
+
+    def close(self) -> None:
+        """Append nothing more to the logs of this process."""
+        self._logs.close()
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -123,10 +163,11 @@ class LocalBlobs:
             await _outlast(future)
             raise
         except OSError as error:
-            raise EngineFailed(f"The blob directory failed: {error.strerror or error}.") from error
+            failed = EngineFailed(f"The blob directory failed: {error.strerror or error}.")
+            raise write_error(error, self._root) or failed from error
 
     def _put(self, path: Path, data: bytes | bytearray | memoryview) -> None:
-        draft = _Draft(self._drafts)
+        draft = Draft(self._drafts)
         try:
             draft.open()
             draft.write(data)
@@ -134,18 +175,18 @@ class LocalBlobs:
         finally:
             draft.close()
 
-    def _publish(self, draft: "_Draft", path: Path) -> None:
+    def _publish(self, draft: Draft, path: Path) -> None:
         crashpoint("blob.put.before")
         draft.sync()
         self._move(draft, path)
         # Only empty directories are removed: if it is missing, another caller has deleted the object.
         with suppress(FileNotFoundError):
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         # A directory that was removed and created again since the check may not be durable yet.
         self._settle(path.parent)
         crashpoint("blob.put.after")
 
-    def _move(self, draft: "_Draft", path: Path) -> None:
+    def _move(self, draft: Draft, path: Path) -> None:
         for last in range(_PUBLISH_TRIES, 0, -1):
             try:
                 self._settle(path.parent)
@@ -166,7 +207,7 @@ class LocalBlobs:
             new = list(itertools.takewhile(self._unsettled, (directory, *directory.parents)))
             for each in reversed(new):
                 each.mkdir(exist_ok=True, mode=0o700)
-                _sync_directory(each.parent)
+                sync_directory(each.parent)
             if len(self._settled) > _SETTLED_LIMIT:
                 self._settled.clear()
             self._settled.update(new)
@@ -187,21 +228,43 @@ class LocalBlobs:
                 self._settled.discard(directory)
                 directory = directory.parent
 
-    def _delete(self, paths: list[Path]) -> None:
+    def _reader(self, key: str) -> Reader | LogReader:
+        return (self._logs.reader(key) if placed(key) else None) or Reader(self._root / key)
+
+    def _get(self, key: str, offset: int, length: int | None) -> bytes | None:
+        reader = self._reader(key)
+        try:
+            size = reader.open()
+            if size is None:
+                return None
+            left = max(size - offset, 0)
+            return reader.read(offset, left if length is None else min(length, left))
+        except NotFound:
+            # Deleted since it was opened.
+            return None
+        finally:
+            reader.close()
+
+    def _size(self, key: str) -> int | None:
+        found = self._logs.find(key)
+        return size_of(self._root / key) if found is None else found[1].length
+
+    def _delete(self, keys: list[str]) -> None:
+        paths = [self._root / key for key in keys if not self._logs.delete(key)]
         for path in paths:
-            _unlink(path)
+            unlink(path)
         for directory in {path.parent for path in paths}:
             self._prune(directory)
 
     def _delete_prefix(self, folder: str, limit: int) -> int:
-        removed = 0
+        removed = self._logs.delete_folder(folder, limit)
         last: Path | None = None
-        for key in itertools.islice(_walk(self._root, folder), limit):
+        for key in itertools.islice(walk(self._root, folder), limit - removed):
             path = self._root / key
             if last is not None and path.parent != last:
                 self._prune(last)
             last = path.parent
-            removed += _unlink(path)
+            removed += unlink(path)
         if last is not None:
             self._prune(last)
         if removed < limit:
@@ -209,81 +272,6 @@ class LocalBlobs:
             for directory, _, _ in os.walk(self._root / folder, topdown=False):
                 self._prune(Path(directory))
         return removed
-
-
-class _Draft:
-    """A temporary file of a put. Its writer locks it: an unlocked one was left by a crash."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._path: Path | None = None
-        self._fd = -1
-
-    def open(self) -> None:
-        while self._fd < 0:
-            path = self._directory / f"{os.getpid()}-{next(_drafts)}"
-            try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except FileExistsError:
-                # A process with the same id crashed here; its unlocked file is not swept yet.
-                continue
-            self._path = path
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(self._fd, view) :]
-
-    def sync(self) -> None:
-        _sync(self._fd)
-
-    def move(self, path: Path) -> None:
-        assert self._path is not None
-        self._path.rename(path)
-        self._path = None
-
-    def close(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-            self._path = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class _Reader:
-    """An open object: it stays readable to its end when another caller deletes or replaces it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-
-    def open(self) -> int | None:
-        """The object's size; None if it does not exist."""
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        stored = os.fstat(self._fd)
-        return stored.st_size if stat.S_ISREG(stored.st_mode) else None
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes, fewer only at the end. One system call reads at most 2 GiB, hence the loop."""
-        data = os.pread(self._fd, length, offset)
-        if len(data) in {0, length}:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < length and (data := os.pread(self._fd, length - got, offset + got)):
-            parts.append(data)
-            got += len(data)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 async def _outlast(future: asyncio.Future[T]) -> None:
@@ -305,99 +293,3 @@ async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | bytearr
             yield held
             held = bytearray()
     yield held
-
-
-def _get(path: Path, offset: int, length: int | None) -> bytes | None:
-    reader = _Reader(path)
-    try:
-        size = reader.open()
-        if size is None:
-            return None
-        left = max(size - offset, 0)
-        return reader.read(offset, left if length is None else min(length, left))
-    finally:
-        reader.close()
-
-
-def _size(path: Path) -> int | None:
-    try:
-        stored = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return stored.st_size if stat.S_ISREG(stored.st_mode) else None
-
-
-def _unlink(path: Path) -> bool:
-    try:
-        path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _infos(root: Path, folder: str) -> Iterator[BlobInfo]:
-    for key in _walk(root, folder):
-        size = _size(root / key)
-        if size is not None:
-            yield BlobInfo(key, size)
-
-
-def _walk(root: Path, folder: str) -> Iterator[str]:
-    """Keys in order. Keeps the names of one directory per level in memory, never the whole tree."""
-    levels = [(folder, iter(_names(root / folder)))]
-    while levels:
-        above, names = levels[-1]
-        for name in names:
-            key = above + name
-            if name.endswith("/"):
-                levels.append((key, iter(_names(root / key))))
-                break
-            yield key
-        else:
-            levels.pop()
-
-
-def _names(directory: Path) -> list[str]:
-    """Sorted as if a directory's name ended with a slash: `a-b` comes before `a/b`, though `a` comes before `a-b`."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(
-                f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
-                for entry in entries
-                if not entry.name.startswith(".")
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _sweep(drafts: Path) -> None:
-    """Remove the temporary files of dead processes. The kernel releases the lock of a dead writer."""
-    for path in drafts.iterdir():
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # Its writer is alive and has just renamed it.
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _sync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync(fd: int) -> None:
-    if sys.platform == "darwin":
-        # Here fsync reaches only the cache of the drive.
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(fd)

@@ -6,7 +6,7 @@ and a hash (s3.py): on the other stores, clients upload and download through the
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from hashlib import sha256
@@ -35,6 +35,7 @@ _OPTIONS = {"s3": frozenset({"region", "endpoint"}), "gs": frozenset[str](), "az
 _BLOCK = 8 * 1024 * 1024
 _PART = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 2
+_PUTS_AT_ONCE = 16
 # A smaller object is one request, which costs a quarter of the smallest multipart upload.
 _MAX_IN_ONE = 64 * 1024 * 1024
 _LIST_BATCH = 1000
@@ -65,6 +66,16 @@ class ObjectBlobs:
         else:
             await self.put_stream(key, _one(bytes(data)))
         crashpoint("blob.put.after")
+
+    async def put_all(self, objects: Sequence[tuple[str, bytes | bytearray | memoryview]]) -> list[str]:
+        at_once = asyncio.Semaphore(_PUTS_AT_ONCE)
+
+        async def put(key: str, data: bytes | bytearray | memoryview) -> None:
+            async with at_once:
+                await self.put(key, data)
+
+        await asyncio.gather(*(put(key, data) for key, data in objects))
+        return [key for key, _ in objects]
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> int:
         path = check_key(key)

@@ -13,7 +13,8 @@ class OutboxRecords(Protocol):
         """The events of a job, oldest first, dispatched ones included."""
 
     async def undispatched(self, limit: int) -> list[OutboxEvent]:
-        """Events of all tenants that were not dispatched yet, oldest first."""
+        """Events of all tenants that were not dispatched yet, oldest first; those of one job in the order in which they
+        were stored."""
 
     async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         """Mark these events as dispatched to every subscriber."""

@@ -33,6 +33,16 @@ def run_queues(run_id: RunId) -> tuple[QueueName, QueueName]:
     return run_queue(run_id), recovery_queue(run_id)
 
 
+def home_queue(queue: QueueName) -> QueueName:
+    """The run queue of a recovery queue; any other queue itself."""
+    return QueueName(queue.removesuffix(_RECOVERY_SUFFIX))
+
+
+def run_of(queue: QueueName) -> RunId | None:
+    """The run whose queue this is; None for other queues."""
+    return RunId(home_queue(queue)[len(RUN_PREFIX) :]) if queue.startswith(RUN_PREFIX) else None
+
+
 def kind_of(queue: QueueName) -> str:
     """The metric label of a queue: all run queues share one, all recovery queues another."""
     if queue.startswith(RUN_PREFIX):
@@ -65,10 +75,17 @@ class Depth(msgspec.Struct, frozen=True):
     ready: int
     held: int
     delayed: int
+    # Whether there may be messages that are not counted.
+    unknown: bool = False
 
     @property
     def total(self) -> int:
         return self.ready + self.held + self.delayed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known that there is no message."""
+        return self.total == 0 and not self.unknown
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -120,7 +137,8 @@ class Queue(Protocol):
         """Redrive dead letters: send each back to its queue. Returns how many."""
 
     async def depth(self, queue: QueueName) -> Depth:
-        """The number of messages by state; approximate on some engines."""
+        """The number of messages by state, of this queue alone; approximate on some engines. `unknown` says that there
+        may be more: then only time shows whether a message was lost."""
 
     async def drop(self, queue: QueueName) -> None:
         """Delete a queue with all its messages."""
@@ -135,11 +153,48 @@ class ReportsMessageAge(Protocol):
 
 
 @runtime_checkable
+class NamesQueues(Protocol):
+    """A capability: the engine knows which queues have messages."""
+
+    async def next_queue(self, after: QueueName | None) -> QueueName | None:
+        """The first queue with messages, ready or not, after this one, in an order of the engine; None at the end."""
+
+
+@runtime_checkable
+class SharesQueues(Protocol):
+    """A capability: several runs may share one queue of the engine, which cannot count the messages of each. The depth
+    of such a run has what is known of that run alone; the rest is `unknown`."""
+
+    async def shared_depth(self) -> Depth | None:
+        """The depth of the queue that several runs share; None if there is none."""
+
+
+@runtime_checkable
 class Hastens(Protocol):
     """A capability: the engine can make delayed messages visible."""
 
     async def hasten(self, queue: QueueName) -> None:
         """Make the delayed messages of a queue visible now. Messages in flight stay in flight."""
+
+
+@runtime_checkable
+class Reveals(Protocol):
+    """A capability: the engine stores when a message is visible by the clock of its sender, which may be set back."""
+
+    async def reveal(self, queue: QueueName, beyond: float) -> int:
+        """Make messages visible now that would be hidden for more than `beyond` seconds from now: a delay is over, a
+        lease has expired. Returns how many."""
+
+
+@runtime_checkable
+class KeepsArrivals(Protocol):
+    """A capability: messages may arrive here for a receiver that no longer asks. Nobody else gets them meanwhile."""
+
+    def has_arrived(self, queue: QueueName) -> bool:
+        """Whether messages of the queue have arrived that no receiver has taken."""
+
+    async def give_back(self, queue: QueueName) -> None:
+        """Make such messages visible to others: no receiver here will take them."""
 
 
 class InboxMessage(msgspec.Struct, frozen=True):

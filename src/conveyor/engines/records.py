@@ -6,6 +6,7 @@ from typing import Protocol
 
 from conveyor.engines.access_records import AccessRecords, Claimed, IdempotencyClaim, upload_of
 from conveyor.engines.document_records import Document, DocumentRecords
+from conveyor.engines.flush_records import AtomicFlush, Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.ingest_records import IngestRecords
 from conveyor.engines.job_records import JobRecords
 from conveyor.engines.outbox_records import OutboxRecords
@@ -15,6 +16,7 @@ from conveyor.model import Job, OutboxEvent, TaskSeed
 __all__ = [
     "AccessRecords",
     "AtomicAccept",
+    "AtomicFlush",
     "Claimed",
     "Document",
     "DocumentRecords",
@@ -22,7 +24,11 @@ __all__ = [
     "IngestRecords",
     "JobRecords",
     "OutboxRecords",
+    "Receipts",
     "Records",
+    "RunFlush",
+    "RunFlushed",
+    "RunMove",
     "upload_of",
 ]
 

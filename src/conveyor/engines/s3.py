@@ -5,26 +5,24 @@ supports that; otherwise a second PUT can only write the same bytes. A presigned
 file name of the download.
 """
 
-import asyncio
 import base64
 import re
-import threading
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from aiobotocore.session import get_session as get_async_session
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.session import get_session
 from pyreqwest.client import ClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_credentials import aws_credentials, missing_credentials
+from conveyor.engines.aws_session import aws_session, default_region
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import EngineFailed, InvalidSetting
 
@@ -82,11 +80,9 @@ class Bucket:
 
     def __init__(self, name: str, prefix: str | None, region: str | None, endpoint: str | None, clock: Clock) -> None:
         self._clock = clock
-        self._found: Any = None
-        self._finding = threading.Lock()
         self.name = _checked_name(name)
         self.prefix = prefix
-        self.region = region or get_session().get_config_variable("region") or ""
+        self.region = region or default_region() or ""
         self.endpoint = None if endpoint is None else _checked_endpoint(endpoint)
         self.signer = Signer(self)
         if not self.region:
@@ -101,15 +97,18 @@ class Bucket:
         return f"https://{host}/{self.name}/{path}" if "." in self.name else f"https://{self.name}.{host}/{path}"
 
     async def credentials(self) -> Any:
-        """The current credentials of the environment, a profile or a role."""
-        # Finding and renewing credentials may call other services: not on the event loop.
-        if self._found is None or getattr(self._found, "refresh_needed", bool)():
-            return await asyncio.to_thread(self._frozen)
-        return self._found.get_frozen_credentials()
+        """The current credentials of the process."""
+        try:
+            return await aws_credentials().current()
+        except BotoCoreError as error:
+            raise EngineFailed(missing_credentials(error)) from error
 
     def provider(self) -> Any:
         """The same credentials for the store, which calls this in its own threads."""
-        frozen = self._frozen()
+        try:
+            frozen = aws_credentials().load()
+        except BotoCoreError as error:
+            raise EngineFailed(missing_credentials(error)) from error
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         return {
             "access_key_id": frozen.access_key,
@@ -117,17 +116,6 @@ class Bucket:
             "token": frozen.token,
             "expires_at": now + timedelta(seconds=_CREDENTIAL_SECONDS),
         }
-
-    def _frozen(self) -> Any:
-        try:
-            with self._finding:
-                if self._found is None:
-                    self._found = get_session().get_credentials()
-            if self._found is None:
-                raise EngineFailed("No AWS credentials found: set AWS_ACCESS_KEY_ID or AWS_PROFILE, or assign a role.")
-            return self._found.get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
-            raise EngineFailed(f"The AWS credentials could not be loaded: {error}") from error
 
     async def migrate(self) -> None:
         """Create the bucket unless it exists, and add the lifecycle rules of Conveyor to the existing ones."""
@@ -224,7 +212,7 @@ class Bucket:
         # Path style for a name with dots, or a custom endpoint.
         style = "path" if self.endpoint is not None or "." in self.name else "virtual"
         config = Config(s3={"addressing_style": style}, connect_timeout=5, read_timeout=30)
-        client: AbstractAsyncContextManager[Any] = get_async_session().create_client(
+        client: AbstractAsyncContextManager[Any] = aws_session().create_client(
             "s3", region_name=self.region, endpoint_url=self.endpoint, config=config
         )
         return client

@@ -9,7 +9,7 @@ of the job holds it, the configured one first.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,6 +65,15 @@ class TaskRouter:
     def stores(self) -> list[str]:
         """The ids of all open engines, the configured one first."""
         return list(self._engines)
+
+    @property
+    def configured(self) -> Tasks:
+        """The engine that takes the tasks of new jobs."""
+        return self._engines[self._configured]
+
+    @property
+    def inline_bytes(self) -> int:
+        return self.configured.inline_bytes
 
     def engine(self, store: str) -> Tasks:
         """An open engine, by its id."""
@@ -162,12 +171,16 @@ class ReachableJobs:
         job = await self._jobs.job(tenant, job_id)
         return None if job is None else await self._recorded(job)
 
+    async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
+        """Those on an engine that is not open, too: who reads them has to know that they exist."""
+        return [await self._recorded(job) for job in await self._jobs.jobs_of(keys)]
+
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         page = await self._jobs.jobs(tenant, cursor, limit)
         return Page([await self._recorded(job) for job in page.items], page.next_cursor)
 
-    async def active_jobs(self) -> list[Job]:
-        return await self._reachable(await self._jobs.active_jobs())
+    async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
+        return await self._reachable(await self._jobs.active_jobs(buckets))
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
         return await self._first_reachable(self._jobs.unswept_jobs, limit)

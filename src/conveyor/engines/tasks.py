@@ -1,6 +1,6 @@
 """The Tasks seam: tasks and their events, the bulk of all data. Batches in, batches out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -51,22 +51,31 @@ class Walked(msgspec.Struct, frozen=True):
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """The matching tasks of a shard, and the last task_id that was read; None if no row follows."""
+    """The matching tasks of a shard, and the last task_id that was read; None if no row follows. `read` is the number
+    of rows that were read, where the engine tells: DynamoDB bills those that do not match, too."""
 
     tasks: list[Task]
     last: TaskId | None
+    read: int | None = None
+
+    @property
+    def rows_read(self) -> int:
+        return len(self.tasks) if self.read is None else self.read
 
 
 class Scans(Protocol):
     """The part of Tasks that listings use."""
 
     async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
-        """Like `page`, for requests: it reads a bounded number of rows, so it may return fewer tasks than match, or
-        none. DynamoDB reads as many rows as needed."""
+        """Like `page`, for requests: it reads at most about MAX_SCANNED rows, so it may return fewer tasks than
+        match, or none. Over the shards of a run the bound is shared."""
 
 
 class Tasks(Scans, Protocol):
     """Every method takes the RunKey: tenant, run and shard count. These alone determine the shard of a task."""
+
+    # The largest result of a handler that is worth keeping in the row of its task, in bytes.
+    inline_bytes: int
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
         """Write tasks as pending. A task that already exists stays as it is, whatever its status."""
@@ -112,7 +121,8 @@ class Tasks(Scans, Protocol):
         """The task events of the run, or of one of its tasks, oldest first."""
 
     async def delete(self, run: RunKey, limit: int) -> int:
-        """Delete up to `limit` rows of the run. Returns how many; 0 when none is left."""
+        """Delete up to `limit` rows of the run. Returns how many; 0 when none is left. Raises TasksInUse if it had to
+        wait for readers, which nobody else should wait behind."""
 
 
 async def page_by_scans(
@@ -160,6 +170,10 @@ class CopiesRuns(Protocol):
 class RoutesTasks(Protocol):
     """A capability: runs are on several engines."""
 
+    @property
+    def configured(self) -> Tasks:
+        """The engine that takes the tasks of new jobs."""
+
     def engine_of(self, run: RunKey) -> Tasks:
         """The engine that holds a run. Raises TasksElsewhere."""
 
@@ -168,6 +182,22 @@ def by_index(tasks: Tasks, run: RunKey) -> ReadsByIndex | None:
     """The engine that holds a run, if it stores tasks by index. Raises TasksElsewhere."""
     engine = tasks.engine_of(run) if isinstance(tasks, RoutesTasks) else tasks
     return engine if isinstance(engine, ReadsByIndex) else None
+
+
+def is_configured(tasks: Tasks, run: RunKey) -> bool:
+    """Whether the engine that takes the tasks of new jobs holds a run. Raises TasksElsewhere."""
+    return _holder(tasks, run) is getattr(tasks, "configured", tasks)
+
+
+def inline_bytes(tasks: Tasks, run: RunKey) -> int:
+    """The largest result that the engine of a run keeps in rows. Raises TasksElsewhere."""
+    return _holder(tasks, run).inline_bytes
+
+
+def _holder(tasks: Tasks, run: RunKey) -> Tasks:
+    # For each run of a flush, and so without `isinstance`, which looks at every attribute of a Protocol.
+    engine_of: Callable[[RunKey], Tasks] | None = getattr(tasks, "engine_of", None)
+    return tasks if engine_of is None else engine_of(run)
 
 
 def is_reachable(tasks: Tasks, run: RunKey) -> bool:

@@ -11,11 +11,18 @@ from contextlib import aclosing
 from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
+import structlog
+
 from conveyor.engines.blobs import Blobs
-from conveyor.model import BodyRef, Task
+from conveyor.errors import BodyDamaged
+from conveyor.jobs.body_coding import check_deflated, inflate, missing_body
+from conveyor.model import Task, TaskError
 from conveyor.read.prefetch import prefetch
-from conveyor.read.results import check_body, missing_body, stream_body
+from conveyor.read.results import check_body, stream_body
 from conveyor.read.walk import Position, TaskBatch
+
+log = structlog.get_logger()
 
 # A longer body is streamed, never held in memory.
 LARGE = 8 * 1024 * 1024
@@ -30,7 +37,8 @@ Body = bytes | memoryview
 
 
 class Window(NamedTuple):
-    """Tasks in the order of the list, each with its body. The body is None if it is large or was not requested."""
+    """Tasks in the order of the list, each with its body, which is checked. The body is None if it is large or was not
+    requested, or if it is damaged: the task then has that as its error (`is_damaged`)."""
 
     tasks: list[Task]
     bodies: list[Body | None]
@@ -41,10 +49,10 @@ class Window(NamedTuple):
 
 
 async def windows(
-    blobs: Blobs, batches: AsyncGenerator[TaskBatch, None], with_bodies: bool
+    blobs: Blobs, batches: AsyncGenerator[TaskBatch, None], with_bodies: bool, deflated: bool = False
 ) -> AsyncGenerator[Window, None]:
     """The tasks of these batches with their bodies, prefetched by one window. A batch without tasks makes an empty
-    window, for its position."""
+    window, for its position. With `deflated`, bodies that are stored deflated stay so."""
 
     async def read() -> AsyncGenerator[Window, None]:
         async for batch in batches:
@@ -52,7 +60,10 @@ async def windows(
             for tasks in _split(batch.tasks) if with_bodies else [batch.tasks]:
                 bodies: list[Body | None] = [None] * len(tasks)
                 if with_bodies:
-                    await _read_bodies(blobs, tasks, bodies)
+                    damaged = await _read_bodies(blobs, tasks, bodies)
+                    # Here, and not where they are packed: the other core inflates and hashes them meanwhile.
+                    damaged |= await asyncio.to_thread(_check_all, tasks, bodies, deflated)
+                    _mark_damaged(tasks, bodies, damaged)
                 left -= len(tasks)
                 after = tasks[-1].index if left else batch.last
                 yield Window(tasks, bodies, Position(after, batch.position.offsets), read)
@@ -63,10 +74,45 @@ async def windows(
             yield window
 
 
-def checked(ref: BodyRef, body: Body) -> Body:
-    """The body, checked against its reference. Raises EngineFailed."""
-    check_body(ref, len(body), sha256(body).hexdigest())
-    return body
+def is_damaged(task: Task) -> bool:
+    """Whether the body of this task of a window is damaged or missing."""
+    error = task.detail.error
+    return task.detail.body is not None and error is not None and error.code == BodyDamaged.code
+
+
+def damage_of(error: BodyDamaged) -> TaskError:
+    """The error of a task whose body is damaged, in a manifest."""
+    return TaskError(BodyDamaged.code, error.message)
+
+
+def _mark_damaged(tasks: list[Task], bodies: list[Body | None], damaged: dict[int, BodyDamaged]) -> None:
+    """One damaged body must not cost the export of all others: its task goes on without it."""
+    for place, error in damaged.items():
+        task = tasks[place]
+        log.warning("a stored body is damaged", task=task.task_id, index=task.index, error=error.message)
+        detail = msgspec.structs.replace(task.detail, error=damage_of(error))
+        tasks[place], bodies[place] = msgspec.structs.replace(task, detail=detail), None
+
+
+def _check_all(tasks: Sequence[Task], bodies: list[Body | None], deflated: bool) -> dict[int, BodyDamaged]:
+    """Check bodies as they are stored, and replace them by what they are, except for deflated ones that are to stay so.
+    These are checked by the CRC-32 of their stored bytes, those that are inflated by that of the body too, all others
+    by their sha256. Returns the damaged ones by their places."""
+    damaged = {}
+    for place, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
+        ref = task.detail.body
+        if body is None or ref is None:
+            continue
+        try:
+            if ref.stored is None:
+                check_body(ref, len(body), sha256(body).hexdigest())
+            elif deflated:
+                check_deflated(ref, body)
+            else:
+                bodies[place] = inflate(ref, body)
+        except BodyDamaged as error:
+            damaged[place] = error
+    return damaged
 
 
 class _Range(NamedTuple):
@@ -101,9 +147,9 @@ def _split(tasks: Sequence[Task]) -> Iterator[list[Task]]:
 def _ranges(tasks: Sequence[Task]) -> Iterator[_Range]:
     """The ranges with the bodies of these tasks, except large ones, by object and offset."""
     refs = [
-        (ref.key, ref.offset, ref.length, place)
+        (ref.key, ref.offset, ref.stored_length, place)
         for place, ref in enumerate(task.detail.body for task in tasks)
-        if ref is not None and ref.length <= LARGE
+        if ref is not None and ref.length <= LARGE and ref.inline is None
     ]
     refs.sort()
     places: list[int] = []
@@ -121,22 +167,31 @@ def _ranges(tasks: Sequence[Task]) -> Iterator[_Range]:
         yield _Range(within, start, end - max(start, 0), places)
 
 
-async def _read_bodies(blobs: Blobs, tasks: Sequence[Task], bodies: list[Body | None]) -> None:
-    """Fill in the body of each task, as stored: not yet checked."""
+async def _read_bodies(blobs: Blobs, tasks: Sequence[Task], bodies: list[Body | None]) -> dict[int, BodyDamaged]:
+    """Fill in the body of each task, as stored and unchecked. Returns the missing ones by their places."""
+    missing: dict[int, BodyDamaged] = {}
+    for place, task in enumerate(tasks):
+        if task.detail.body is not None and task.detail.body.inline is not None:
+            bodies[place] = task.detail.body.inline
     ranges = list(_ranges(tasks))
     todo = iter(ranges)
 
     async def reader() -> None:
         for range_ in todo:
-            data = await _read(blobs, range_, tasks)
+            try:
+                data = await _read(blobs, range_, tasks)
+            except BodyDamaged as error:
+                missing.update(dict.fromkeys(range_.places, error))
+                continue
             view = memoryview(data)
             for place in range_.places:
                 ref = tasks[place].detail.body
                 assert ref is not None
                 start = ref.offset - range_.start
-                bodies[place] = data if ref.offset < 0 else view[start : start + ref.length]
+                bodies[place] = data if ref.offset < 0 else view[start : start + ref.stored_length]
 
     await asyncio.gather(*(reader() for _ in range(min(_READS_AT_ONCE, len(ranges)))))
+    return missing
 
 
 async def _read(blobs: Blobs, range_: _Range, tasks: Sequence[Task]) -> bytes:

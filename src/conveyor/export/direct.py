@@ -4,7 +4,7 @@ Gets a job, reads its tasks once with their bodies, and yields one archive: ever
 
 A temporary file holds what the end of the archive is made of. Engines that return tasks by id, which is a hash, need
 further files for sorting. Memory holds some pages of tasks and two windows of bodies, whatever the size of the job.
-Every body is checked against its sha256 before it is written.
+Every body is checked before it is written (`body_reader`). Bodies that are stored deflated are copied as they are.
 """
 
 import asyncio
@@ -21,10 +21,12 @@ import msgspec
 
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
-from conveyor.export.body_reader import LARGE, Window, windows
+from conveyor.errors import BodyDamaged
+from conveyor.export.body_reader import LARGE, Window, damage_of, windows
 from conveyor.export.formats import ZipPart
 from conveyor.export.sorting import PAGE
 from conveyor.export.spool import SortedSpool
+from conveyor.export.zip_writer import LEVEL
 from conveyor.faults import crashpoint
 from conveyor.jobs.latest_outcomes import hides
 from conveyor.model import Job, RunKey, Task, TaskId
@@ -57,20 +59,21 @@ async def export_zip(
     blobs: Blobs,
     job: Job,
     *,
-    level: int = 0,
+    level: int = LEVEL,
     spool_dir: Path | None = None,
     report: Report | None = None,
     runs: Sequence[RunKey] = (),
 ) -> AsyncGenerator[bytes, None]:
     """The archive of the latest outcome of each task over these runs, oldest first; without them, of the latest run. It
-    comes in pieces of up to some megabytes. Raises EngineFailed at a missing or damaged body; the archive is then
-    incomplete. `level` 1 to 3 deflates; `spool_dir` is for temporary files, which take some hundred bytes per task."""
+    comes in pieces of up to some megabytes. Missing and damaged bodies are left out, and the manifest lists
+    them. `level` 1 to 3 deflates, 0 stores; `spool_dir` is for temporary files: some hundred bytes per task."""
     modified = datetime.fromtimestamp(job.run.created_at, UTC)
     with ExitStack() as stack:
-        work = _DirectExport(ZipPart(modified, level, None), stack.enter_context(_Sidecar(spool_dir)), report)
+        part = ZipPart(modified, level, None)
+        work = _DirectExport(part, stack.enter_context(Sidecar(spool_dir)), report)
         spool = stack.enter_context(SortedSpool(spool_dir))
         walk = in_order(tasks, list(reversed(runs)) or [job.key], spool)
-        async with aclosing(windows(blobs, prefetch(walk), with_bodies=True)) as stream:
+        async with aclosing(windows(blobs, prefetch(walk), with_bodies=True, deflated=part.copies)) as stream:
             async for window in stream:
                 async for piece in work.pack(blobs, window):
                     yield piece
@@ -84,7 +87,7 @@ async def export_to_file(
     job: Job,
     path: Path,
     *,
-    level: int = 0,
+    level: int = LEVEL,
     report: Report | None = None,
     runs: Sequence[RunKey] = (),
 ) -> int:
@@ -98,8 +101,8 @@ async def export_to_file(
             async with aclosing(archive) as pieces:
                 async for piece in pieces:
                     size += await asyncio.to_thread(file.write, piece)
-            await asyncio.to_thread(_seal, file)
-        await asyncio.to_thread(_publish, part, path)
+            await asyncio.to_thread(seal, file)
+        await asyncio.to_thread(publish, part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -127,14 +130,14 @@ async def _sorted(tasks: Tasks, runs: Sequence[RunKey], spool: SortedSpool) -> A
         yield TaskBatch(batch, Position(), END, len(batch))
 
 
-class _Sidecar:
+class Sidecar:
     """The parts of the manifest and of the central directory, in a temporary file until the end of the archive."""
 
     def __init__(self, directory: Path | None) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  (see __exit__)
         self._places: list[tuple[int, int]] = []
 
-    def __enter__(self) -> "_Sidecar":
+    def __enter__(self) -> "Sidecar":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +162,7 @@ class _Sidecar:
 class _DirectExport:
     """One direct export."""
 
-    def __init__(self, part: ZipPart, sidecar: _Sidecar, report: Report | None) -> None:
+    def __init__(self, part: ZipPart, sidecar: Sidecar, report: Report | None) -> None:
         self._part = part
         self._sidecar = sidecar
         self._report = report
@@ -171,11 +174,15 @@ class _DirectExport:
         if ref is not None and ref.length > LARGE:
             bodies = 1
             yield self._part.begin_large(window.tasks[0], ref) or b""
-            async for piece in stream_body(blobs, ref):
-                if packed := await asyncio.to_thread(self._part.feed_large, piece):
-                    yield packed
-                    self._advance(size=len(packed))
-            yield self._part.end_large()
+            damage = None
+            try:
+                async for piece in stream_body(blobs, ref):
+                    if packed := await asyncio.to_thread(self._part.feed_large, piece):
+                        yield packed
+                        self._advance(size=len(packed))
+            except BodyDamaged as error:
+                damage = damage_of(error)
+            yield self._part.end_large(damage)
         elif packed := await asyncio.to_thread(self._pack, window):
             yield packed
             self._advance(size=len(packed))
@@ -222,12 +229,14 @@ def _latest(lines: Iterator[bytes]) -> Iterator[Task]:
         yield shown
 
 
-def _seal(file: IO[bytes]) -> None:
+def seal(file: IO[bytes]) -> None:
+    """Make a file durable."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def _publish(part: Path, path: Path) -> None:
+def publish(part: Path, path: Path) -> None:
+    """Give a durable file its name."""
     crashpoint("export.publish.before")
     part.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)

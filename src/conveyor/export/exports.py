@@ -18,7 +18,7 @@ from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document
 from conveyor.engines.tasks import TaskFilter
-from conveyor.errors import BadCursor, Conflict, EngineFailed, LimitReached, NotFound
+from conveyor.errors import BadCursor, BodyDamaged, Conflict, EngineFailed, LimitReached, NotFound
 from conveyor.export.request import (
     STATUSES,
     ExportBodies,
@@ -110,6 +110,8 @@ class ExportRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: dict[str, int] = {}
     body_count: int = 0
     body_bytes: int = 0
+    # Bodies that are damaged or missing: the files are without them.
+    damaged: int = 0
     parts: Sequence[PartFile] = ()
     making: PartInProgress = PartInProgress()
     # Attempts; whether a process works at it now; processes in a row that died without progress.
@@ -251,6 +253,7 @@ async def export_json(blobs: Blobs, row: Document, export: ExportRecord, now: fl
         "job_id": row.job_id,
         "state": export.state,
         "error": export.error,
+        "warning": _warning(export),
         "format": export.format,
         "compression": export.compression,
         "bodies": export.bodies,
@@ -366,4 +369,15 @@ def _counts(export: ExportRecord) -> dict[str, int]:
         **{label: export.counts.get(label, 0) for label in STATUSES},
         "bodies": export.body_count,
         "body_bytes": export.body_bytes,
+        "damaged": export.damaged,
     }
+
+
+def _warning(export: ExportRecord) -> str | None:
+    if not export.damaged:
+        return None
+    some = "1 stored body is" if export.damaged == 1 else f"{export.damaged} stored bodies are"
+    return (
+        f"{some} damaged or missing, and not in the files. Their tasks have the error {BodyDamaged.code}; "
+        "`conveyor rerun JOB --damaged` runs them again."
+    )

@@ -15,10 +15,11 @@ import msgspec
 from isal import isal_zlib
 
 from conveyor.export import zip_writer as archive
-from conveyor.export.body_reader import Body, checked
-from conveyor.export.lines import manifest_line
+from conveyor.export.body_reader import Body
+from conveyor.export.lines import damaged_line, manifest_line
 from conveyor.export.zip_writer import Deflate, EntryState, ZipEntry, ZipState, ZipWriter, deflated_bound
-from conveyor.model import BodyRef, Compression, Task
+from conveyor.jobs.body_coding import GZIP_HEADER, GZIP_TRAILER_BYTES, gzip_trailer
+from conveyor.model import BodyRef, Compression, Task, TaskError
 from conveyor.read.body_names import body_name
 
 if sys.version_info >= (3, 14):
@@ -28,9 +29,6 @@ else:
 
 MANIFEST = "manifest.jsonl"
 
-# Without date or name: the same tasks make the same bytes.
-_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-_GZIP_TRAILER = struct.Struct("<LL")
 _ZSTD_LEVEL = 3
 _DIRECTORY_LENGTH = struct.Struct("<Q")
 # A part is full when less than 1/64 of its size is left.
@@ -91,6 +89,14 @@ class OpenBody(msgspec.Struct, frozen=True):
     line: str
 
 
+class ManifestLines(NamedTuple):
+    """Lines of a manifest, deflated up to a byte boundary, with the CRC-32 and the size of the lines themselves."""
+
+    data: bytes
+    crc: int
+    size: int
+
+
 class _ZipPartState(msgspec.Struct, frozen=True, omit_defaults=True):
     archive: ZipState
     tasks: int = 0
@@ -107,6 +113,8 @@ class ZipPart:
     def __init__(self, modified: datetime, level: int, limit: int | None, stored: msgspec.Raw | None = None) -> None:
         state = msgspec.json.decode(stored, type=_ZipPartState) if stored else _ZipPartState(ZipState())
         self._archive = ZipWriter(modified=modified, level=level, state=state.archive)
+        # Whether bodies that are stored deflated are to come so.
+        self.copies = level > 0
         self._limit = limit
         self._lines: list[bytes] = []
         self._line_bytes = 0
@@ -123,15 +131,19 @@ class ZipPart:
         return self._buffered
 
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
-        emitted: list[bytes] = []
+        emitted: list[Body] = []
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
             ref = task.detail.body
             name = None if body is None else body_name(task)
             line = manifest_line(task, name)
-            if not self._fits(name, len(body or b""), line):
+            if self._limit is not None and not self._fits(name, len(body or b""), line):
                 return PackedTasks(b"".join(emitted), position)
             if body is not None and ref is not None and name is not None:
-                emitted.append(self._archive.add(name, checked(ref, body)))
+                if self.copies and ref.stored is not None:
+                    header = self._archive.add_deflated(name, ref.stored.crc, ref.stored.length, ref.length)
+                    emitted += (header, body)
+                else:
+                    emitted.append(self._archive.add(name, body))
                 self._buffered += archive.ENTRY_BYTES + len(name)
             self._add_line(line)
         return PackedTasks(b"".join(emitted), len(tasks))
@@ -151,12 +163,13 @@ class ZipPart:
         assert self._entry is not None
         return self._entry.feed(data)
 
-    def end_large(self) -> bytes:
-        """End the entry."""
+    def end_large(self, damage: TaskError | None = None) -> bytes:
+        """End the entry. If the body turned out to be damaged, the manifest says so; the entry has its beginning."""
         assert self._entry is not None and self.large is not None
         data = self._entry.end()
         self._buffered += archive.ENTRY_BYTES
-        self._add_line(self.large.line.encode())
+        line = self.large.line.encode()
+        self._add_line(line if damage is None else damaged_line(line, damage))
         self._entry = self.large = None
         return data
 
@@ -185,6 +198,25 @@ class ZipPart:
         for number in range(sidecars):
             yield [number], _directory_of
         yield (), lambda _: last
+
+    def take_lines(self) -> "ManifestLines":
+        """The manifest's lines since the last call, for a caller that puts them in order itself and ends the archive
+        by `end_with`."""
+        self._deflate_lines()
+        taken = ManifestLines(b"".join(self._deflated), self._crc, self._size)
+        self._deflated, self._crc, self._size, self._packed = [], 0, 0, 0
+        return taken
+
+    def take_directory(self) -> bytes:
+        """The records of the central directory since the last call."""
+        self._buffered = 0
+        return self._archive.drain()
+
+    def end_with(self, packed: int, crc: int, size: int) -> tuple[bytes, bytes, bytes]:
+        """The header of a manifest whose lines the caller has, what follows these `packed` bytes, and what follows the
+        records of the directory that were taken."""
+        header = self._archive.add_deflated(MANIFEST, crc, packed + len(archive.LAST_BLOCK), size)
+        return header, archive.LAST_BLOCK, self._archive.drain() + self._archive.end()
 
     def close(self) -> None:
         """It holds nothing outside of memory."""
@@ -258,8 +290,7 @@ class LinesPart:
     def pack(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> PackedTasks:
         emitted = [self._begin()]
         for position, (task, body) in enumerate(zip(tasks, bodies, strict=True)):
-            ref = task.detail.body
-            line = self._line(task, None if body is None or ref is None else checked(ref, body))
+            line = self._line(task, body)
             if not self._fits(line, emitted):
                 return PackedTasks(b"".join(emitted), position)
             emitted.append(self._take(line))
@@ -275,7 +306,7 @@ class LinesPart:
     def end(self, sidecars: int) -> Iterator[Step]:
         trailer = b""
         if self._gzip:
-            trailer = archive.LAST_BLOCK + _GZIP_TRAILER.pack(self._crc, self._size & 0xFFFFFFFF)
+            trailer = archive.LAST_BLOCK + gzip_trailer(self._crc, self._size)
         yield (), lambda _: trailer
 
     def close(self) -> None:
@@ -285,14 +316,14 @@ class LinesPart:
         if self._begun:
             return b""
         self._begun = True
-        header = _GZIP_HEADER if self._gzip else b""
+        header = GZIP_HEADER if self._gzip else b""
         self._sent += len(header)
         return header + self._take(self._head)
 
     def _fits(self, line: bytes, emitted: list[bytes]) -> bool:
         if self._limit is None or self.tasks == 0:
             return True
-        room = self._limit - _GZIP_TRAILER.size - len(archive.LAST_BLOCK)
+        room = self._limit - GZIP_TRAILER_BYTES - len(archive.LAST_BLOCK)
         if not self._packed:
             return self._sent + len(line) <= room
         if self._sent + deflated_bound(self._unflushed + len(line)) <= room:

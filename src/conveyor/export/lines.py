@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from conveyor.jobs.secrets import shown_input
 from conveyor.model import Task, TaskError, TaskId
 from conveyor.read.results import error_json, iso_time
 
@@ -77,6 +78,9 @@ class ResultLineWithBody(ResultLine, frozen=True):
     body_omitted: bool = False
 
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ManifestLine).decode
+
 _Fields = tuple[
     int,
     TaskId,
@@ -97,23 +101,29 @@ _Fields = tuple[
 
 def manifest_line(task: Task, name: str | None) -> bytes:
     """The task's line of the manifest; `name` is the name of its body in the archive."""
-    body = task.detail.body
+    detail = task.detail
+    body = detail.body
     return _one_line(
         ManifestLine(
             task.index,
             task.task_id,
-            task.input,
+            shown_input(task.input),
             task.status.label,
             task.http_status,
             task.attempts,
             name,
-            body.length if body else None,
-            body.sha256 if body else None,
-            task.detail.content_type,
-            error_json(task),
-            task.detail.final_url,
+            None if body is None else body.length,
+            None if body is None else body.sha256,
+            detail.content_type,
+            detail.error if task.error_code is None else error_json(task),
+            detail.final_url,
         )
     )
+
+
+def damaged_line(line: bytes, damage: TaskError) -> bytes:
+    """A line of the manifest for a body that turned out to be damaged."""
+    return _one_line(msgspec.structs.replace(_decode(line), error=damage))
 
 
 def result_line(task: Task) -> bytes:
@@ -140,7 +150,7 @@ def csv_row(task: Task) -> bytes:
         (
             task.index,
             task.task_id,
-            _cell(csv_input(task.input)),
+            _cell(csv_input(shown_input(task.input))),
             task.status.label,
             task.http_status,
             task.attempts,
@@ -161,7 +171,7 @@ def _result(task: Task) -> _Fields:
     return (
         task.index,
         task.task_id,
-        task.input,
+        shown_input(task.input),
         task.status.label,
         task.http_status,
         task.attempts,
@@ -177,7 +187,7 @@ def _result(task: Task) -> _Fields:
 
 
 def _one_line(line: msgspec.Struct) -> bytes:
-    text = msgspec.json.encode(line)
+    text = _encode(line)
     # The input is included as submitted. A newline in it is whitespace: inside a JSON string it would be escaped.
     if b"\n" in text:
         text = text.replace(b"\n", b" ")

@@ -16,9 +16,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conveyor.export.body_reader import Body, checked
+from conveyor.export.body_reader import Body
 from conveyor.export.formats import FlushedPart, PackedTasks, Step
 from conveyor.export.lines import csv_input, elapsed
+from conveyor.jobs.secrets import shown_input
 from conveyor.model import Compression, Task
 from conveyor.read.results import error_json
 
@@ -121,7 +122,7 @@ class ParquetPart:
 
     def _row(self, task: Task, body: Body | None) -> tuple[tuple[Any, ...], int]:
         detail, ref, error = task.detail, task.detail.body, error_json(task)
-        text_input = csv_input(task.input)
+        text_input = csv_input(shown_input(task.input))
         texts = (detail.content_type, error.code if error else None, error.message if error else None, detail.final_url)
         row = (
             task.index,
@@ -139,7 +140,7 @@ class ParquetPart:
         size = _ROW_BYTES + 4 * (len(text_input) + sum(len(text or "") for text in texts))
         if not self._with_bodies:
             return row, size
-        included = None if body is None or ref is None else bytes(checked(ref, body))
+        included = None if body is None or ref is None else bytes(body)
         return (*row, included, included is None and ref is not None), size + len(included or b"")
 
     def _write(self) -> bytes:

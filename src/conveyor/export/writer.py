@@ -7,6 +7,7 @@ claim and keeps writing overwrites nothing (`staged_file`), and the store reject
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -18,20 +19,20 @@ from conveyor.clock import Clock
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
-from conveyor.errors import BadInput
+from conveyor.errors import BadInput, BodyDamaged
 from conveyor.export import zip_writer as archive
-from conveyor.export.body_reader import LARGE, Body, Window, windows
+from conveyor.export.body_reader import LARGE, Body, Window, damage_of, is_damaged, windows
 from conveyor.export.exports import MAX_PARTS, ExportRecord, ExportState, PartInProgress, part_name
 from conveyor.export.formats import LinesPart, PackedTasks, Part, ZipPart
 from conveyor.export.lines import csv_header, csv_row, result_line, result_line_with_body
 from conveyor.export.request import ExportBodies, ExportCompression, ExportFormat, load_parquet
-from conveyor.export.sorting import SortedStream, sort_some
+from conveyor.export.sorting import merge_lists, sort_some, sorted_streams
 from conveyor.export.staged_file import Digest, StagedFile
 from conveyor.faults import crashpoint
 from conveyor.model import BodyRef, Compression, Job, OutboxEvent, Task, export_prefix
 from conveyor.read.prefetch import prefetch
 from conveyor.read.results import stream_body
-from conveyor.read.walk import RunStream, TaskBatch, TaskStream, merged
+from conveyor.read.walk import Position, RunStream, TaskBatch, TaskStream, merged
 
 T = TypeVar("T")
 
@@ -133,7 +134,8 @@ class ExportWriter:
 
     async def _write_tasks(self) -> None:
         with_bodies = self.export.bodies is not ExportBodies.NONE
-        async with aclosing(windows(self._blobs, prefetch(self._walk()), with_bodies)) as stream:
+        deflated = isinstance(self._part, ZipPart) and self._part.copies
+        async with aclosing(windows(self._blobs, prefetch(self._walk()), with_bodies, deflated)) as stream:
             async for window in stream:
                 await self._add_window(window)
                 self._position = window.position
@@ -155,19 +157,25 @@ class ExportWriter:
             self._advance(read=read)
             await self._write_row()
             await self._pause_if_due()
+        if self._position != Position():
+            # The walk has begun: its position is one in these lists.
+            return
+        merges = merge_lists(self._blobs, self._sorting, self.export.attempt, self._sort_key)
+        async with aclosing(merges) as checkpoints:
+            async for checkpoint in checkpoints:
+                self._sorting = checkpoint
+                await self._write_row()
+                await self._pause_if_due()
 
     def _walk(self) -> AsyncGenerator[TaskBatch, None]:
-        after, offsets = self._position.after, self._position.offsets
+        after = self._position.after
         runs = self.export.run_keys(self._job)
         streams: list[TaskStream] = []
         engine = by_index(self._tasks, self._job.key)
         if engine is not None:
             streams += [RunStream(engine, run, self._engine_filter, after) for run in runs]
         else:
-            # The newest run first; the objects of one run have no task in common.
-            for number, (_, attempt) in sorted(enumerate(self._sorting.objects), key=lambda item: item[1][0]):
-                offset = offsets[len(streams)] if offsets else 0
-                streams.append(SortedStream(self._blobs, self._sort_key(number, attempt), after, offset))
+            streams += sorted_streams(self._blobs, self._sorting, self._position, self._sort_key)
         return merged(streams, after, self.export.where if len(runs) > 1 else None)
 
     @property
@@ -240,16 +248,21 @@ class ExportWriter:
         """Read the body from its start, even if another process wrote a part of it: its sha256 is over all bytes."""
         assert part.large is not None
         skip = part.large.entry.size
-        async for piece in stream_body(self._blobs, ref):
-            fresh = piece[skip:]
-            if skip:
-                self._time_slice.check_interrupted()
-                self._time_slice.begin()
-            skip -= len(piece) - len(fresh)
-            if fresh:
-                await asyncio.to_thread(self._add, part.feed_large, fresh)
-                await self._checkpoint_if_due()
-        self._file.add(part.end_large())
+        damage = None
+        try:
+            async for piece in stream_body(self._blobs, ref):
+                fresh = piece[skip:]
+                if skip:
+                    self._time_slice.check_interrupted()
+                    self._time_slice.begin()
+                skip -= len(piece) - len(fresh)
+                if fresh:
+                    await asyncio.to_thread(self._add, part.feed_large, fresh)
+                    await self._checkpoint_if_due()
+        except BodyDamaged as error:
+            damage = damage_of(error)
+            self._advance(damaged=1)
+        self._file.add(part.end_large(damage))
 
     def _add(self, make: Callable[[T], bytes], source: T) -> None:
         self._file.add(make(source))
@@ -383,19 +396,20 @@ class ExportWriter:
     # Counts
 
     def _count(self, tasks: Sequence[Task], bodies: Sequence[Body | None]) -> None:
-        for task in tasks:
-            label = task.status.label
-            self._counts[label] = self._counts.get(label, 0) + 1
-        written = [body for body in bodies if body is not None]
-        self._advance(bodies=len(written), body_bytes=sum(map(len, written)))
+        for label, count in Counter([task.status.label for task in tasks]).items():
+            self._counts[label] = self._counts.get(label, 0) + count
+        written = [task.detail.body for task, body in zip(tasks, bodies, strict=True) if body is not None]
+        size = sum(ref.length for ref in written if ref is not None)
+        self._advance(bodies=len(written), body_bytes=size, damaged=sum(map(is_damaged, tasks)))
 
-    def _advance(self, read: int = 0, bodies: int = 0, body_bytes: int = 0) -> None:
+    def _advance(self, read: int = 0, bodies: int = 0, body_bytes: int = 0, damaged: int = 0) -> None:
         export = self.export
         self.export = msgspec.structs.replace(
             export,
             read=export.read + read,
             body_count=export.body_count + bodies,
             body_bytes=export.body_bytes + body_bytes,
+            damaged=export.damaged + damaged,
         )
 
 

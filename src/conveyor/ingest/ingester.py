@@ -12,8 +12,9 @@ from conveyor.errors import BadInput, ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.handover import LOOK_SECONDS, Handover
 from conveyor.ingest.pipeline import IngestPipeline
-from conveyor.ingest.plan import LeaseLostError
-from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, is_resumable
+from conveyor.ingest.plan import LeaseLostError, Renew
+from conveyor.ingest.turns import Message, Turn, decode_message, serve_others, tenant_of
+from conveyor.model import INGEST_FAILED, IngestJob, IngestRange, Job, TenantId, is_resumable
 from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import traces
 from conveyor.telemetry.redact import redact
@@ -29,14 +30,13 @@ _LEASED_DELAY = 2.0
 _ELSEWHERE_DELAY = 5.0
 _MAX_ATTEMPTS = 5
 _FIRST_BACKOFF = 1.0
-
-Message = IngestJob | IngestRange
-
-_messages = msgspec.json.Decoder(Message)
+# Messages that wait inside each other while an ingester serves other tenants: each is a list that is looked over.
+_MAX_DEPTH = 4
 
 
 class Ingester:
-    """A role. It handles one message at a time; any number of ingesters share the queue."""
+    """A role. It handles one message at a time, and serves other tenants in between when that takes long; any number of
+    ingesters share the queue."""
 
     def __init__(self, ingest: IngestPipeline, coordinator: Coordinator, name: str) -> None:
         self.name = name
@@ -45,20 +45,28 @@ class Ingester:
         self._ingest = ingest
         self._coordinator = coordinator
         self._handover = Handover(ingest, coordinator)
+        self._turn = Turn(ingest.clock, None)
 
     async def tick(self) -> float:
         deliveries = await self._ingest.queue.receive(CONTROL, 1, LEASE_SECONDS)
         for delivery in deliveries:
-            await self._handle(delivery)
+            tenant = tenant_of(delivery)
+            if tenant != self._turn.tenant:
+                self._turn = Turn(self._ingest.clock, tenant)
+            await self._handle(delivery, self._turn)
+            # Many messages of one tenant are one turn, too.
+            if self._turn.step():
+                self._turn = await self._serve_others(tenant, None, 0)
         return 0.0 if deliveries else _IDLE
 
     async def close(self) -> None:
         """Close the clients of its sources. No message is in flight between ticks."""
         await self._ingest.close()
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _handle(self, delivery: Delivery, turn: Turn, outer: Renew | None = None, depth: int = 0) -> None:
+        """`outer` renews what the message waits in the middle of."""
         try:
-            message = _messages.decode(delivery.body)
+            message = decode_message(delivery.body)
         except msgspec.DecodeError as error:
             log.error("invalid message dead-lettered", error=str(error))
             await self._ingest.queue.dead_letter(CONTROL, [delivery.receipt], f"The message cannot be read: {error}")
@@ -87,7 +95,7 @@ class Ingester:
         began, failure = self._ingest.clock.now(), None
         try:
             with structlog.contextvars.bound_contextvars(job=job.job_id, run=job.run.run_id):
-                done = await self._work(message, job, lease, delivery)
+                done = await self._work(message, job, lease, delivery, turn, outer, depth)
         except LeaseLostError:
             done = False
         except Exception as error:
@@ -109,31 +117,66 @@ class Ingester:
         run = await self._ingest.records.jobs.run(job.job_id, message.run_id)
         return None if run is None else msgspec.structs.replace(job, run=run, state=run.state, reason=None)
 
-    async def _work(self, message: Message, job: Job, lease: Lease, delivery: Delivery) -> bool:
-        renewed_at = self._ingest.clock.monotonic()
+    async def _work(
+        self,
+        message: Message,
+        job: Job,
+        lease: Lease,
+        delivery: Delivery,
+        turn: Turn,
+        outer: Renew | None,
+        depth: int,
+    ) -> bool:
+        clock, queue = self._ingest.clock, self._ingest.queue
+        renewed_at = clock.monotonic()
 
         async def renew() -> bool:
             nonlocal renewed_at
+            if outer is not None:
+                await outer()
             if self.stopping:
                 # The next ingester resumes at the checkpoint.
-                await self._ingest.queue.release(CONTROL, [delivery.receipt], 0.0)
+                await queue.release(CONTROL, [delivery.receipt], 0.0)
                 return False
-            now = self._ingest.clock.monotonic()
+            now = clock.monotonic()
             # Not with every batch: the fence rejects checkpoints under an expired lease.
             if now - renewed_at < LEASE_SECONDS / 20:
                 return True
             renewed_at = now
-            stale = await self._ingest.queue.extend(CONTROL, [delivery.receipt], LEASE_SECONDS)
+            stale = await queue.extend(CONTROL, [delivery.receipt], LEASE_SECONDS)
             return not stale and await self._coordinator.renew(lease, LEASE_SECONDS)
 
+        began: float | None = clock.monotonic()
+
+        async def take_turns() -> bool:
+            nonlocal began, turn
+            if began is not None and depth > 0:
+                turn.allow(clock.monotonic() - began)
+            began = None
+            if turn.step():
+                if depth > 0 and isinstance(message, IngestRange):
+                    await queue.release(CONTROL, [delivery.receipt], 0.0)
+                    return False
+                if depth < _MAX_DEPTH:
+                    turn = await self._serve_others(job.tenant, renew, depth)
+                if depth == 0:
+                    self._turn = turn
+            return await renew()
+
         if isinstance(message, IngestJob):
-            await self._ingest.split(job, renew)
+            await self._ingest.split(job, take_turns)
             return True
         range_ = await self._ingest.records.ingests.range(job.run.run_id, message.number)
         if range_ is None or range_.done:
             await self._ingest.finish(job)
             return True
-        return await self._ingest.ingest_range(job, range_, lease, renew)
+        return await self._ingest.ingest_range(job, range_, lease, renew, take_turns)
+
+    async def _serve_others(self, tenant: TenantId | None, outer: Renew | None, depth: int) -> Turn:
+        async def handle(delivery: Delivery, turn: Turn) -> None:
+            await self._handle(delivery, turn, outer, depth + 1)
+
+        return await serve_others(self._ingest.queue, self._ingest.clock, tenant, LEASE_SECONDS, handle)
 
     def _trace(self, job: Job, number: int | None, began: float, failure: str | None) -> None:
         name = "ingest split" if number is None else "ingest range"

@@ -5,11 +5,14 @@ Any ingester may repeat it from any point: task ids are deterministic, so a seco
 references of finished tasks; the total is the sum of the ranges' counts.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
@@ -19,7 +22,7 @@ from conveyor.engines.coordinator import Lease
 from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
-from conveyor.errors import ListChanged
+from conveyor.errors import ListChanged, ListUnreadable
 from conveyor.faults import crashpoint
 from conveyor.ingest.plan import (
     PIECES,
@@ -41,6 +44,9 @@ from conveyor.read.prefetch import prefetch
 from conveyor.settings import Settings
 from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
+
+# Batches that are being written while the one before them is enqueued, so that the writer of a store is never idle.
+PUTS_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -115,18 +121,21 @@ class IngestPipeline:
         outgoing = [range_message(job, range_.number) for job, range_ in ranges]
         await send_all(self.queue, CONTROL, outgoing, self.clock)
 
-    async def ingest_range(self, job: Job, range_: Range, lease: Lease, renew: Renew) -> bool:
-        """Turn one range into tasks. False: the lease is lost. Raises ListUnreadable and LeaseLostError."""
+    async def ingest_range(self, job: Job, range_: Range, lease: Lease, renew: Renew, take_turns: Renew) -> bool:
+        """Turn one range into tasks, and let others have their turn between two batches. False: the lease is lost, or
+        the turn is over. Raises ListUnreadable and LeaseLostError."""
         if job.run.lineage is None:
             await check_unchanged(self._lists(job), range_, renew)
-        async with aclosing(prefetch(self._batches(job, range_))) as batches:
-            return await self._ingest_batches(job, range_, lease, renew, batches)
+        async with (
+            aclosing(prefetch(self._batches(job, range_))) as batches,
+            aclosing(self._put_all(job, batches)) as written,
+        ):
+            return await self._ingest_batches(job, range_, lease, take_turns, written)
 
     async def _ingest_batches(
-        self, job: Job, range_: Range, lease: Lease, renew: Renew, batches: AsyncIterator[ListBatch]
+        self, job: Job, range_: Range, lease: Lease, take_turns: Renew, batches: AsyncIterator[ListBatch]
     ) -> bool:
         async for batch in batches:
-            await self.tasks.put(job.key, batch.seeds)
             crashpoint("ingest.put.after")
             outgoing = messages(job.key, batch.seeds, job.options.chunk_size)
             await send_all(self.queue, run_queue(job.run.run_id), outgoing, self.clock)
@@ -138,7 +147,7 @@ class IngestPipeline:
             if not await self.records.ingests.checkpoint(job.run.run_id, range_, lease.fence):
                 return False
             crashpoint("ingest.checkpoint.after")
-            if not await renew():
+            if not await take_turns():
                 return False
         done = msgspec.structs.replace(range_, done=True)
         if not await self.records.ingests.checkpoint(job.run.run_id, done, lease.fence):
@@ -147,9 +156,42 @@ class IngestPipeline:
         await self.finish(job)
         return True
 
+    async def _put_all(self, job: Job, batches: AsyncIterator[ListBatch]) -> AsyncGenerator[ListBatch, None]:
+        """The batches whose tasks are written, in order; the next ones are being read and written meanwhile. What was
+        read before a list turned out unreadable comes first, then the error."""
+        writing: deque[tuple[ListBatch, asyncio.Future[None]]] = deque()
+        reading: asyncio.Future[ListBatch | None] | None = asyncio.ensure_future(_next(batches))
+        unreadable: ListUnreadable | None = None
+        try:
+            while reading is not None or writing:
+                has_room = len(writing) <= PUTS_AHEAD
+                waited: list[asyncio.Future[Any]] = [writing[0][1]] if writing else []
+                if reading is not None and has_room:
+                    waited.append(reading)
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if reading is not None and has_room and reading.done():
+                    try:
+                        batch = reading.result()
+                    except ListUnreadable as error:
+                        batch, unreadable = None, error
+                    reading = None
+                    if batch is not None:
+                        writing.append((batch, asyncio.ensure_future(self.tasks.put(job.key, batch.seeds))))
+                        reading = asyncio.ensure_future(_next(batches))
+                elif writing and writing[0][1].done():
+                    yield await _written(writing)
+            if unreadable is not None:
+                raise unreadable
+        finally:
+            # Nothing is read or written any more once the ingest of a range has ended.
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            await asyncio.gather(*(put for _, put in writing), return_exceptions=True)
+
     def _batches(self, job: Job, range_: Range) -> AsyncGenerator[ListBatch, None]:
         if job.run.lineage is not None:
-            return copy_tasks(self.records, self.tasks, job, range_)
+            return copy_tasks(self.records, self.tasks, self.blobs, job, range_)
         return read(range_pieces(self._lists(job), range_), reading_of(range_, job.kind))
 
     async def finish(self, job: Job) -> None:
@@ -182,6 +224,17 @@ class IngestPipeline:
     async def _store_invalid(self, job: Job, range_: Range, batch: ListBatch) -> None:
         if batch.invalid:
             await self.blobs.put(invalid_key(job, range_.number, batch.index), encode_invalid(batch.invalid))
+
+
+async def _next(batches: AsyncIterator[ListBatch]) -> ListBatch | None:
+    return await anext(batches, None)
+
+
+async def _written(writing: deque[tuple[ListBatch, asyncio.Future[None]]]) -> ListBatch:
+    batch, put = writing[0]
+    await put
+    writing.popleft()
+    return batch
 
 
 def _without_tasks(job: Job, invalid: int) -> str:

@@ -135,7 +135,8 @@ def list_of(range_: Range) -> Source:
 def reading_of(range_: Range, kind: JobKind) -> ListReading:
     """How to read the rest of the range."""
     header = None if range_.header is None else range_.header.encode()
-    return ListReading(kind, range_.format, range_.index, range_.offset, range_.end, header)
+    without_task = range_.index - range_.first_index - range_.tasks
+    return ListReading(kind, range_.format, range_.index, range_.offset, range_.end, header, range_.tasks, without_task)
 
 
 async def range_pieces(lists: ListBytes, range_: Range) -> AsyncIterator[bytes]:

@@ -12,8 +12,10 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from conveyor.clock import Clock
+from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks, by_index
+from conveyor.ingest.damaged_bodies import damaged_tasks
 from conveyor.ingest.plan import LeaseLostError, Renew
 from conveyor.jobs.latest_outcomes import latest_outcomes, only_latest
 from conveyor.lists import reader as lists
@@ -65,7 +67,9 @@ async def plan_rerun(records: Records, tasks: Tasks, clock: Clock, job: Job, ren
     return [_range_of(number, walk) for number, walk in enumerate(walks)]
 
 
-async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) -> AsyncGenerator[ListBatch, None]:
+async def copy_tasks(
+    records: Records, tasks: Tasks, blobs: Blobs, job: Job, range_: Range
+) -> AsyncGenerator[ListBatch, None]:
     """The tasks of a walk from its checkpoint on, a page at a time."""
     assert isinstance(range_.source, Walk)
     walk = range_.source
@@ -83,6 +87,7 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
         pages = _run_pages(tasks, run, range_, where)
     else:
         pages = _shard_pages(tasks, run, walk.shard, range_, where)
+    index, rows_read = range_.index, range_.offset
     async with aclosing(pages):
         async for page in pages:
             chosen = [task for task in page.tasks if task.detail.dead_lettered or not lineage.dead_lettered]
@@ -90,7 +95,16 @@ async def copy_tasks(records: Records, tasks: Tasks, job: Job, range_: Range) ->
                 latest = await only_latest(tasks, place == 0, keys[:place:-1], chosen)
             else:
                 latest = await latest_outcomes(tasks, keys, chosen)
-            yield ListBatch(list(map(_seed, latest)), [], page.last, page.rows_read)
+            if lineage.damaged:
+                damaged: list[Task] = []
+                async for some in damaged_tasks(blobs, latest):
+                    damaged += some
+                    # The checkpoint stays: the batch only renews the lease.
+                    yield ListBatch([], [], index, rows_read)
+                latest = sorted(damaged, key=lambda task: task.index)
+            await lists.let_others_run()
+            index, rows_read = page.last, page.rows_read
+            yield ListBatch(list(map(_seed, latest)), [], index, rows_read)
 
 
 async def _by_index(records: Records, tasks: Tasks, job: Job, lineage: Lineage) -> ListBatch:
@@ -161,7 +175,8 @@ def _source_runs(lineage: Lineage, runs: Sequence[Run]) -> list[Run]:
 
 
 def _is_selective(lineage: Lineage) -> bool:
-    return bool(lineage.statuses) or (lineage.error_code, lineage.http_status, lineage.tag) != (None, None, None)
+    conditions = (lineage.error_code, lineage.http_status, lineage.tag)
+    return bool(lineage.statuses) or lineage.damaged or conditions != (None, None, None)
 
 
 def _lineage(job: Job) -> Lineage:

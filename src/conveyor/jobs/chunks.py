@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 import msgspec
 import structlog
 
-from conveyor.clock import Clock
-from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, run_queues
+from conveyor.clock import Clock, seconds_since
+from conveyor.engines.queue import CONTROL, Outgoing, Queue, QueueName, SharesQueues, run_queues
+from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
-from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, Run, RunKey, TaskId, TaskRef, TaskSeed
-from conveyor.states import TaskStatus
+from conveyor.model import Chunk, IngestJob, IngestRange, InputJson, Job, Run, RunId, RunKey, TaskId, TaskRef, TaskSeed
+from conveyor.states import ENDED, TaskStatus
 
 log = structlog.get_logger()
 
@@ -40,18 +41,34 @@ def decode(body: bytes) -> Chunk:
 async def has_holders(queue: Queue, run: Run, now: float) -> bool:
     """Whether a worker may still send to a queue of this finished run: one with a message in flight may, until it sees
     that the run has finished. Only the run's queues show that."""
-    if run.ended_at is None or now - run.ended_at > _HOLDER_SECONDS:
+    if run.ended_at is None or seconds_since(run.ended_at, now) > _HOLDER_SECONDS:
         return False
-    for name in run_queues(run.run_id):
+    return await is_in_flight(queue, run.run_id)
+
+
+async def is_in_flight(queue: Queue, run_id: RunId) -> bool:
+    """Whether a message of the run is in flight, or may be, in a queue that several runs share."""
+    for name in run_queues(run_id):
         if (await queue.depth(name)).held:
             return True
-    return False
+    shared = await queue.shared_depth() if isinstance(queue, SharesQueues) else None
+    return shared is not None and shared.held > 0
+
+
+async def drop_if_ended(records: Records, queue: Queue, job: Job, now: float) -> None:
+    """Drop the run's queues if it has finished. For whoever sent to them without a message of the run in flight: the
+    sweeper may have dropped the queues just before, and looks at each run once."""
+    run = await records.jobs.run(job.job_id, job.run.run_id)
+    if run is not None and (run.state not in ENDED or await has_holders(queue, run, now)):
+        return
+    for name in run_queues(job.run.run_id):
+        await queue.drop(name)
 
 
 def messages(run: RunKey, seeds: Iterable[TaskSeed], chunk_size: int) -> list[Outgoing]:
     """The run's references as messages, each with at most `chunk_size` references and about 200 KB. A larger input has
     a message to itself."""
-    refs = (TaskRef(seed.index, seed.input) for seed in seeds)
+    refs = [TaskRef(seed.index, seed.input) for seed in seeds]
     return [encode(Chunk(run, chunk)) for chunk in _chunks(refs, chunk_size)]
 
 
@@ -66,7 +83,7 @@ def delayed_messages(run: RunKey, delayed: Iterable[tuple[float, TaskRef]], chun
     return [
         encode(Chunk(run, chunk), batch[-1][0])
         for batch in batches
-        for chunk in _chunks((ref for _, ref in batch), chunk_size)
+        for chunk in _chunks([ref for _, ref in batch], chunk_size)
     ]
 
 
@@ -117,12 +134,22 @@ async def send_all(queue: Queue, name: QueueName, outgoing: Sequence[Outgoing], 
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _chunks(all_refs: Iterable[TaskRef], chunk_size: int) -> Iterator[list[TaskRef]]:
+def _chunks(all_refs: list[TaskRef], chunk_size: int) -> Iterator[list[TaskRef]]:
+    for start in range(0, len(all_refs), chunk_size):
+        refs = all_refs[start : start + chunk_size]
+        # A character has at most four bytes.
+        if sum([len(ref.input) for ref in refs]) * 4 + _REF_BYTES * len(refs) <= MAX_CHUNK_BYTES:
+            yield refs
+        else:
+            yield from _light_chunks(refs)
+
+
+def _light_chunks(all_refs: Sequence[TaskRef]) -> Iterator[list[TaskRef]]:
     refs: list[TaskRef] = []
     weight = 0
     for ref in all_refs:
         size = _REF_BYTES + (len(ref.input) if ref.input.isascii() else len(ref.input.encode()))
-        if refs and (len(refs) >= chunk_size or weight + size > MAX_CHUNK_BYTES):
+        if refs and weight + size > MAX_CHUNK_BYTES:
             yield refs
             refs, weight = [], 0
         refs.append(ref)

@@ -12,6 +12,7 @@ import msgspec
 from conveyor.egress.target_guard import BadUrl, TargetRefused, host_refusal, parse_url
 from conveyor.engines.records import Document
 from conveyor.errors import InvalidField
+from conveyor.jobs.secrets import HIDDEN
 from conveyor.model import Job, JobId
 
 # The last event of a run, unless it is resumed.
@@ -125,6 +126,8 @@ def target_arn(entry: StartExecutionNotify | EventBridgeNotify) -> str:
 
 def check_target(url: str, allow_private: bool, field: str = "url") -> None:
     """Raise for a URL that no webhook can be sent to. Each attempt checks the addresses of its host."""
+    if HIDDEN in url:
+        raise InvalidField(f"`{field}` was copied from an answer, which hides a part of it. Send the URL.", field=field)
     try:
         parsed = parse_url(url)
         reason = None if allow_private else host_refusal(parsed.host_str or "")

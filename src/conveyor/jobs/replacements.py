@@ -11,12 +11,14 @@ from hashlib import sha256
 
 import msgspec
 
-from conveyor.clock import Clock
+from conveyor.clock import Clock, seconds_since
 from conveyor.coordination.limits import run_slots
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Queue, run_queues
+from conveyor.engines.queue import Queue
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
+from conveyor.errors import Unavailable
+from conveyor.jobs.chunks import is_in_flight
 from conveyor.model import Job, JobId, RunId, TenantId
 from conveyor.states import RunState
 
@@ -110,19 +112,18 @@ class Drain:
         run = await self._records.jobs.run(replaced.job_id, replaced.run_id)
         if run is not None:
             now = self._clock.now()
-            if run.ended_at is None or now - run.ended_at < _LOOK_SECONDS:
+            passed = 0.0 if run.ended_at is None else seconds_since(run.ended_at, now)
+            if passed < _LOOK_SECONDS:
                 return False
             job = await self._records.jobs.job(tenant, replaced.job_id)
             is_cancelled = job is not None and run.state is RunState.CANCELLED
             if job is not None and is_cancelled and await self._tasks.cancel_pending(job.key_of(run), _ROWS, now):
                 return False
             # Later than that, a message in flight is of another run, on an engine that cannot tell.
-            if now - run.ended_at <= self._lease and await self._has_messages_in_flight(replaced.run_id):
+            if passed <= self._lease and await is_in_flight(self._queue, replaced.run_id):
                 return False
-        return await self._coordinator.permits_in_use(run_slots(replaced.run_id)) == 0
-
-    async def _has_messages_in_flight(self, run_id: RunId) -> bool:
-        for name in run_queues(run_id):
-            if (await self._queue.depth(name)).held:
-                return True
-        return False
+        try:
+            return await self._coordinator.permits_in_use(run_slots(replaced.run_id)) == 0
+        except Unavailable:
+            # Whether a task runs is not known: the ingest of the new job looks again.
+            return False

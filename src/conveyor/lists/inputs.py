@@ -87,13 +87,19 @@ _download_decoder = msgspec.json.Decoder(str | DownloadInput)
 
 def parse_fetch_input(raw: str | bytes) -> FetchInput:
     """Parse JSON text; a string is a URL with all defaults. Raises MalformedJson or InvalidField."""
+    value = parse_url_or_input(raw)
+    return FetchInput(value) if isinstance(value, str) else value
+
+
+def parse_url_or_input(raw: str | bytes) -> str | FetchInput:
+    """As `parse_fetch_input`, but a URL with all defaults stays text."""
     try:
-        value = _decoder.decode(raw)
+        value: str | FetchInput = _decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise InvalidField(_explain(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise MalformedJson(f"not valid JSON: {error}") from None
-    return FetchInput(value) if isinstance(value, str) else value
+    return value
 
 
 def parse_download_input(raw: str | bytes) -> DownloadInput:
@@ -253,13 +259,18 @@ def _explain(error: msgspec.ValidationError) -> str:
     return f"{field}: {message}" if field else message
 
 
-_OF_URLS = frozenset({JobKind.FETCH, JobKind.DOWNLOAD})
-# A URL as JSON: a host of plain names with a plain top-level domain, then visible ASCII that JSON does not escape. It
-# matches only valid URLs, though not all of them.
-_USUAL = re.compile(
-    rb'"https?://(?![^/?#"]{201})(?:[a-z0-9]{1,60}(?:-[a-z0-9]{1,60}){0,5}\.){1,6}[a-z]{2,20}(?:[/?#][!#-?A-\[\]-~]*)?"'
+OF_URLS = frozenset({JobKind.FETCH, JobKind.DOWNLOAD})
+# A host of plain names with a plain top-level domain, or an IPv4 address; maybe a port; then visible ASCII that JSON
+# does not escape. It matches only valid URLs, though not all of them. Of names and paths nothing is given back once it
+# is matched: no other match is possible.
+_USUAL_NAME = rb"(?:[a-z0-9]{1,60}+(?:-[a-z0-9]{1,60}+){0,5}+\.){1,6}+[a-z]{2,20}+"
+_OCTET = rb"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_USUAL_PORT = rb":(?:[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+USUAL_URL = (
+    rb'https?://(?![^/?#"\n]{201})(?:%b(?:\.%b){3}|%b)(?:%b)?' % (_OCTET, _OCTET, _USUAL_NAME, _USUAL_PORT)
+    + rb"(?:[/?#][!#-?A-\[\]-~]{0,3800}+)?+"
 )
-_USUAL_BYTES = 4096
+_USUAL = re.compile(b'"' + USUAL_URL + b'"')
 
 
 class InputProblem(NamedTuple):
@@ -272,7 +283,7 @@ class InputProblem(NamedTuple):
 def task_problem(kind: JobKind, raw: bytes) -> InputProblem | None:
     """What is wrong with one task, or None."""
     # The fast path for nearly every task.
-    if kind in _OF_URLS and len(raw) <= _USUAL_BYTES and _USUAL.fullmatch(raw):
+    if kind in OF_URLS and _USUAL.fullmatch(raw):
         return None
     if len(raw) > MAX_INPUT_BYTES:
         return InputProblem("too_large", f"the input has {len(raw)} bytes; the maximum is {MAX_INPUT_BYTES}")

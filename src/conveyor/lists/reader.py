@@ -12,33 +12,38 @@ and after each piece.
 import asyncio
 import csv
 import re
-import sys
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from conveyor.errors import ListUnreadable
+from conveyor.errors import ListTooSparse, ListUnreadable
+from conveyor.lists.decoders import GzipDecoder, ZstdDecoder
 from conveyor.lists.inputs import MAX_INPUT_BYTES, compact_json, task_problem
+from conveyor.lists.usual_lines import UsualLines
 from conveyor.model import Compression, JobKind, ListFormat, TaskSeed
+from conveyor.telemetry.redact import redact_credentials
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-# Lines of one batch, and about how many bytes. They bound the memory, and the work that a crash repeats.
+# Lines of one batch that are not empty, and about how many bytes: they bound the memory, and what a crash repeats.
 BATCH = 1600
 BATCH_BYTES = 1024 * 1024
 
-_PIECE = 256 * 1024
+# How many bytes an empty line counts in a batch.
+_EMPTY_BYTES = 16
+# Lines that are looked at one by one before others run.
+_STRETCH = 4096
+
+# Lines without a task that a range may have, and how many more for each task.
+MAX_WITHOUT_TASK = 1_000_000
+MAX_WITHOUT_PER_TASK = 10
+
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024
 _COLUMNS = {
     JobKind.FETCH: ("url", "method", "body", "id", "tag"),
     JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
 }
 _SNIPPET = 200
+# A stretch of blank lines.
+_BLANK = re.compile(rb"(?:[ \t\r]*+\n)*+")
 # A line that needs no escaping in JSON, and is not a comment: visible ASCII.
 _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
 # Of a frame, and of a skippable frame, which parallel compressors write first.
@@ -81,18 +86,29 @@ class ListReading(msgspec.Struct, frozen=True):
     end: int | None = None
     # The first line of a csv.
     header: bytes | None = None
+    # Lines before `index` that have a task, and that have none.
+    tasks: int = 0
+    without_task: int = 0
 
 
 async def read(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncGenerator[ListBatch, None]:
     """Batches of a list, from pieces of its bytes that begin at `reading.offset`. The end of a batch depends on its
-    start, not on the pieces, so a second reader makes the same batches."""
+    start, not on the pieces, so a second reader makes the same batches. Raises ListTooSparse and ListUnreadable."""
     parse = _parser(reading)
     records = _csv_records if reading.format is ListFormat.CSV else _lines
     index, offset = reading.index, reading.offset
+    tasks, without_task = reading.tasks, reading.without_task
     async for part in _batched(records(_until(pieces, reading))):
         seeds, invalid = _parse_all(part, reading, index, parse)
         index += len(part)
         offset += sum(map(len, part)) + len(part)
+        tasks += len(seeds)
+        without_task += len(part) - len(seeds)
+        if without_task > MAX_WITHOUT_TASK + MAX_WITHOUT_PER_TASK * tasks:
+            raise ListTooSparse(
+                f"The list has {without_task} lines without a task (blank lines, comments, invalid lines) and {tasks} "
+                f"tasks. A list may have {MAX_WITHOUT_TASK} such lines, and {MAX_WITHOUT_PER_TASK} more for each task."
+            )
         yield ListBatch(seeds, invalid, index, offset)
         await let_others_run()
 
@@ -159,27 +175,52 @@ def _parse_all(
 ) -> tuple[list[TaskSeed], list[InvalidListLine]]:
     seeds: list[TaskSeed] = []
     invalid: list[InvalidListLine] = []
-    kind = reading.kind
-    for number, line in enumerate(lines, start=index):
-        try:
-            raw = parse(line)
-        except ListUnreadable as error:
-            invalid.append(_invalid(reading, number, line, error.message))
-            continue
-        if raw is None:
-            continue
-        wrong = task_problem(kind, raw)
-        if wrong is None:
-            seeds.append(TaskSeed(number, compact_json(raw)))
-        else:
-            invalid.append(_invalid(reading, number, line, wrong.message))
+    usual = UsualLines(reading.kind, reading.format)
+    text = b"\n".join([*lines, b""])
+    start = done = 0
+    while done < len(lines):
+        inputs, start = usual.take(text, start)
+        seeds += map(TaskSeed, range(index + done, index + done + len(inputs)), inputs)
+        done += len(inputs)
+        if done < len(lines):
+            line = lines[done]
+            found = _parse_line(line, reading, index + done, parse)
+            if isinstance(found, TaskSeed):
+                seeds.append(found)
+            elif found is not None:
+                invalid.append(found)
+            start += len(line) + 1
+            done += 1
+            after = _after_blank(text, start)
+            done += text.count(b"\n", start, after)
+            start = after
     return seeds, invalid
+
+
+def _after_blank(text: bytes, start: int) -> int:
+    """Where the first line that is not blank begins: a million blank lines are a kilobyte of a compressed list."""
+    stretch = _BLANK.match(text, start)
+    return start if stretch is None else stretch.end()
+
+
+def _parse_line(
+    line: bytes, reading: ListReading, number: int, parse: Callable[[bytes], bytes | None]
+) -> TaskSeed | InvalidListLine | None:
+    """None for a line without a task."""
+    try:
+        raw = parse(line)
+    except ListUnreadable as error:
+        return _invalid(reading, number, line, error.message)
+    if raw is None:
+        return None
+    wrong = task_problem(reading.kind, raw)
+    return TaskSeed(number, compact_json(raw)) if wrong is None else _invalid(reading, number, line, wrong.message)
 
 
 def _invalid(reading: ListReading, index: int, line: bytes, reason: str) -> InvalidListLine:
     # Row 0 of a csv is line 2.
     number = index + (2 if reading.format is ListFormat.CSV else 1)
-    return InvalidListLine(number, reason, line[:_SNIPPET].decode(errors="replace"))
+    return InvalidListLine(number, reason, redact_credentials(line[:_SNIPPET].decode(errors="replace")))
 
 
 def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
@@ -248,33 +289,44 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
 
 
 async def _batched(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
-    """The same lines in batches: each ends with the line that makes it BATCH lines or BATCH_BYTES."""
+    """The same lines in batches: each ends with the line that makes it BATCH lines that are not empty, or BATCH_BYTES,
+    for which an empty line counts as 16 bytes."""
     batch: list[bytes] = []
-    size = 0
+    count = size = 0
     async for lines in groups:
         start = 0
         while start < len(lines):
-            part = lines[start : start + BATCH - len(batch)]
-            added = sum(map(len, part))
-            if size + added >= BATCH_BYTES:
-                part = part[: _up_to(part, BATCH_BYTES - size)]
-                added = sum(map(len, part))
+            part = lines[start : start + BATCH - count]
+            added, empty = _measure(part)
+            if empty or size + added >= BATCH_BYTES:
+                part = _until_full(lines[start : start + _STRETCH], BATCH - count, BATCH_BYTES - size)
+                added, empty = _measure(part)
+                await let_others_run()
             batch += part
+            count += len(part) - empty
             size += added
             start += len(part)
-            if len(batch) == BATCH or size >= BATCH_BYTES:
+            if count == BATCH or size >= BATCH_BYTES:
                 yield batch
-                batch, size = [], 0
+                batch, count, size = [], 0, 0
     if batch:
         yield batch
 
 
-def _up_to(lines: list[bytes], size: int) -> int:
-    """How many lines it takes to reach `size` bytes."""
-    for count, total in enumerate(accumulate(map(len, lines)), start=1):
-        if total >= size:
-            return count
-    return len(lines)
+def _measure(lines: list[bytes]) -> tuple[int, int]:
+    """The bytes of some lines, as they count for a batch, and how many lines are empty."""
+    empty = lines.count(b"")
+    return sum(map(len, lines)) + empty * _EMPTY_BYTES, empty
+
+
+def _until_full(lines: list[bytes], count: int, size: int) -> list[bytes]:
+    """The lines up to the one that makes them `count` lines that are not empty, or `size` bytes."""
+    for number, line in enumerate(lines, start=1):
+        count -= bool(line)
+        size -= len(line) or _EMPTY_BYTES
+        if count <= 0 or size <= 0:
+            return lines[:number]
+    return lines
 
 
 async def _csv_records(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
@@ -307,70 +359,13 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
         async for piece in pieces:
             yield piece
         return
-    inflate = _GzipDecoder() if compression is Compression.GZIP else _ZstdDecoder()
+    inflate = GzipDecoder() if compression is Compression.GZIP else ZstdDecoder()
     async for piece in pieces:
         for plain in inflate.feed(piece):
             yield plain
             await let_others_run()
     if not inflate.at_end:
         raise ListUnreadable("The compressed list ends too early: it is cut off or damaged.")
-
-
-class _GzipDecoder:
-    """Decompresses consecutive gzip members, a piece at a time."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(wbits=31)
-        self._members = 0
-        self.at_end = True
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        try:
-            while data := self._next(data):
-                self.at_end = False
-                yield self._member.decompress(data, _PIECE)
-                data = self._member.unconsumed_tail
-                if self._member.eof:
-                    data = self._member.unused_data
-                    self._member = zlib.decompressobj(wbits=31)
-                    self._members += 1
-                    self.at_end = True
-        except zlib.error as error:
-            raise ListUnreadable(f"The list is not valid gzip: {error}.") from None
-
-    def _next(self, data: bytes) -> bytes:
-        return _without_padding(data) if self.at_end and self._members else data
-
-
-class _ZstdDecoder:
-    """Decompresses consecutive zstd frames, a piece at a time."""
-
-    def __init__(self) -> None:
-        self._frame = zstd.ZstdDecompressor()
-        self._frames = 0
-        self.at_end = True
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        try:
-            while (data := self._next(data)) or not self._frame.needs_input:
-                self.at_end = False
-                yield self._frame.decompress(data, _PIECE)
-                data = b""
-                if self._frame.eof:
-                    data = self._frame.unused_data
-                    self._frame = zstd.ZstdDecompressor()
-                    self._frames += 1
-                    self.at_end = True
-        except zstd.ZstdError as error:
-            raise ListUnreadable(f"The list is not valid zstd: {error}.") from None
-
-    def _next(self, data: bytes) -> bytes:
-        return _without_padding(data) if self.at_end and self._frames else data
-
-
-def _without_padding(data: bytes) -> bytes:
-    """Tape and block writers pad with zeros; no member and no frame begins with a zero."""
-    return data.lstrip(b"\0")
 
 
 def _text(raw: bytes) -> str:

@@ -6,7 +6,6 @@ A document is claimed on its version before anything is sent, so that several mo
 The progress of a run is read from its counts, its ingest and the documents of its long tasks, never from its tasks.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -15,6 +14,7 @@ import structlog
 
 from conveyor.clock import iso_text
 from conveyor.coordination.breaker_states import current_wait
+from conveyor.coordination.fail_open import FailOpen
 from conveyor.coordination.isolation import Isolation
 from conveyor.engines.queue import run_queues
 from conveyor.engines.records import Document
@@ -45,7 +45,6 @@ _EVERY = 1.0
 _PAGE = 100
 # Pages of due documents that one pass reads.
 _PAGES = 20
-_AT_ONCE = 16
 # Documents in a page of long tasks, or of workers; and pages of long tasks.
 _ROWS = 100
 _ROW_PAGES = 5
@@ -84,11 +83,11 @@ class Callbacks:
         self._records = system.records
         self._tasks = system.tasks
         self._queue = system.queue
-        self._coordinator = system.coordinator
+        # Without the coordinator no limit holds a run back: one without progress does not wait for it.
+        self._coordinator = FailOpen(system.coordinator, system.clock)
         self._clock = system.clock
         self._settings = system.settings
         self._waiters = waiters
-        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._isolation = Isolation(self.name, self._clock)
 
     async def tick(self) -> float:
@@ -112,14 +111,8 @@ class Callbacks:
             rows = await self._records.documents.due_documents(CALLBACK, self._clock.now(), _PAGE)
             if rows and workers is None:
                 workers = await self._workers()
-            looks = [
-                self._isolation.due_row(self._records, row, partial(self._look, row, workers or {}, kept))
-                for row in rows
-            ]
             # A callback that fails does not stop the others; it is retried when its claim has expired.
-            for came in await asyncio.gather(*looks, return_exceptions=True):
-                if came is not None:
-                    raise came
+            await self._isolation.due_rows(self._records, rows, partial(self._look, workers or {}, kept))
             if len(rows) < _PAGE or self.stopping:
                 break
         metrics.add_counts(metrics.CALLBACKS, kept)
@@ -136,21 +129,20 @@ class Callbacks:
                 continue
         return workers
 
-    async def _look(self, row: Document, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
-        async with self._slots:
-            try:
-                callback = callback_of(row)
-            except msgspec.MsgspecError as error:
-                log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
-                await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=None))
-                return
-            if row.expires_at is not None and row.expires_at <= self._clock.now():
-                await self._records.documents.remove_document(row)
-                return
-            if callback.answer is not None:
-                await self._answer(row, callback, callback.answer, kept)
-            else:
-                await self._keep(row, callback, workers, kept)
+    async def _look(self, workers: Mapping[RunId, str], kept: CallbackPass, row: Document) -> None:
+        try:
+            callback = callback_of(row)
+        except msgspec.MsgspecError as error:
+            log.error("callback cannot be decoded", tenant=row.tenant, callback=row.id, error=str(error))
+            await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=None))
+            return
+        if row.expires_at is not None and row.expires_at <= self._clock.now():
+            await self._records.documents.remove_document(row)
+            return
+        if callback.answer is not None:
+            await self._answer(row, callback, callback.answer, kept)
+        else:
+            await self._keep(row, callback, workers, kept)
 
     async def _keep(self, row: Document, callback: Callback, workers: Mapping[RunId, str], kept: CallbackPass) -> None:
         """Send a heartbeat if the run makes progress or has to wait; else answer WORKER_STUCK."""
@@ -333,6 +325,8 @@ class Callbacks:
             return (await self._records.ingests.ingested(callback.run_id)).tasks <= callback.marks.ended
         if await current_wait(self._coordinator, self._clock, job) is not None:
             return True
+        # Retries of this run that are not due. Messages of which the engine does not know whose or how many they are
+        # are no reason to wait: a process that has just started knows little.
         return any([(await self._queue.depth(queue)).delayed > 0 for queue in run_queues(callback.run_id)])
 
 

@@ -3,7 +3,9 @@ outcome. 2xx is success; 410 disables the endpoint; anything else is retried wit
 retry. A delivery to a state machine or an event bus is a call of AWS instead of a request, and otherwise the same.
 
 No redirect is followed, and every attempt passes the target guard. Each lane (an endpoint, or the origin or ARN that a
-job named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other.
+job named) has a limited number of attempts in progress, and so has each tenant: a slow receiver delays no other. The
+first attempts for the events of one job at one receiver are made one after the other, in the order in which they are
+due; a retry holds nothing back.
 """
 
 import asyncio
@@ -14,6 +16,9 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
+from conveyor.coordination.isolation import Isolation
+from conveyor.coordination.parallel import at_once
 from conveyor.egress.outbound import Outbound, OutboundFailed
 from conveyor.egress.responses import retry_after
 from conveyor.engines.event_targets import EventMessage, EventTargets, NoEventTargets, SendOutcome
@@ -21,7 +26,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.errors import EventTargetRefused
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import NOTIFY, WEBHOOK, WebhookNotify, notify_of, target_arn
-from conveyor.model import TenantId
+from conveyor.model import JobId, TenantId
 from conveyor.notify.deliveries import (
     DELIVERY,
     LOGGED,
@@ -52,6 +57,8 @@ _LONGEST_DEFERRAL = 300.0
 _JITTER = 0.2
 
 LaneKey = tuple[TenantId, str]
+# A receiver and a job. Its deliveries take turns at their first attempts.
+Turn = tuple[TenantId, str, JobId | None]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -88,6 +95,7 @@ class Deliverer:
         signing_key: bytes,
         outbound: Outbound,
         event_targets: EventTargets | None = None,
+        buckets: Buckets = ALL_BUCKETS,
     ) -> None:
         self.name = "deliverer"
         self.wake: Callable[[], None] = lambda: None
@@ -98,38 +106,48 @@ class Deliverer:
         self._key = signing_key
         self._outbound = outbound
         self._event_targets = event_targets or NoEventTargets()
+        self._isolation = Isolation(self.name, clock, buckets)
         self._pauses = [float(text) for text in settings.webhook_retries.split()]
         # No tenant gets all slots, however many endpoints it has.
         self._share = max(settings.webhook_concurrency, settings.webhook_slots // 4)
         self._lanes: dict[LaneKey, EndpointLane] = {}
         self._running: dict[asyncio.Task[None], tuple[TenantId, str]] = {}
+        # Turns of first attempts in progress.
+        self._turns: set[Turn] = set()
         # More were due than could be started: look again when one finishes.
         self._more = False
 
     async def tick(self) -> float:
         """Start deliveries that are due, as far as there are slots."""
-        window = await self._records.documents.due_documents(DELIVERY, self._clock.now(), _WINDOW)
+        limit = _WINDOW + self._isolation.skipped
+        window = await self._records.documents.due_documents(DELIVERY, self._clock.now(), limit)
         in_progress = set(self._running.values())
         shares = Counter(tenant for tenant, _ in in_progress)
         waiting: dict[LaneKey, list[Document]] = {}
+        taken = set(self._turns)
         started = 0
-        for row in window:
+        # By receiver, so that one process keeps the limit of an endpoint.
+        for row in self._isolation.own(window, _name, receiver_of):
             if (row.tenant, row.id) in in_progress:
                 continue
             if len(self._running) >= self._settings.webhook_slots:
                 break
-            name = await self._lane_of(row)
-            if name is None:
+            delivery = await self._decoded(row)
+            if delivery is None:
                 continue
-            key = (row.tenant, name)
+            key, turn = (row.tenant, delivery.lane), _turn(row, delivery)
             lane = self._lanes.setdefault(key, EndpointLane())
-            if lane.running >= self._settings.webhook_concurrency or shares[row.tenant] >= self._share:
+            is_full = lane.running >= self._settings.webhook_concurrency or shares[row.tenant] >= self._share
+            if is_full or turn in taken:
                 waiting.setdefault(key, []).append(row)
-                continue
-            self._start(row, key, lane)
-            shares[row.tenant] += 1
-            started += 1
-        full = len(window) == _WINDOW
+            else:
+                self._start(row, key, lane, turn)
+                shares[row.tenant] += 1
+                started += 1
+            if turn is not None:
+                # Whether it starts or waits: those after it wait for it.
+                taken.add(turn)
+        full = len(window) == limit
         self._more = full or bool(waiting) or len(self._running) >= self._settings.webhook_slots
         if full and not started:
             await self._defer(waiting)
@@ -144,35 +162,42 @@ class Deliverer:
             await asyncio.gather(*late, return_exceptions=True)
         await self._outbound.close()
 
-    async def _lane_of(self, row: Document) -> str | None:
-        """The lane of a delivery; None for a document that cannot be decoded, which is then never due again."""
+    async def _decoded(self, row: Document) -> WebhookDelivery | None:
+        """The delivery; None for a document that cannot be decoded, which is then never due again."""
         try:
-            return delivery_of(row).lane
+            return delivery_of(row)
         except msgspec.MsgspecError as error:
             log.error("delivery cannot be decoded", tenant=row.tenant, delivery=row.id, error=str(error))
             await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=None))
             return None
 
-    def _start(self, row: Document, key: LaneKey, lane: EndpointLane) -> None:
+    def _start(self, row: Document, key: LaneKey, lane: EndpointLane, turn: Turn | None) -> None:
         lane.running += 1
+        if turn is not None:
+            self._turns.add(turn)
         task = asyncio.create_task(self._deliver(row, lane), name=f"deliver {row.id}")
         self._running[task] = (row.tenant, row.id)
-        task.add_done_callback(lambda task: self._ended(task, key, lane))
+        task.add_done_callback(lambda task: self._ended(task, key, lane, turn))
 
-    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: EndpointLane) -> None:
+    def _ended(self, task: asyncio.Task[None], key: LaneKey, lane: EndpointLane, turn: Turn | None) -> None:
         self._running.pop(task, None)
+        if turn is not None:
+            self._turns.discard(turn)
         lane.running -= 1
         if lane.running == 0 and lane.deferred_to <= self._clock.now():
             self._lanes.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its lease expires, and it is retried.
-            metrics.ITEM_ERRORS.add(1, self.name)
-            log.error("delivery failed with an internal error", exc_info=error)
+            log.error("the engine fails for all deliveries", exc_info=error)
         if self._more:
             self.wake()
 
     async def _deliver(self, row: Document, lane: EndpointLane) -> None:
-        """One attempt: claim, send, record."""
+        """One attempt. If it raises, the delivery is retried after a pause, or when its lease expires."""
+        with self._isolation.item(_name(row)):
+            await self._attempt(row, lane)
+
+    async def _attempt(self, row: Document, lane: EndpointLane) -> None:
+        """Claim, send, record."""
         if row.expires_at is not None and row.expires_at <= self._clock.now():
             await self._records.documents.remove_document(row)
             return
@@ -300,12 +325,27 @@ class Deliverer:
         """Full lanes fill the page: postpone their deliveries until a slot is likely to be free, so that the next page
         has others. Those that a lane can start within a few seconds stay."""
         now, concurrency = self._clock.now(), self._settings.webhook_concurrency
+        deferred: list[Document] = []
         for key, rows in waiting.items():
             lane = self._lanes.setdefault(key, EndpointLane())
             interval = max(lane.seconds, 0.001) / concurrency
             for row in rows[max(concurrency, int(_IDLE * 4 / interval)) :]:
                 lane.deferred_to = min(max(lane.deferred_to, now) + interval, now + _LONGEST_DEFERRAL)
-                await self._records.documents.replace_document(msgspec.structs.replace(row, due_at=lane.deferred_to))
+                deferred.append(msgspec.structs.replace(row, due_at=lane.deferred_to))
+        await at_once(deferred, self._postpone)
+
+    async def _postpone(self, row: Document) -> None:
+        with self._isolation.item(_name(row)):
+            await self._records.documents.replace_document(row)
+
+
+def _name(row: Document) -> str:
+    return f"{row.tenant} {row.id}"
+
+
+def _turn(row: Document, delivery: WebhookDelivery) -> Turn | None:
+    """The turn of a first attempt; None for a retry."""
+    return None if delivery.attempts else (row.tenant, receiver_of(row), row.job_id)
 
 
 def _message(delivery: WebhookDelivery) -> EventMessage:

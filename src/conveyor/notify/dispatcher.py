@@ -3,16 +3,24 @@ marks the event as dispatched.
 
 The id of a delivery is made of event and receiver, and one that exists stays as it is: after a crash before the mark,
 and beside a second dispatcher, the same deliveries are created again, which changes nothing.
+
+The deliveries of one job are written, and due, in the order of its events; those of different jobs wait for each other
+in nothing.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import structlog
 from pyreqwest.http import Url
 
 from conveyor.clock import Clock
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.isolation import Isolation
+from conveyor.coordination.parallel import at_once
 from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
@@ -28,7 +36,7 @@ from conveyor.jobs.event_names import (
     wanted_events,
 )
 from conveyor.jobs.progress_events import ProgressEvents
-from conveyor.model import Counts, OutboxEvent, TenantId
+from conveyor.model import Counts, JobId, OutboxEvent, TenantId
 from conveyor.notify.callback_answers import StepAnswers
 from conveyor.notify.deliveries import delivery_document
 from conveyor.notify.progress_notifier import TOP_ERRORS
@@ -38,10 +46,15 @@ from conveyor.settings import Settings
 log = structlog.get_logger()
 
 _IDLE = 0.5
-_EVENTS = 100
+_EVENTS = 500
 _PAGE = 100
 # Documents that every engine can write in one step.
 _ROWS = 25
+# Between the times at which the deliveries of two events of a job are due: more than a stored time is rounded by.
+_STEP = 1e-6
+
+# An event with its deliveries.
+Prepared: TypeAlias = tuple[OutboxEvent, list[Document]]
 
 
 class DispatchCounts(msgspec.Struct):
@@ -63,6 +76,7 @@ class OutboxDispatcher:
         tasks: Tasks,
         clock: Clock,
         answers: StepAnswers | None = None,
+        buckets: Buckets = ALL_BUCKETS,
     ) -> None:
         self.name = "dispatcher"
         self.wake: Callable[[], None] = lambda: None
@@ -73,7 +87,7 @@ class OutboxDispatcher:
         self._clock = clock
         self._answers = answers
         self._progress = ProgressEvents(records, clock)
-        self._isolation = Isolation(self.name, clock)
+        self._isolation = Isolation(self.name, clock, buckets)
 
     async def tick(self) -> float:
         counts = await self.run_once()
@@ -85,65 +99,61 @@ class OutboxDispatcher:
     async def run_once(self) -> DispatchCounts:
         counts = DispatchCounts()
         # Events whose dispatch failed are the oldest: read that many more.
-        events = await self._records.outbox.undispatched(_EVENTS + self._isolation.failing)
+        events = await self._records.outbox.undispatched(_EVENTS + self._isolation.skipped)
         self._isolation.forget_others({event.notice_id for event in events})
-        endpoints: dict[TenantId, list[Document]] = {}
-        ready: list[tuple[OutboxEvent, list[Document]]] = []
-        for event in events:
-            if not self._isolation.is_resting(event.notice_id):
-                with self._isolation.item(event.notice_id):
-                    ready.append((event, await self._prepare(event, endpoints, counts)))
+        deliveries: dict[str, list[Document]] = {}
+        endpoints = TenantEndpoints(self._records)
+
+        async def prepare(event: OutboxEvent) -> None:
+            deliveries[event.notice_id] = await self._prepare(event, endpoints, counts)
+
+        # By job, so that one process dispatches the events of a job.
+        await self._isolation.each(events, _notice_id, prepare, lambda event: event.job_id)
+        ready = [(event, deliveries[event.notice_id]) for event in events if event.notice_id in deliveries]
         dispatched = await self._write(ready)
         if dispatched:
             await self._records.outbox.mark_dispatched(dispatched)
             crashpoint("notify.told.after")
         counts.notices = len(dispatched)
-        counts.deliveries = sum(len(deliveries) for _, deliveries in ready)
+        counts.deliveries = sum(len(rows) for rows in deliveries.values())
         return counts
 
     async def _prepare(
-        self, event: OutboxEvent, endpoints: dict[TenantId, list[Document]], counts: DispatchCounts
+        self, event: OutboxEvent, endpoints: "TenantEndpoints", counts: DispatchCounts
     ) -> list[Document]:
         """The deliveries of an event, after the answers to state machines that wait for it."""
-        if event.tenant not in endpoints:
-            endpoints[event.tenant] = await self._endpoints(event.tenant)
-        deliveries = await self._deliveries(event, endpoints[event.tenant])
+        deliveries = await self._deliveries(event, await endpoints.of(event.tenant))
         if event.event in FINAL_EVENTS:
             await self._report_last_failures(event)
         if self._answers is not None:
-            counts.answers += await self._answers.take(event)
+            answers = await self._answers.take(event)
+            counts.answers += answers
         return deliveries
 
-    async def _write(self, ready: Sequence[tuple[OutboxEvent, list[Document]]]) -> list[OutboxEvent]:
+    async def _write(self, ready: Sequence[Prepared]) -> list[OutboxEvent]:
         """Write the deliveries of all events in few steps; returns the events whose deliveries are written."""
+        dispatched: list[OutboxEvent] = []
+        await at_once(_groups(ready, self._clock.now()), partial(self._write_group, dispatched))
+        return dispatched
+
+    async def _write_group(self, dispatched: list[OutboxEvent], group: Sequence[Prepared]) -> None:
         try:
-            await self._create([delivery for _, deliveries in ready for delivery in deliveries])
+            await self._create([delivery for _, deliveries in group for delivery in deliveries])
         except Exception:
             log.warning("deliveries of several events could not be written together; writing those of each event alone")
         else:
-            return [event for event, _ in ready]
-        dispatched = []
-        for event, deliveries in ready:
+            dispatched += [event for event, _ in group]
+            return
+        for event, deliveries in group:
             with self._isolation.item(event.notice_id):
                 await self._create(deliveries)
                 dispatched.append(event)
-        return dispatched
 
     async def _create(self, rows: Sequence[Document]) -> None:
         for start in range(0, len(rows), _ROWS):
             crashpoint("notify.deliveries.before")
             await self._records.documents.create_documents(rows[start : start + _ROWS])
             crashpoint("notify.deliveries.after")
-
-    async def _endpoints(self, tenant: TenantId) -> list[Document]:
-        endpoints: list[Document] = []
-        cursor: str | None = None
-        while True:
-            page = await self._records.documents.documents(WEBHOOK, tenant, cursor, _PAGE)
-            endpoints += [row for row in page.items if not endpoint_of(row).disabled]
-            cursor = page.next_cursor
-            if cursor is None:
-                return endpoints
 
     async def _deliveries(self, event: OutboxEvent, endpoints: Sequence[Document]) -> list[Document]:
         """One for each endpoint and each `notify` entry that wants the event."""
@@ -165,6 +175,54 @@ class OutboxDispatcher:
             errors = await self._tasks.error_codes(run, TOP_ERRORS)
             of_job = event.data.get("job") or {"total": job.run.total, "counts": event.data["counts"]}
             await self._progress.report_failures(run, counts, errors, of_job)
+
+
+class TenantEndpoints:
+    """The webhook endpoints of tenants, each tenant's read once in a pass."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._reads: dict[TenantId, asyncio.Task[list[Document]]] = {}
+
+    async def of(self, tenant: TenantId) -> list[Document]:
+        """Those that are not disabled."""
+        if tenant not in self._reads:
+            self._reads[tenant] = asyncio.create_task(self._read(tenant))
+        return await self._reads[tenant]
+
+    async def _read(self, tenant: TenantId) -> list[Document]:
+        endpoints: list[Document] = []
+        cursor: str | None = None
+        while True:
+            page = await self._records.documents.documents(WEBHOOK, tenant, cursor, _PAGE)
+            endpoints += [row for row in page.items if not endpoint_of(row).disabled]
+            cursor = page.next_cursor
+            if cursor is None:
+                return endpoints
+
+
+def _notice_id(event: OutboxEvent) -> str:
+    return event.notice_id
+
+
+def _groups(ready: Sequence[Prepared], now: float) -> list[list[Prepared]]:
+    """Split events into groups whose deliveries are written together. Those of a job are in one group, in the order of
+    its events, and due in that order."""
+    by_job: dict[JobId, list[Prepared]] = {}
+    for prepared in ready:
+        by_job.setdefault(prepared[0].job_id, []).append(prepared)
+    groups: list[list[Prepared]] = []
+    size = 0
+    for events in by_job.values():
+        more = sum(len(deliveries) for _, deliveries in events)
+        if not groups or size + more > _ROWS:
+            groups.append([])
+            size = 0
+        size += more
+        for position, (event, deliveries) in enumerate(events, start=1):
+            due_at = now - (len(events) - position) * _STEP
+            groups[-1].append((event, [msgspec.structs.replace(row, due_at=due_at) for row in deliveries]))
+    return groups
 
 
 def _receiver_and_lane(row: Document, event: str, endpoints: set[str]) -> dict[str, str]:

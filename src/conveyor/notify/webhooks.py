@@ -17,6 +17,7 @@ from conveyor.errors import BadCursor, Conflict, InvalidField, LimitReached, Not
 from conveyor.faults import crashpoint
 from conveyor.jobs.event_names import WEBHOOK, check_events, check_target
 from conveyor.jobs.idempotency import Accepted, Claim, Idempotency, IdempotentRequest
+from conveyor.jobs.secrets import shown_url
 from conveyor.model import Page, TenantId
 from conveyor.notify.signatures import endpoint_secret
 from conveyor.system import System
@@ -208,7 +209,7 @@ def webhook_json(row: Document) -> dict[str, Any]:
     endpoint = endpoint_of(row)
     return {
         "id": row.id,
-        "url": endpoint.url,
+        "url": shown_url(endpoint.url),
         "events": endpoint.events,
         "description": endpoint.description,
         "disabled": endpoint.disabled,

@@ -1,8 +1,8 @@
 """What to do with a chunk that a queue delivered. Pure; the feeder acts on it.
 
 A start counts as lost when the queue redelivers a chunk that a worker had begun. A chunk with too many lost starts may
-hold a poison task: it is split, so that each task goes on alone, and a task that still loses its workers is
-dead-lettered.
+hold a poison task: it is split, so that each task goes on alone, even an only one, and a task that still loses its
+workers is dead-lettered. Its last start has a worker to itself: a death that took other work along proves nothing.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,8 @@ class ChunkDecision(Enum):
     FEED = auto()
     # The same, once no other chunk of this worker is on trial.
     TRY = auto()
+    # The same, with nothing else in flight at this worker.
+    TRY_EXCLUSIVELY = auto()
     # Nothing of it is left to run: its message is acknowledged.
     ACKNOWLEDGE = auto()
     # Each of its references goes on in a message of its own.
@@ -42,9 +44,11 @@ def decide(
         # Their progress documents count lost starts: see task_progress.py.
         return ChunkDecision.FEED
     if starts > max_lost_starts:
-        return ChunkDecision.SPLIT if len(refs) > 1 else ChunkDecision.DEAD_LETTER
-    is_last_start = starts == max_lost_starts > 1
-    return ChunkDecision.TRY if chunk.alone or is_last_start else ChunkDecision.FEED
+        return ChunkDecision.DEAD_LETTER if chunk.alone else ChunkDecision.SPLIT
+    is_last_start = starts == max_lost_starts
+    if chunk.alone:
+        return ChunkDecision.TRY_EXCLUSIVELY if is_last_start else ChunkDecision.TRY
+    return ChunkDecision.TRY if is_last_start and max_lost_starts > 1 else ChunkDecision.FEED
 
 
 def can_be_superseded(delivery: Delivery, chunk: Chunk, refs: Sequence[TaskRef]) -> bool:

@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.queue import Delivery, Queue, QueueName, kind_of, recovery_queue, run_queue
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskEvent, Tasks
@@ -34,7 +34,8 @@ from conveyor.model import (
 from conveyor.process.chunk_decision import ChunkDecision, can_be_superseded, decide
 from conveyor.process.lane import Lane
 from conveyor.process.recorder import LeasedChunk
-from conveyor.process.retry import WORKER_LOST
+from conveyor.process.retry import WORKER_LOST, longest_delay
+from conveyor.process.trial import Trial
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.telemetry import metrics
@@ -77,7 +78,7 @@ class Feeder:
         self._queue = queue
         self._lifecycle = lifecycle
         self._request_tick = request_tick
-        self._on_trial: LeasedChunk | None = None
+        self._trial = Trial(clock)
         # Size of the chunks that the worker leases, as of the last count.
         self._leased_bytes = 0
         self._round = 0
@@ -96,6 +97,8 @@ class Feeder:
 
     async def fill(self, lanes: Sequence[Lane]) -> None:
         """Receive for lanes that run low. Each round begins with another lane, in case the bytes do not suffice."""
+        if self._trial.is_exclusive(lanes):
+            return
         now = self._clock.monotonic()
         self._round += 1
         first = self._round % len(lanes) if lanes else 0
@@ -179,10 +182,10 @@ class Feeder:
             match decision:
                 case ChunkDecision.FEED:
                     lane.feed(leased, refs)
-                case ChunkDecision.TRY if self._begin_trial(leased):
-                    lane.feed(leased, refs)
-                case ChunkDecision.TRY:
-                    deferred.append(delivery.receipt)
+                case ChunkDecision.TRY | ChunkDecision.TRY_EXCLUSIVELY:
+                    exclusive = decision is ChunkDecision.TRY_EXCLUSIVELY
+                    if not self._trial.begin(lane, leased, refs, exclusive=exclusive):
+                        deferred.append(delivery.receipt)
                 case ChunkDecision.ACKNOWLEDGE:
                     finished.append(delivery.receipt)
                 case ChunkDecision.SPLIT:
@@ -206,7 +209,9 @@ class Feeder:
         now = self._clock.now()
         ready = []
         for delivery, chunk in chunks:
-            delay = chunk.due - now if chunk.due > now + _EARLY else lane.hold_time(chunk.refs)
+            # A time further away than any delay was set by a clock that was ahead of this one.
+            is_early = _EARLY < chunk.due - now <= longest_delay(lane.job.options) + CLOCK_SLACK
+            delay = chunk.due - now if is_early else lane.hold_time(chunk.refs)
             if delay is None:
                 ready.append((delivery, chunk))
             else:
@@ -218,15 +223,6 @@ class Feeder:
         superseded = can_be_superseded(delivery, chunk, refs) and await self.generation_of(job, refs[0]) > chunk.turn
         max_lost_starts = max(1, self._settings.max_lost_starts)
         return decide(job.kind, delivery, chunk, refs, max_lost_starts, superseded=superseded)
-
-    def _begin_trial(self, chunk: LeasedChunk) -> bool:
-        """Put a chunk on trial, unless another one is. A poison task would otherwise cost all other chunks that the
-        worker leases their last start too."""
-        trial = self._on_trial
-        if trial is not None and trial.left > 0 and not trial.lost:
-            return False
-        self._on_trial = chunk
-        return True
 
     async def _decode_all(
         self, lane: Lane, queue: QueueName, deliveries: list[Delivery]
@@ -282,7 +278,7 @@ def _death_of(delivery: Delivery, chunk: Chunk) -> TaskError:
     """Return why a chunk's task is dead-lettered: what the sender says, or the count of its lost starts."""
     if chunk.lost:
         return TaskError(chunk.code or WORKER_LOST, chunk.lost)
-    return TaskError(WORKER_LOST, f"The worker was lost {delivery.lost_starts} times while it ran this task.")
+    return TaskError(WORKER_LOST, f"The worker was lost {delivery.lost_starts} times while it ran this task alone.")
 
 
 def _set_poll(lane: Lane, now: float, *, empty: bool, recovered: bool) -> None:

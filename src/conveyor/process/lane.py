@@ -4,6 +4,7 @@ attempts in this process (local_lane.py) or by sending them to fetchers (executo
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -11,7 +12,7 @@ import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.limits import TargetLimits
-from conveyor.model import LONG_KINDS, Job, LongTask, Outcome, TaskError, TaskRef
+from conveyor.model import LONG_KINDS, Job, LongTask, Mode, Outcome, TaskError, TaskRef
 from conveyor.process.gate import Gate
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.retry import late, too_late
@@ -47,6 +48,10 @@ class LeasedRef:
     @property
     def recovered(self) -> bool:
         return self.chunk.recovered
+
+    @property
+    def is_lost(self) -> bool:
+        return self.chunk.lost
 
 
 class LaneOwner(Protocol):
@@ -92,6 +97,12 @@ class Lane(ABC):
         self.poll_pause = 0.0
         self.next_recovery = 0.0
         self.recovery_pause = 0.0
+        # Whether references were ever fed to it. Since when it has been quiet, and since when it has waited for slots
+        # of the run in vain. When it asks for help.
+        self.was_fed = False
+        self.quiet_since = inf
+        self.starved_since = inf
+        self.help_at = inf
         self._target = target
         self._owner = tools.owner
         self._recorder = tools.recorder
@@ -119,6 +130,12 @@ class Lane(ABC):
     def demand(self) -> int:
         """Slots that the lane could use now."""
         return self.active + len(self._waiting) + self._targets.count_promising(self.job.options.concurrency)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether attempts run or could start now, or the run's queue may have more now or soon."""
+        is_ingesting = not self.job.run.last_batch and self.job.mode is not Mode.OPEN
+        return self.poll_pause == 0 or is_ingesting or self.demand > 0
 
     @property
     def is_crowded(self) -> bool:
@@ -180,6 +197,15 @@ class Lane(ABC):
         self.chunks[chunk.receipt] = chunk
         self._waiting.extend([LeasedRef(chunk, ref) for ref in refs])
         self._fed += len(refs)
+        self.was_fed = True
+
+    def has_in_flight(self) -> bool:
+        """Whether a chunk has references without a durable outcome."""
+        return any(chunk.left > 0 and not chunk.lost for chunk in self.chunks.values())
+
+    def note_starved(self, *, is_starved: bool) -> None:
+        """Note whether other workers have all slots of the run."""
+        self.starved_since = min(self.starved_since, self._clock.monotonic()) if is_starved and not self.active else inf
 
     def follow(self, job: Job) -> None:
         """Apply the job's changed options. New limits hold for references that wait; running attempts keep the old."""
@@ -301,12 +327,8 @@ class Lane(ABC):
 
     def _pop_waiting(self) -> LeasedRef | None:
         """Take the next reference whose chunk is still leased."""
-        while self._waiting:
-            entry = self._waiting.popleft()
-            if not entry.chunk.lost:
-                return entry
-            self._gate.release([entry])
-        return None
+        self._waiting.drop_lost()
+        return self._waiting.popleft() if self._waiting else None
 
     def _check_gate(self, entry: LeasedRef) -> bool | None:
         """True: the reference may start. None: it may start if `_acquire_probe` says so. False: it was postponed or

@@ -1,10 +1,22 @@
-"""The JSON detail of an outcome. The process that made the attempt encodes it; the recorder adds the body's place."""
+"""The JSON detail of an outcome. The process that made the attempt encodes it; the recorder adds the body's place.
+
+A detail is bounded, whatever the target sends: it is in the task's row together with the input, and a row has a largest
+size (400 KB on DynamoDB). A task whose end cannot be written would be done again and again.
+"""
 
 import msgspec
 
+from conveyor.egress.target_guard import MAX_URL_LENGTH
 from conveyor.model import BodyRef, Outcome, ResultDetail
 
 _json = msgspec.json.encode
+
+# Bytes of JSON. A longer detail keeps the headers that fit into their share, in order.
+_MAX_DETAIL = 64 * 1024
+_MAX_HEADERS = 32 * 1024
+# Characters.
+_MAX_TEXT = 4000
+_MAX_CONTENT_TYPE = 1000
 
 
 def detail_json(outcome: Outcome) -> str:
@@ -18,7 +30,26 @@ def detail_json(outcome: Outcome) -> str:
         headers=outcome.headers,
         elapsed=round(outcome.elapsed, 6),
     )
-    return _json(detail).decode()
+    text = _json(detail)
+    return (text if len(text) <= _MAX_DETAIL else _json(_shortened(detail))).decode()
+
+
+def _shortened(detail: ResultDetail) -> ResultDetail:
+    headers: list[tuple[str, str]] = []
+    room = _MAX_HEADERS
+    for pair in detail.headers or ():
+        size = len(_json(pair)) + 1
+        if size <= room:
+            headers.append(pair)
+            room -= size
+    error, url = detail.error, detail.final_url
+    return msgspec.structs.replace(
+        detail,
+        headers=None if detail.headers is None else headers,
+        content_type=detail.content_type and detail.content_type[:_MAX_CONTENT_TYPE],
+        error=error and msgspec.structs.replace(error, message=error.message[:_MAX_TEXT]),
+        final_url=url if url is None or len(url) <= MAX_URL_LENGTH else None,
+    )
 
 
 def with_dead_letter(detail: str) -> str:

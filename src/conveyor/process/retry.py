@@ -58,6 +58,12 @@ def retry_delay(options: Options, attempt: int, outcome: Outcome, jitter: float)
     return backoff_delay(options.backoff, attempt % outage.quick_tries, jitter, outcome.retry_after)
 
 
+def longest_delay(options: Options) -> float:
+    """Return the longest delay of a retry under these options, in seconds."""
+    outage = 0.0 if options.outage is None else options.outage.delay * (1 + _OUTAGE_JITTER)
+    return max(options.backoff.cap + MAX_RETRY_AFTER, outage)
+
+
 def is_exhausted(options: Options, outcome: Outcome) -> bool:
     """Return whether a task that fails with this outcome would have been retried, had it attempts or time left."""
     error = outcome.error

@@ -13,6 +13,10 @@ class Waits(Protocol):
     def recovered(self) -> bool:
         """Whether it came from the recovery queue."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its message may be another worker's by now."""
+
 
 T = TypeVar("T", bound=Waits)
 
@@ -75,6 +79,14 @@ class RetryFirstQueue(Generic[T]):
         self._streak = 0
         self._take_counts[1] += 1
         return self._new.popleft()
+
+    def drop_lost(self) -> int:
+        """Remove lost items from the front, and return how many: the next item is not lost."""
+        count = len(self)
+        for items in (self._recovered, self._new):
+            while items and items[0].is_lost:
+                items.popleft()
+        return count - len(self)
 
     def pop(self) -> T:
         """Remove the item that would be taken last."""

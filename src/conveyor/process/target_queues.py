@@ -89,6 +89,8 @@ class TargetQueues(Generic[T]):
             target = self._ready.popleft()
             target.is_ready = False
             ref = None
+            # They must not use a slot or a pass.
+            self._count -= target.refs.drop_lost()
             if target.can_start(self._now()):
                 ref = target.pop()
                 self._count -= 1

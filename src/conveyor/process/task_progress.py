@@ -127,6 +127,9 @@ class Track:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await asyncio.wait([writing])
+            if not writing.cancelled():
+                # Whether it failed, or found a newer attempt, is of no concern to one that was cancelled.
+                writing.exception()
             raise
 
     async def _replace(self, at: TaskProgress, due_at: float | None) -> None:

@@ -1,53 +1,64 @@
-"""Worker: finds runs with work, opens a lane for each, feeds the lanes, and deals its slots to them.
+"""Worker: opens a lane for each run that it serves, feeds the lanes, and deals its slots to them.
 
-One tick: find runs and watch attempts → report to the breakers → renew leases → release lost and leftover messages →
-fill lanes that run low → deal the slots. Lanes and the recorder work between the ticks.
+One tick: open and drop lanes → release lost and leftover messages → fill lanes that run low → deal the slots → leave
+runs that are quiet. Lanes and the recorder work between the ticks. So that no engine holds up another, errands beside
+the ticks look for runs (seats.py), share breakers (breaker_sharing.py), watch attempts and send heartbeats, and
+lease_renewal.py renews leases.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 
 import structlog
 
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
-from conveyor.coordination.breaker_states import MAX_RUNS, split_key
 from conveyor.coordination.limits import TargetLimits, run_slots
+from conveyor.coordination.ready_marks import owner_of
+from conveyor.coordination.waits import publish_disk_wait
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_queue
-from conveyor.engines.records import Records
+from conveyor.engines.queue import Hastens, Queue, QueueName, recovery_queue, run_of
+from conveyor.engines.records import AtomicFlush, Records
 from conveyor.engines.tasks import Tasks
-from conveyor.errors import Unavailable
+from conveyor.errors import ConveyorError, DiskUnwritable, Unavailable
 from conveyor.faults import crashpoint
 from conveyor.jobs.chunks import encode, send_all
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import WORKERS, Chunk, Job, JobKind, RunId, TaskRef
+from conveyor.process.arrivals import Arrivals
 from conveyor.process.body_store import BodyStore
-from conveyor.process.dispatch import Demand, deal
+from conveyor.process.breaker_sharing import BreakerSharing
+from conveyor.process.dropped_lanes import DroppedLanes
+from conveyor.process.errand import Errand
 from conveyor.process.executors import Executor
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.heartbeat import Heartbeat
 from conveyor.process.lane import Lane, LaneTools
+from conveyor.process.lease_renewal import LeaseRenewal, by_queue
 from conveyor.process.recorder import LeasedChunk, Recorder
+from conveyor.process.run_permits import RunPermits
+from conveyor.process.seats import SeatChanges, Seats
+from conveyor.process.slot_dealer import SlotDealer
 from conveyor.settings import Settings
-from conveyor.states import WORKABLE
 
 log = structlog.get_logger()
 
 _LOOK_FOR_RUNS = 0.25
+# How often a worker without lanes looks at breakers.
+_IDLE_SECONDS = 1.0
+# How long records may take to say whether an attempt was superseded.
+_WATCH_PATIENCE = 2.0
+# How long a lane is quiet before the worker leaves the run, and how long it waits in vain for a slot of the run.
+_QUIET_SECONDS = 1.0
 _DRAIN_SECONDS = 5.0
 # How soon a worker without a free slot polls for a long task again.
 _NO_SLOT_PAUSE = 2.0
-_NO_LIMIT = 1 << 40
 # How soon the queue redelivers a message whose references were lost with a fetcher.
 _LOST_PAUSE = 0.5
 # The longest delay of a task that waits for a breaker, on a queue that cannot hasten it once the breaker closes.
 _MAX_BLOCKED_DELAY = 30.0
-
-# The semaphore that all workers share if the fleet has a limit.
-ROLE = "role:worker"
 
 
 class Worker:
@@ -64,6 +75,7 @@ class Worker:
         bodies: BodyStore,
         lifecycle: Lifecycle,
         executors: Mapping[JobKind, Executor],
+        atomic_flush: AtomicFlush | None = None,
     ) -> None:
         self.name = clock.new_id("worker")
         self.wake: Callable[[], None] = lambda: None
@@ -76,6 +88,7 @@ class Worker:
         self._coordinator = coordinator
         self._lifecycle = lifecycle
         self._executors = executors
+        self._lanes: dict[RunId, Lane] = {}
         self._recorder = Recorder(
             records.documents,
             tasks,
@@ -86,63 +99,62 @@ class Worker:
             clock,
             settings.flush_seconds,
             self._on_requeued,
+            atomic_flush,
+            self._is_busy,
         )
         self._breakers = Breakers(coordinator, clock, settings, self.name)
         self._max_blocked_delay = inf if isinstance(queue, Hastens) else _MAX_BLOCKED_DELAY
         self._feeder = Feeder(settings, clock, records, tasks, queue, lifecycle, self.request_tick)
-        self._heart = Heartbeat(records, coordinator, clock, self.name, settings.lease_seconds)
+        lease = settings.lease_seconds
+        self._heart = Heartbeat(records, coordinator, clock, self.name, lease)
+        self._seats = Seats(
+            coordinator, records.jobs, tasks, clock, self.name, lease, executors.keys(), self._has_in_flight
+        )
+        self._arrivals = Arrivals(queue)
+        self._permits = RunPermits(coordinator, clock, self.name, lease)
+        self._renewal = LeaseRenewal(queue, clock, lease, self._in_flight)
+        self._dealer = SlotDealer(settings, clock, self._permits, self._seats.ask_help)
+        self._dropped = DroppedLanes(queue, coordinator, executors, self._lanes, self.name, lease)
+        self._sharing = BreakerSharing(
+            self._breakers, coordinator, queue, clock, self._lanes, lambda: self._seats.is_built
+        )
+        self._look_errand = Errand("look for runs", self._look, clock)
+        self._share_errand = Errand("share breakers", self._share, clock)
+        watching, beating = Errand("watch", self._watch, clock), Errand("heartbeat", self._beat, clock)
+        self._errands = [self._look_errand, self._share_errand, watching, beating]
         self._recording: asyncio.Task[None] | None = None
-        self._lanes: dict[RunId, Lane] = {}
-        # Lanes that were stopped, with the unfinished messages that they still lease.
-        self._leaving: list[tuple[Lane, list[LeasedChunk]]] = []
-        # Runs whose lanes were stopped while calls of them go on (Executor.lingering).
-        self._lingering: dict[RunId, Job] = {}
+        # What looks have changed, for the next tick.
+        self._changes: list[SeatChanges] = []
         self._lost: list[LeasedChunk] = []
-        # Recovered and new tasks that dropped lanes had taken.
-        self._past_counts = (0, 0)
-        self._round = 0
-        # Whether no other worker was alive when this one started.
-        self._is_first = False
-        # Runs whose tasks no longer have to wait for a breaker.
-        self._to_hasten: set[RunId] = set()
-        # Unfinished runs of all kinds and states.
-        self._unfinished: frozenset[RunId] = frozenset()
-        self._look_at = 0.0
-        self._beat_at = clock.monotonic() + settings.lease_seconds / 3
+        self._is_started = False
 
     async def tick(self) -> float:
         if self._recording is None:
             self._recording = asyncio.create_task(self._recorder.run())
-            await self._start()
-        now = self._clock.monotonic()
-        if now >= self._look_at:
-            await self._look_for_runs()
-            await self._watch()
-            self._look_at = now + _LOOK_FOR_RUNS
+            self._renewal.start()
+            for errand in self._errands:
+                errand.start()
+        while self._changes:
+            await self._apply(self._changes.pop(0))
         if self._breakers.is_urgent:
-            await self._sync_breakers(None)
-        if self._to_hasten:
-            await self._hasten_blocked()
-        if now >= self._beat_at:
-            await self._renew_leases()
-            self._beat_at = now + self._settings.lease_seconds / 3
+            self._share_errand.hurry()
+        if self._sharing.to_hasten:
+            await self._sharing.hasten()
         if self._lost:
             await self._redeliver_lost()
-        if self._leaving:
-            await self._release_leaving()
-        if self._lingering:
-            await self._keep_lingering()
-        await self._feeder.fill(list(self._lanes.values()))
-        await self._deal_slots()
+        if self._dropped:
+            await self._dropped.release_written()
+            self._share_errand.hurry()
+        try:
+            await self._feeder.fill(list(self._lanes.values()))
+        except DiskUnwritable as error:
+            await publish_disk_wait(self._coordinator, list(self._lanes), error)
+            raise
+        self._recorder.check_batch()
+        await self._dealer.deal(list(self._lanes.values()))
+        await self._shed_long_tasks()
+        await self._leave_quiet()
         return self._delay()
-
-    async def _start(self) -> None:
-        """Send the first heartbeat. The first worker after a restart tries blocked targets at once."""
-        self._is_first = await self._coordinator.permits_in_use(WORKERS) == 0
-        await self._heart.beat([])
-        if self._is_first:
-            await self._breakers.half_open_all()
-            await self._breakers.refresh()
 
     async def close(self) -> None:
         """Give running attempts a moment, record their outcomes, release everything else."""
@@ -152,18 +164,25 @@ class Worker:
         self._recorder.close()
         if self._recording is not None:
             await self._recording
-        self._leaving += zip(lanes, unfinished, strict=True)
-        await self._release_leaving()
-        for run_id in self._lingering:
-            # The executors close next, and end what lingers.
-            await self._set_slots(run_id, 0)
+        await self.halt()
+        for lane, chunks in zip(lanes, unfinished, strict=True):
+            self._dropped.add(lane, chunks)
+        await self._dropped.close()
+        await self._seats.close()
         await self._breakers.report()
-        await self._heart.close()
+        try:
+            await self._heart.close()
+        except ConveyorError as error:
+            log.warning("heartbeat not ended; it expires", error=str(error))
+
+    async def halt(self) -> None:
+        """Stop what goes on beside the ticks."""
+        await asyncio.gather(self._renewal.close(), *(errand.close() for errand in self._errands))
 
     @property
     def take_counts(self) -> tuple[int, int]:
         """How many recovered and how many new tasks this worker has taken."""
-        counts = [self._past_counts, *(lane.take_counts for lane in self._lanes.values())]
+        counts = [self._dropped.take_counts, *(lane.take_counts for lane in self._lanes.values())]
         return sum(recovered for recovered, _ in counts), sum(new for _, new in counts)
 
     def request_tick(self) -> None:
@@ -171,9 +190,35 @@ class Worker:
         self.wake()
 
     def on_message(self, queue: QueueName) -> None:
-        """A message was sent to this queue: poll it at once if its lane pauses because it was empty."""
-        for lane in self._lanes.values():
-            if lane.poll_pause > 0 and run_queue(lane.job.run.run_id) == queue:
+        """A message was sent to this queue, or has arrived from it."""
+        if (run_id := run_of(queue)) is None:
+            return
+        lane = self._lanes.get(run_id)
+        if lane is not None and queue == recovery_queue(run_id):
+            if lane.recovery_pause > 0:
+                lane.recovery_pause = lane.next_recovery = 0.0
+                self.wake()
+        else:
+            if lane is None and self._arrivals.has(queue):
+                self._seats.return_to(run_id)
+            self.on_ready([run_id])
+
+    def on_offer(self, queue: QueueName, body: bytes) -> bool:
+        """A message of a run that this worker does not serve has arrived in a queue that runs share. Returns whether
+        the worker will serve the run."""
+        run_id, (tenant, job_id) = run_of(queue), owner_of(body)
+        if run_id is None or not tenant or not self._seats.adopt(run_id, tenant, job_id):
+            return False
+        self._look_errand.hurry()
+        return True
+
+    def on_ready(self, run_ids: Collection[RunId]) -> None:
+        """These runs may have messages: look for them, or poll at once if their lanes pause because they had none."""
+        for run_id in run_ids:
+            lane = self._lanes.get(run_id)
+            if lane is None:
+                self._look_errand.hurry()
+            elif lane.poll_pause > 0:
                 lane.poll_pause = lane.next_poll = 0.0
                 self.wake()
 
@@ -211,25 +256,55 @@ class Worker:
             if delay < _LOOK_FOR_RUNS:
                 self.wake()
 
-    async def _look_for_runs(self) -> None:
-        """Open lanes for runs with work and drop those of runs that are finished or paused."""
-        active = await self._records.jobs.active_jobs()
-        self._unfinished = frozenset(job.run.run_id for job in active)
-        jobs = {job.run.run_id: job for job in active if job.state in WORKABLE and job.kind in self._executors}
-        for run_id in [run_id for run_id in self._lanes if run_id not in jobs]:
-            await self._drop(self._lanes[run_id], 0.0)
-        for run_id, job in jobs.items():
+    async def _look(self) -> float:
+        """Look for runs to serve, and for changes of those that are served."""
+        if not self._is_started:
+            await self._start()
+        new_runs = max(0, len(self._seats) - len(self._lanes))
+        changes = await self._seats.look(has_free_slots=self._dealer.has_free_slots(self._lanes.values(), new_runs))
+        if changes:
+            self._changes.append(changes)
+            self.wake()
+        return 0.0 if changes.is_more else _LOOK_FOR_RUNS
+
+    async def _start(self) -> None:
+        """Send the first heartbeat. The first worker after a restart tries blocked targets, and looks at all runs."""
+        is_first = await self._coordinator.permits_in_use(WORKERS) == 0
+        await self._heart.beat([])
+        if is_first:
+            await self._sharing.restart()
+            await self._seats.rebuild(is_urgent=True)
+        self._is_started = True
+
+    async def _apply(self, changes: SeatChanges) -> None:
+        """Open lanes for new runs, follow changed jobs, and drop the lanes of runs that are finished or paused."""
+        # Asked now: an attempt that began after the look must not be cancelled.
+        unseated = [run_id for run_id in changes.unseated if not self._seats.reclaim(run_id)]
+        for run_id in (*changes.closed, *unseated):
+            if (lane := self._lanes.get(run_id)) is not None:
+                await self._drop(lane)
+        for job in (*changes.opened, *changes.changed):
+            run_id = job.run.run_id
             lane = self._lanes.get(run_id)
-            if lane is None:
-                self._lanes[run_id] = self._open_lane(job)
-                if self._is_first or self._breakers.closed_lately(run_id):
-                    self._to_hasten.add(run_id)
-            elif lane.job != job:
-                skips_breakers = lane.job.options.breaker.enabled and not job.options.breaker.enabled
+            if lane is not None:
+                self._sharing.note_changed(lane.job, job)
                 lane.follow(job)
-                if skips_breakers:
-                    self._to_hasten.add(run_id)
-        self._is_first = False
+            elif job in changes.opened:
+                self._lanes[run_id] = self._open_lane(job)
+                self._sharing.note_opened(job)
+        await self._arrivals.give_back(changes.refused)
+
+    def _has_in_flight(self, run_id: RunId) -> bool:
+        return run_id in self._lanes and self._lanes[run_id].has_in_flight()
+
+    def _is_busy(self) -> bool:
+        """Whether more outcomes are to be expected soon. The lanes that were opened last are looked at first."""
+        return bool(self._changes) or any(lane.is_busy for lane in reversed(self._lanes.values()))
+
+    def _in_flight(self) -> Iterator[LeasedChunk]:
+        for lane in self._lanes.values():
+            yield from lane.chunks.values()
+        yield from self._dropped.in_flight()
 
     def _open_lane(self, job: Job) -> Lane:
         settings, executor = self._settings, self._executors[job.kind]
@@ -244,142 +319,88 @@ class Worker:
         )
         return executor.lane(job, tools)
 
-    async def _sync_breakers(self, unfinished: Collection[RunId] | None) -> None:
-        """Report outcomes to the breakers, and read which of them are open."""
-        await self._breakers.report()
-        if await self._breakers.refresh(unfinished):
-            for lane in self._lanes.values():
-                lane.recheck_targets()
-        for key, state in self._breakers.take_closed().items():
-            tenant = split_key(key)[0]
-            knows_all = 0 < len(state.runs) < MAX_RUNS
-            self._to_hasten.update(
-                run_id
-                for run_id, lane in self._lanes.items()
-                if lane.job.tenant == tenant and (run_id in state.runs or not knows_all)
-            )
+    async def _share(self) -> float:
+        """Share breakers, and the slots of stopped runs."""
+        await self._sharing.share()
+        if self._sharing.to_hasten:
+            self.wake()
+        if self._dropped.has_lingering:
+            await self._dropped.keep_slots()
+        return _LOOK_FOR_RUNS if self._lanes or self._breakers.is_watching else _IDLE_SECONDS
 
-    async def _hasten_blocked(self) -> None:
-        """Make tasks that waited for a breaker start soon."""
-        for run_id in list(self._to_hasten):
-            if isinstance(self._queue, Hastens):
-                await self._queue.hasten(recovery_queue(run_id))
-            self._to_hasten.discard(run_id)
-            lane = self._lanes.get(run_id)
-            if lane is not None:
-                lane.next_recovery = lane.recovery_pause = 0.0
-
-    async def _watch(self) -> None:
-        """Watch what runs: targets that fail, processes and attempts that hang, bytes that are leased."""
-        await self._sync_breakers(self._unfinished)
+    async def _watch(self) -> float:
+        """Watch what runs: processes and attempts that hang, bytes that are leased."""
         for executor in self._executors.values():
             executor.watch()
-        for lane in self._lanes.values():
-            for attempt in lane.watch():
+        self._feeder.count_leased_bytes(list(self._lanes.values()))
+        watched = [(lane, attempt) for lane in self._lanes.values() for attempt in lane.watch()]
+        async with asyncio.timeout(_WATCH_PATIENCE):
+            for lane, attempt in watched:
                 # Generations only grow, so this holds for chunks of other versions too.
                 if await self._feeder.generation_of(lane.job, attempt.refs[0]) > attempt.generation:
                     attempt.supersede()
-        self._feeder.count_leased_bytes(list(self._lanes.values()))
+        return _LOOK_FOR_RUNS
+
+    async def _beat(self) -> float:
+        """Renew slots and probes, and send a heartbeat."""
+        if self._is_started:
+            for lane in self._lanes.values():
+                lane.forget_finished()
+                lane.renew_slots()
+            await self._breakers.renew_probes()
+            await self._heart.beat([task for lane in self._lanes.values() for task in lane.long_tasks()])
+        return self._settings.lease_seconds / 3
 
     async def _redeliver_lost(self) -> None:
         """Have the queue redeliver messages soon whose fetcher died. Each redelivery counts as a lost start."""
         lost, self._lost = self._lost, []
-        for queue, chunks in _by_queue(lost).items():
+        for queue, chunks in by_queue(lost).items():
             await self._queue.extend(queue, [chunk.receipt for chunk in chunks], _LOST_PAUSE)
 
-    async def _drop(self, lane: Lane, grace: float) -> None:
-        recovered, new = lane.take_counts
-        self._past_counts = (self._past_counts[0] + recovered, self._past_counts[1] + new)
+    async def _drop(self, lane: Lane) -> None:
         self._lanes.pop(lane.job.run.run_id, None)
-        self._leaving.append((lane, await lane.stop(grace)))
+        self._permits.forget(run_slots(lane.job.run.run_id))
+        self._dropped.add(lane, await lane.stop(0.0))
+        self.wake()
 
-    async def _release_leaving(self) -> None:
-        """Release messages of stopped lanes once all their outcomes are written. Until then their leases show the
-        sweeper that references may still be sent to the queues of a finished run."""
-        leaving, self._leaving = self._leaving, []
-        for lane, chunks in leaving:
-            if any(chunk.unwritten for chunk in chunks):
-                self._leaving.append((lane, chunks))
-                continue
-            await self._release(chunks)
-            for chunk in chunks:
-                chunk.lost = True
-            self._lingering[lane.job.run.run_id] = lane.job
-            await self._keep_lingering()
-
-    async def _keep_lingering(self) -> None:
-        """Keep the slots of stopped runs until no call of them goes on: a job that replaces another waits for that."""
-        for run_id, job in list(self._lingering.items()):
-            if run_id in self._lanes:
-                # It was resumed: its lane counts its slots.
-                del self._lingering[run_id]
-                continue
-            count = self._executors[job.kind].lingering(run_id)
-            await self._set_slots(run_id, count)
-            if count == 0:
-                del self._lingering[run_id]
-
-    async def _set_slots(self, run_id: RunId, count: int) -> None:
-        ttl = self._settings.lease_seconds
-        await self._coordinator.acquire(run_slots(run_id), self.name, count, _NO_LIMIT, ttl)
-
-    async def _release(self, chunks: list[LeasedChunk]) -> None:
-        for queue, group in _by_queue(chunks).items():
-            await self._queue.release(queue, [chunk.receipt for chunk in group], 0.0)
-
-    async def _deal_slots(self) -> None:
-        self._round += 1
-        demands = [
-            Demand(lane.job.tenant, run_id, min(lane.demand, lane.job.options.concurrency), lane.job.options.priority)
-            for run_id, lane in self._lanes.items()
-        ]
-        widths = deal(demands, await self._slots(demands), self._round)
-        for run_id, lane in self._lanes.items():
-            lane.set_width(await self._granted_width(lane, widths.get(run_id, 0)))
+    async def _shed_long_tasks(self) -> None:
+        """Release long tasks that wait for a slot: another worker may have one free."""
+        for lane in self._lanes.values():
             shed = lane.shed_long_tasks()
             if shed:
-                await self._release(shed)
+                await self._dropped.release(shed)
                 lane.next_poll = lane.next_recovery = self._clock.monotonic() + _NO_SLOT_PAUSE
+                self._dealer.note_behind(lane, is_behind=True)
 
-    async def _granted_width(self, lane: Lane, width: int) -> int:
-        """Return how much of the width the run's concurrency leaves to this worker. The semaphore also counts what
-        runs, so the worker asks for more than the width while attempts of a wider deal go on."""
-        ttl = self._settings.lease_seconds
-        name = run_slots(lane.job.run.run_id)
-        want = max(width, lane.active)
-        return min(width, await self._coordinator.acquire(name, self.name, want, lane.job.options.concurrency, ttl))
+    async def _leave_quiet(self) -> None:
+        """Leave runs that have nothing to do now, and those whose slots other workers have."""
+        now = self._clock.monotonic()
+        for run_id, lane in list(self._lanes.items()):
+            if now - lane.starved_since >= _QUIET_SECONDS:
+                self._seats.leave(run_id, _QUIET_SECONDS)
+            elif lane.has_in_flight() or lane.demand or run_id in self._sharing.to_hasten:
+                lane.quiet_since = inf
+                continue
+            elif (until := lane.open_until()) is not None:
+                self._seats.leave(run_id, until - self._clock.now(), was_busy=lane.was_fed)
+            elif self._is_quiet(lane, now):
+                self._seats.leave(run_id, was_busy=lane.was_fed)
+            else:
+                continue
+            await self._drop(lane)
 
-    async def _slots(self, demands: list[Demand]) -> int:
-        """Return how many tasks this worker may run at once: within its own limit and the fleet's."""
-        own, fleet = self._settings.worker_concurrency, self._settings.fleet_concurrency
-        if fleet == 0:
-            return own
-        want = min(own, sum(demand.want for demand in demands))
-        want = max(want, sum(lane.active for lane in self._lanes.values()))
-        return min(own, await self._coordinator.acquire(ROLE, self.name, want, fleet, self._settings.lease_seconds))
-
-    async def _renew_leases(self) -> None:
-        """Renew the leases of messages, slots and probes, and send a heartbeat."""
-        for lane in self._lanes.values():
-            lane.forget_finished()
-            lane.renew_slots()
-            for queue, chunks in _by_queue(list(lane.chunks.values())).items():
-                receipts = [chunk.receipt for chunk in chunks]
-                for receipt in await self._queue.extend(queue, receipts, self._settings.lease_seconds):
-                    # Acknowledged meanwhile, or expired. Either way no task of it may start here.
-                    lane.chunks[receipt].lost = True
-        await self._breakers.renew_probes()
-        await self._heart.beat([task for lane in self._lanes.values() for task in lane.long_tasks()])
+    def _is_quiet(self, lane: Lane, now: float) -> bool:
+        """Whether both queues of the run have been empty for a while, or hold only what is due later."""
+        polls = ((lane.poll_pause, lane.next_poll), (lane.recovery_pause, lane.next_recovery))
+        if not all(pause > 0 or at > now + _QUIET_SECONDS for pause, at in polls):
+            lane.quiet_since = inf
+            return False
+        lane.quiet_since = min(lane.quiet_since, now)
+        is_checked = not lane.was_fed and self._seats.is_recheck(lane.job.run.run_id)
+        return is_checked or now - lane.quiet_since >= _QUIET_SECONDS
 
     def _delay(self) -> float:
         """Return the seconds until the next tick."""
         now = self._clock.monotonic()
         polls = [at for lane in self._lanes.values() for at in (lane.next_poll, lane.next_recovery) if at > now]
-        return max(0.001, min([self._look_at, self._beat_at, *polls]) - now)
-
-
-def _by_queue(chunks: list[LeasedChunk]) -> dict[QueueName, list[LeasedChunk]]:
-    queues: dict[QueueName, list[LeasedChunk]] = {}
-    for chunk in chunks:
-        queues.setdefault(chunk.queue, []).append(chunk)
-    return queues
+        return max(0.001, min([now + _LOOK_FOR_RUNS, *polls]) - now)

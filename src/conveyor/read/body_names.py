@@ -3,6 +3,7 @@ harmless characters of the URL, and an extension from a fixed table.
 """
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -57,23 +58,22 @@ _EXTENSIONS = {
 def body_name(task: Task) -> str:
     """The name of a task's body in the archive. From the URL it takes only letters, digits, dots and dashes of the host
     and the path, never credentials or the query."""
-    slug = _slug(_url_of(task.input))
-    extension = _extension(task.detail.content_type)
+    raw = bytes(task.input)
+    slug = _slug(_url_of(raw)) if raw[:1] in {b'"', b"{"} else ""
+    content_type = task.detail.content_type or ""
+    extension = _EXTENSIONS.get(content_type) or _extension(content_type)
+    if not slug:
+        return f"bodies/{task.index:07d}{extension}"
     if slug.lower().endswith(extension):
         slug = slug[: -len(extension)].strip("-.")
     return f"bodies/{task.index:07d}{'_' if slug else ''}{slug}{extension}"
 
 
-def _url_of(task_input: msgspec.Raw) -> str:
-    first = bytes(memoryview(task_input)[:1])
+def _url_of(task_input: bytes) -> str:
     try:
-        if first == b'"':
-            return _text(task_input)
-        if first == b"{":
-            return _object(task_input).url
+        return _text(task_input) if task_input[:1] == b'"' else _object(task_input).url
     except msgspec.MsgspecError:
-        pass
-    return ""
+        return ""
 
 
 def _slug(url: str) -> str:
@@ -84,8 +84,9 @@ def _slug(url: str) -> str:
     return text.strip("-.")[:_SLUG_CHARS].strip("-.")
 
 
-def _extension(content_type: str | None) -> str:
-    kind = (content_type or "").partition(";")[0].strip().lower()
+@lru_cache(256)
+def _extension(content_type: str) -> str:
+    kind = content_type.partition(";")[0].strip().lower()
     if kind in _EXTENSIONS:
         return _EXTENSIONS[kind]
     if kind.endswith("+json"):

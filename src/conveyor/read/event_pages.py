@@ -10,10 +10,17 @@ from conveyor.states import TaskStatus
 # Stored when a task fails; other ends follow from its row.
 _STORED_ENDS = frozenset({"task.failed", "task.dead_lettered"})
 
+# DynamoDB looks for the events of a task among others, a bounded number at a time: so often again if it found none.
+_MORE_READS = 4
+
 
 async def task_events(tasks: Tasks, run: RunKey, task: Task, cursor: str | None, limit: int) -> Page[EventRecord]:
     """The stored events of failed attempts, and after the last of them how the task finished."""
     page = await tasks.events(run, task.task_id, cursor, limit)
+    for _ in range(_MORE_READS):
+        if page.items or page.next_cursor is None:
+            break
+        page = await tasks.events(run, task.task_id, page.next_cursor, limit)
     if page.next_cursor is not None or task.status is TaskStatus.PENDING:
         return page
     last = page.items[-1] if page.items else None

@@ -8,7 +8,7 @@ A client that reconnects sends the last id that it saw and misses nothing. A cli
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,9 @@ KEEP_ALIVE_SECONDS = 15.0
 RETRY_MILLISECONDS = 2000
 
 _PAGE = 100
+
+# Whether the client may still see the stream: its key may be revoked, its session ended.
+IsAllowed = Callable[[], Awaitable[bool]]
 
 
 class Streams:
@@ -72,13 +75,14 @@ class Streams:
 class JobStream:
     """The stream of one job to one client."""
 
-    def __init__(self, system: System, streams: Streams, job: Job) -> None:
+    def __init__(self, system: System, streams: Streams, job: Job, is_allowed: IsAllowed) -> None:
         self._records: Records = system.records
         self._tasks: Tasks = system.tasks
         self._coordinator = system.coordinator
         self._clock = system.clock
         self._streams = streams
         self._job = job
+        self._is_allowed = is_allowed
         # The last event that was sent, or that the client has.
         self._cursor: str | None = None
 
@@ -92,12 +96,12 @@ class JobStream:
         return self._job.state not in ENDED or bool(await self._new_events(1))
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The frames, until the run is finished."""
+        """The frames, until the run is finished, or the client is no longer allowed to see them."""
         with self._streams.place(self._job.tenant):
             yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
             sent: dict[str, Any] | None = None
             sent_at = self._clock.monotonic()
-            while not self._streams.stopping:
+            while not self._streams.stopping and await self._is_allowed():
                 # Before the events: the last event of a finished run is then among them.
                 job = await self._records.jobs.job(self._job.tenant, self._job.job_id)
                 if job is None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
+from conveyor.jobs.secrets import shown_options
 from conveyor.model import Job, JobId, TenantId
-from conveyor.read.job_stream import KEEP_ALIVE_SECONDS, RETRY_MILLISECONDS, Streams, frame
-from conveyor.read.status import job_json, without_secrets
+from conveyor.read.job_stream import KEEP_ALIVE_SECONDS, RETRY_MILLISECONDS, IsAllowed, Streams, frame
+from conveyor.read.status import job_json
 from conveyor.states import ENDED
 from conveyor.system import System
 
@@ -22,21 +23,22 @@ LOOK_SECONDS_A_JOB = 0.1
 class JobsStream:
     """The stream of a tenant's jobs to one client."""
 
-    def __init__(self, system: System, streams: Streams, tenant: TenantId) -> None:
+    def __init__(self, system: System, streams: Streams, tenant: TenantId, is_allowed: IsAllowed) -> None:
         self._system = system
         self._streams = streams
         self._tenant = tenant
+        self._is_allowed = is_allowed
         # What was last sent of each job, and the job that it was made of; None if it may change without its row.
         self._sent: dict[JobId, tuple[Job | None, bytes]] = {}
         self._active = 0
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The frames, until the client disconnects."""
+        """The frames, until the client disconnects, or is no longer allowed to see them."""
         clock = self._system.clock
         with self._streams.place(self._tenant):
             yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
             sent_at = clock.monotonic()
-            while not self._streams.stopping:
+            while not self._streams.stopping and await self._is_allowed():
                 async for change in self._changes():
                     sent_at = clock.monotonic()
                     yield change
@@ -69,4 +71,4 @@ class JobsStream:
     async def _job_json(self, job: Job) -> dict[str, Any]:
         system = self._system
         shown = await job_json(system.records, system.tasks, system.coordinator, system.clock, job)
-        return {**shown, "options": without_secrets(shown["options"])}
+        return {**shown, "options": shown_options(shown["options"])}

@@ -8,12 +8,12 @@ rows match, and the engines find them.
 import re
 from collections.abc import AsyncGenerator, Sequence
 
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import MAX_SCANNED, TaskFilter, Tasks
 from conveyor.errors import BadCursor
 from conveyor.jobs.latest_outcomes import latest_outcomes, only_latest
-from conveyor.model import OUTCOMES, Page, RunKey, Task, TaskId, shard_of
+from conveyor.model import OUTCOMES, RunKey, Task, TaskId, shard_of
 from conveyor.read import cursors
-from conveyor.read.results import result_page
+from conveyor.read.results import TaskPage, result_page
 
 # Tasks that are read together.
 BATCH = 500
@@ -26,30 +26,32 @@ _CURSOR = re.compile(r"run:([0-9]{1,6}):(.*)", re.ASCII | re.DOTALL)
 
 async def latest_page(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, limit: int, cursor: str | None
-) -> Page[Task]:
+) -> TaskPage:
     """Up to `limit` tasks whose latest outcome matches. `runs` are all runs of the job, oldest first. A page may have
     fewer tasks and still not be the last. Raises BadCursor."""
     if not _is_by_outcome(where):
         page = await result_page(tasks, runs[0], where, limit, cursor)
-        return Page(await latest_outcomes(tasks, runs, page.items), page.next_cursor)
+        return TaskPage(await latest_outcomes(tasks, runs, page.items), page.next_cursor, page.read)
     place, inner = _decode(cursor, len(runs))
     sources = runs if where.status is None or where.status in OUTCOMES else runs[:1]
     items: list[Task] = []
+    read = 0
     for _ in range(_MAX_READS):
         if place >= len(sources):
-            return Page(items, None)
+            return TaskPage(items, None, read)
         run = sources[place]
         page = await result_page(tasks, run, where, limit, inner)
+        read += page.read
         latest = await only_latest(tasks, place == 0, runs[:place:-1], page.items)
         room = limit - len(items)
         items += latest[:room]
         if len(latest) > room:
             taken = page.items[: page.items.index(latest[room - 1]) + 1]
-            return Page(items, _encode(place, _after(inner, taken, run)))
+            return TaskPage(items, _encode(place, _after(inner, taken, run)), read)
         place, inner = (place, page.next_cursor) if page.next_cursor is not None else (place + 1, None)
-        if len(items) == limit:
+        if len(items) == limit or read >= MAX_SCANNED:
             break
-    return Page(items, _encode(place, inner) if place < len(sources) else None)
+    return TaskPage(items, _encode(place, inner) if place < len(sources) else None, read)
 
 
 async def latest_batches(

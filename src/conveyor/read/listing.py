@@ -9,10 +9,10 @@ import structlog
 
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.errors import ConveyorError
-from conveyor.model import Page, RunKey, Task
+from conveyor.model import RunKey, Task
 from conveyor.read import cursors
 from conveyor.read.latest import latest_batches, latest_page
-from conveyor.read.results import result_page
+from conveyor.read.results import TaskPage, result_page
 
 log = structlog.get_logger()
 
@@ -27,7 +27,7 @@ _Batch = tuple[list[Task], str | None]
 
 async def listing_page(
     tasks: Tasks, runs: Sequence[RunKey], where: TaskFilter, limit: int, cursor: str | None
-) -> Page[Task]:
+) -> TaskPage:
     """Up to `limit` tasks. Raises BadCursor."""
     if len(runs) == 1:
         return await result_page(tasks, runs[0], where, limit, cursor)

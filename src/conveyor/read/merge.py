@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.engines.tasks import TaskFilter, Tasks
+from conveyor.engines.tasks import MAX_SCANNED, TaskFilter, Tasks
 from conveyor.model import RunKey, Task, TaskId
 
 # Fractions of a shard's share of the page: the first read, and each further read.
 _FIRST = 0.85
 _MORE = 0.1
+# Fewer rows than these cost no less: DynamoDB counts what it reads in steps of 4 KiB, and each read is a round trip.
+_LEAST = 4
 
 Position = TaskId | None
 
@@ -50,7 +52,7 @@ class _Stream:
     async def read(self, count: int) -> None:
         scanned = await self._tasks.scan(self._run, self._shard, self._read_to, count, self._where)
         self.rows.extend(scanned.tasks)
-        self.rows_read += len(scanned.tasks)
+        self.rows_read += scanned.rows_read
         self.ended = scanned.last is None
         self._read_to = scanned.last or (scanned.tasks[-1].task_id if scanned.tasks else self._read_to)
         if not self.rows:
@@ -66,11 +68,11 @@ async def merged_page(
     tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, positions: Sequence[Position]
 ) -> Merged:
     """The next `limit` tasks after `positions`, in order of task_id over all shards. The page is shorter, or empty, if
-    a scan of a shard found no match within its bound: the next task is unknown then."""
+    a scan of a shard found no match within its bound, or the page has read its share: the next task is unknown then."""
     streams = [_Stream(tasks, run, shard, position, where) for shard, position in enumerate(positions)]
     share = limit / len(streams)
-    more = max(1, round(share * _MORE))
-    await asyncio.gather(*(stream.read(max(1, round(share * _FIRST))) for stream in streams))
+    first, more = max(_LEAST, round(share * _FIRST)), max(_LEAST, round(share * _MORE))
+    await asyncio.gather(*(stream.read(first) for stream in streams))
     heads = [(stream.rows[0].task_id, shard) for shard, stream in enumerate(streams) if stream.rows]
     heapq.heapify(heads)
     items: list[Task] = []
@@ -82,7 +84,8 @@ async def merged_page(
         items.append(stream.take())
         # To choose the next task, the first row of every shard must be known.
         if stream.is_dry:
-            await stream.read(more)
+            if sum(each.rows_read for each in streams) < MAX_SCANNED:
+                await stream.read(more)
             unknown = stream.is_dry
         if stream.rows:
             heapq.heapreplace(heads, (stream.rows[0].task_id, shard))

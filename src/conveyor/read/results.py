@@ -8,11 +8,23 @@ from typing import Any
 
 import msgspec
 
+from conveyor.auth.body_links import BODY_SECONDS
 from conveyor.clock import iso_text
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import TaskFilter, Tasks
-from conveyor.errors import EngineFailed, NoBody, NotFound
+from conveyor.errors import NoBody, NotFound
+from conveyor.jobs.body_coding import (
+    GZIP_HEADER,
+    LARGE,
+    check_deflated,
+    damaged_body,
+    gzip_trailer,
+    inflate,
+    missing_body,
+    stored_as,
+)
+from conveyor.jobs.secrets import shown_input
 from conveyor.model import PROGRESS, BodyRef, Page, RunKey, Task, TaskError, TaskProgress, piece_key, progress_id
 from conveyor.read import cursors
 from conveyor.read.body_names import body_name
@@ -20,23 +32,33 @@ from conveyor.read.merge import merged_page
 from conveyor.states import TaskStatus
 from conveyor.telemetry import metrics
 
-BODY_SECONDS = 86_400.0
+# A body that is read as a whole, and checked before any of it is sent. No deflated one is longer.
+_SMALL = LARGE
+# A range of a longer body than this is sent unchecked: it would cost too much to read all of it for each range.
+_CHECKED_FOR_RANGES = 8 * LARGE
 
 
-async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> Page[Task]:
+class TaskPage(Page[Task], frozen=True):
+    """A page of tasks, and the number of rows that were read for it."""
+
+    read: int = 0
+
+
+async def result_page(tasks: Tasks, run: RunKey, where: TaskFilter, limit: int, cursor: str | None) -> TaskPage:
     """Up to `limit` matching tasks, in order of task_id. A page reads a bounded number of rows: where few match, it may
     have fewer tasks, or none, and still not be the last. Raises BadCursor."""
     positions = cursors.decode(cursor, run.shard_count)
     if run.shard_count > 1:
         merged = await merged_page(tasks, run, where, limit, positions)
         _count(merged.rows_read, len(merged.items))
-        return Page(merged.items, None if merged.positions is None else cursors.encode(merged.positions))
+        following = None if merged.positions is None else cursors.encode(merged.positions)
+        return TaskPage(merged.items, following, merged.rows_read)
     # One row more than the limit tells whether there is a next page, so that no last page is empty.
     scanned = await tasks.scan(run, 0, positions[0], limit + 1, where)
     items = scanned.tasks[:limit]
-    _count(len(scanned.tasks), len(items))
+    _count(scanned.rows_read, len(items))
     last = items[-1].task_id if len(scanned.tasks) > limit else scanned.last
-    return Page(items, None if last is None else cursors.encode([last]))
+    return TaskPage(items, None if last is None else cursors.encode([last]), scanned.rows_read)
 
 
 def _count(read: int, returned: int) -> None:
@@ -52,7 +74,7 @@ def task_json(task: Task, body_url: str | None) -> dict[str, Any]:
     return {
         "task_id": task.task_id,
         "index": task.index,
-        "input": task.input,
+        "input": shown_input(task.input),
         "status": task.status.label,
         "attempts": task.attempts,
         "http_status": task.http_status,
@@ -87,11 +109,11 @@ async def task_progress(records: Records, run: RunKey, task: Task) -> dict[str, 
     }
 
 
-async def body_link(blobs: Blobs, task: Task, path: str) -> str:
-    """The URL of the body: a link that the store signs, valid for a day, if the body is one object; else `path` of the
-    API."""
+async def body_link(blobs: Blobs, task: Task, path: str | None) -> str | None:
+    """The URL of the body, valid for a day: a link that the store signs, if the body is one object; else `path`, which
+    Conveyor has signed."""
     body = task.detail.body
-    if body is None or body.offset >= 0 or body.piece:
+    if body is None or body.offset >= 0 or body.piece or body.inline is not None:
         return path
     name = body_name(task).rpartition("/")[2]
     signed = await blobs.presigned_get(body.key, BODY_SECONDS, "application/octet-stream", name)
@@ -118,41 +140,45 @@ def body_ref(task: Task) -> BodyRef:
 
 
 async def read_body(blobs: Blobs, task: Task) -> bytes:
-    """The task's whole body, for bodies that fit into memory. Raises NoBody."""
-    ref = body_ref(task)
-    if ref.piece:
-        return b"".join([piece async for piece in stream_body(blobs, ref)])
-    # One byte more detects an object that is too long.
-    start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
-    data = await blobs.get(ref.key, start, length)
-    if data is None:
-        raise missing_body(ref)
-    check_body(ref, len(data), sha256(data).hexdigest())
-    return data
+    """The task's whole body, for bodies that fit into memory, checked. Raises NoBody and BodyDamaged."""
+    return b"".join([piece async for piece in stream_body(blobs, body_ref(task))])
 
 
 async def stream_body(blobs: Blobs, ref: BodyRef) -> AsyncIterator[bytes]:
-    """A body in pieces, in constant memory. It is checked after the last piece: the stream of a damaged body ends with
-    an exception."""
+    """A body in pieces, in constant memory. A small one is checked before its only piece. The last piece of a long one
+    comes after the check, so that nobody gets all of a damaged body: its stream ends early, by BodyDamaged."""
+    if ref.length <= _SMALL:
+        if body := await _checked(blobs, ref):
+            yield body
+        return
     digest = sha256()
-    got = 0
+    got, last = 0, b""
     try:
         async for piece in _pieces(blobs, ref):
             own = piece if ref.offset < 0 else piece[: ref.length - got]
             digest.update(own)
             got += len(own)
             if own:
-                yield own
+                if last:
+                    yield last
+                last = own
             if ref.offset >= 0 and got == ref.length:
                 break
     except NotFound:
         raise missing_body(ref) from None
     check_body(ref, got, digest.hexdigest())
+    yield last
 
 
 async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes of a body from `start` up to `end`, unchecked: the sha256 is over the whole body, so a client that
-    reads parts checks what it puts together."""
+    """The bytes of a body from `start` up to `end`. The sha256 is over the whole body, which is read and checked first
+    unless it is long: a client that reads parts of a long one checks what it puts together. Raises BodyDamaged."""
+    if ref.length <= _SMALL:
+        yield (await _checked(blobs, ref))[start:end]
+        return
+    if ref.length <= _CHECKED_FOR_RANGES:
+        async for _ in stream_body(blobs, ref):
+            pass
     left = end - start
     try:
         async for piece in _pieces(blobs, ref, start):
@@ -163,11 +189,52 @@ async def stream_range(blobs: Blobs, ref: BodyRef, start: int, end: int) -> Asyn
                 return
     except NotFound:
         raise missing_body(ref) from None
-    raise EngineFailed("A stored body is shorter than when it was written.", key=ref.key, offset=ref.offset)
+    raise damaged_body(ref, "it is shorter than when it was written")
+
+
+async def stream_gzip(blobs: Blobs, ref: BodyRef, start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes from `start` up to `end` of the gzip stream that holds a deflated body, made of its stored bytes. They
+    are checked first."""
+    data = await _stored(blobs, ref)
+    stored = check_deflated(ref, data)
+    yield b"".join((GZIP_HEADER, data, gzip_trailer(stored.crc, ref.length)))[start:end]
+
+
+async def _checked(blobs: Blobs, ref: BodyRef) -> bytes:
+    """A small body as a whole."""
+    if stored_as(ref) is not None:
+        body = inflate(ref, await _stored(blobs, ref))
+    elif ref.inline is not None:
+        body = ref.inline
+    elif ref.piece:
+        try:
+            body = b"".join([part async for part in _pieces(blobs, ref)])
+        except NotFound:
+            raise missing_body(ref) from None
+    else:
+        # One byte more detects an object that is too long.
+        start, length = (0, ref.length + 1) if ref.offset < 0 else (ref.offset, ref.length)
+        data = await blobs.get(ref.key, start, length)
+        if data is None:
+            raise missing_body(ref)
+        body = data
+    check_body(ref, len(body), sha256(body).hexdigest())
+    return body
+
+
+async def _stored(blobs: Blobs, ref: BodyRef) -> bytes:
+    """The stored bytes of a deflated body, which fit into memory: no body in a segment is large."""
+    data = await blobs.get(ref.key, max(ref.offset, 0), ref.stored_length)
+    if data is None:
+        raise missing_body(ref)
+    return data
 
 
 async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[bytes]:
     """The bytes from `start` of a body on, including those after it in its segment. Raises NotFound."""
+    if ref.inline is not None:
+        yield ref.inline[start:]
+        return
     if not ref.piece:
         async for part in blobs.stream(ref.key, max(ref.offset, 0) + start):
             yield part
@@ -180,16 +247,9 @@ async def _pieces(blobs: Blobs, ref: BodyRef, start: int = 0) -> AsyncIterator[b
 
 
 def check_body(ref: BodyRef, length: int, digest: str) -> None:
-    """Raise EngineFailed unless length and digest are those of the stored body."""
+    """Raise BodyDamaged unless length and digest are those of the stored body."""
     if length != ref.length or digest != ref.sha256:
-        raise EngineFailed(
-            f"A stored body is damaged: {length} bytes with sha256 {digest[:16]}…, "
-            f"where {ref.length} bytes with {ref.sha256[:16]}… were written.",
-            key=ref.key,
-            offset=ref.offset,
+        raise damaged_body(
+            ref,
+            f"{length} bytes with sha256 {digest[:16]}…, where {ref.length} bytes with {ref.sha256[:16]}… were written",
         )
-
-
-def missing_body(ref: BodyRef) -> EngineFailed:
-    """The error for a row whose body object is missing."""
-    return EngineFailed("A stored body is missing.", key=ref.key, offset=ref.offset)

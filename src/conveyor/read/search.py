@@ -8,6 +8,7 @@ import msgspec
 
 from conveyor.engines.tasks import TaskFilter, Tasks
 from conveyor.jobs.latest_outcomes import latest_outcomes
+from conveyor.jobs.secrets import shown_input
 from conveyor.model import Page, RunKey, Task, TaskId, is_task_id
 from conveyor.read.listing import listing_page
 from conveyor.read.walk import matches
@@ -20,7 +21,7 @@ _INDEX = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 class SearchPage(msgspec.Struct, frozen=True):
-    """A page of matching tasks, and how many rows were read for it."""
+    """A page of matching tasks, and in how many tasks the text was looked for."""
 
     page: Page[Task]
     read: int
@@ -33,24 +34,26 @@ async def search_page(
     named = await _named(tasks, runs, text)
     items = [task for task in named if cursor is None and matches(task, where)]
     known = {task.index for task in named}
-    read = 0
+    looked = read = 0
     while len(items) < limit and read < _MAX_ROWS:
         room = limit - len(items)
         asked = _ROWS
         page = await listing_page(tasks, runs, where, asked, cursor)
+        read += page.read
         hits = _containing(text, page.items, known)
         if len(hits) > room:
             # The cursor points behind all rows that were read, so read no more than fit on the page.
             asked = room
             page = await listing_page(tasks, runs, where, asked, cursor)
             hits = _containing(text, page.items, known)
+            read += page.read
         items += hits
-        read += len(page.items)
+        looked += len(page.items)
         cursor = page.next_cursor
         if cursor is None or len(page.items) < asked:
             # The end, or the bound on the rows of a listing.
             break
-    return SearchPage(Page(items, cursor), read)
+    return SearchPage(Page(items, cursor), looked)
 
 
 async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:
@@ -65,7 +68,7 @@ async def _named(tasks: Tasks, runs: Sequence[RunKey], text: str) -> list[Task]:
 
 
 def _containing(text: str, tasks: Sequence[Task], known: set[int]) -> list[Task]:
-    """The tasks, except the known ones, with the text in their input, ignoring case: in its JSON as submitted, or
+    """The tasks, except the known ones, with the text in their input, ignoring case: in its JSON as it is shown, or
     decoded."""
     wanted = text.casefold()
     return [
@@ -76,10 +79,10 @@ def _containing(text: str, tasks: Sequence[Task], known: set[int]) -> list[Task]
 
 
 def _json(task: Task) -> str:
-    return bytes(task.input).decode(errors="replace")
+    return bytes(shown_input(task.input)).decode(errors="replace")
 
 
 def _decoded(task: Task) -> str:
     """A string without its quotes and escapes; other values as compact JSON."""
-    value = msgspec.json.decode(task.input)
+    value = msgspec.json.decode(shown_input(task.input))
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -5,7 +5,6 @@ result.
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +18,8 @@ from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks, is_reachable
 from conveyor.errors import TasksElsewhere
-from conveyor.jobs.job_counts import JobCounts, forget_job_counts, job_counts, run_counts
+from conveyor.jobs.job_counts import JobCounts, job_counts, run_counts
+from conveyor.jobs.secrets import shown_options
 from conveyor.model import Counts, Ingested, Job, Lineage, Mode, Run
 from conveyor.read.results import iso_time
 from conveyor.read.runs import LATEST_PER_TASK
@@ -31,7 +31,6 @@ TOP_ERRORS = 5
 # Earlier runs shown with a job, newest first.
 MAX_RUNS = 50
 
-_HIDDEN = "[hidden]"
 _WINDOW = 10.0
 _SAMPLE_EVERY = 0.5
 _SAMPLE_TTL = 60.0
@@ -152,33 +151,6 @@ async def _older_runs(records: Records, tasks: Tasks, job: Job) -> list[tuple[Ru
     return list(zip(runs, counts, strict=True))
 
 
-async def verify_json(records: Records, tasks: Tasks, coordinator: Coordinator, job: Job) -> dict[str, Any]:
-    """Count the rows of every run, compare the stored counts with them, and repair the counts. In an unfinished run,
-    tasks finish between the two reads: then only stored counts above the rows are known to be wrong."""
-    runs: list[dict[str, Any]] = []
-    for run in await records.jobs.runs(job.job_id):
-        stored = await tasks.counts(job.key_of(run))
-        counted = await tasks.recount(job.key_of(run))
-        exact = run.state in ENDED and counted.ended == run.total
-        runs.append(
-            {
-                "run": run.run_id,
-                "number": run.number,
-                "kept": stored,
-                "counted": counted,
-                "drift": _drift(stored, counted, exact),
-                "exact": exact,
-            }
-        )
-    await forget_job_counts(coordinator, job)
-    return {"drift": sum(run["drift"] for run in runs), "runs": runs}
-
-
-def _drift(stored: Counts, counted: Counts, exact: bool) -> int:
-    pairs = zip(msgspec.structs.astuple(stored), msgspec.structs.astuple(counted), strict=True)
-    return sum(abs(ours - truth) if exact else max(0, ours - truth) for ours, truth in pairs)
-
-
 async def _read_live(records: Records, tasks: Tasks, coordinator: Coordinator, clock: Clock, job: Job) -> Live:
     run = job.run
     # Concurrently: each is a round trip to the store.
@@ -278,30 +250,15 @@ def _lineage_json(lineage: Lineage) -> dict[str, Any]:
         "tag": lineage.tag,
         "indexes": list(lineage.indexes),
         "dead_lettered": lineage.dead_lettered,
-        "options": without_secrets(lineage.overrides),
+        "damaged": lineage.damaged,
+        "options": shown_options(lineage.overrides),
     }
-
-
-def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with secrets hidden: headers, gateways and bodies may contain passwords."""
-    shown: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == "headers" and isinstance(value, Mapping):
-            shown[name] = dict.fromkeys(value, _HIDDEN)
-        elif name == "body" and value is not None:
-            # The body of a call to an export API.
-            shown[name] = _HIDDEN
-        elif name == "gateway" and isinstance(value, Mapping):
-            shown[name] = {field: _HIDDEN for field, text in value.items() if text}
-        else:
-            shown[name] = without_secrets(value) if isinstance(value, Mapping) else value
-    return shown
 
 
 def _without_secrets(run: Run) -> Run:
     if run.lineage is None:
         return run
-    overrides = without_secrets(run.lineage.overrides)
+    overrides = shown_options(run.lineage.overrides)
     return msgspec.structs.replace(run, lineage=msgspec.structs.replace(run.lineage, overrides=overrides))
 
 

@@ -5,6 +5,7 @@ Each step is first written to the run's deadline document, on the version that w
 until the step is done: no other monitor takes part, and after a crash the next one completes the step.
 """
 
+import asyncio
 from functools import partial
 
 import msgspec
@@ -19,7 +20,16 @@ from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import decode, encode, messages, pending_seeds, request_ingest, requeue_pending, send_all
+from conveyor.jobs.chunks import (
+    decode,
+    drop_if_ended,
+    encode,
+    messages,
+    pending_seeds,
+    request_ingest,
+    requeue_pending,
+    send_all,
+)
 from conveyor.jobs.deadlines import DEADLINE, Deadline, deadline_of
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Chunk, Job, OutboxEvent, TaskSeed
@@ -63,16 +73,17 @@ class Deadlines:
         self._clock = clock
         self._settings = settings
         self._isolation = Isolation("monitor", clock)
+        # One dead letter at a time: each receives its message from a queue that all share.
+        self._writing = asyncio.Lock()
 
     async def run_once(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             rows = await self._records.documents.due_documents(DEADLINE, self._clock.now(), _PAGE)
-            for row in rows:
-                await self._isolation.due_row(self._records, row, partial(self._look, row, seen))
+            await self._isolation.due_rows(self._records, rows, partial(self._look, seen))
             if len(rows) < _PAGE:
                 break
 
-    async def _look(self, row: Document, seen: Monitored) -> None:
+    async def _look(self, seen: Monitored, row: Document) -> None:
         job = None if row.job_id is None else await self._records.jobs.job(row.tenant, row.job_id)
         deadline = _decoded(row)
         if job is None or deadline is None or job.run.run_id != row.id or job.state in ENDED:
@@ -119,7 +130,9 @@ class Deadlines:
         if not job.run.last_batch:
             await request_ingest(self._queue, job, self._clock)
         queue = recovery_queue(job.run.run_id)
-        return await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
+        sent = await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
+        await drop_if_ended(self._records, self._queue, job, self._clock.now())
+        return sent
 
     async def _fail(self, job: Job, row: Document, deadline: Deadline, seconds: float, seen: Monitored) -> None:
         counts = await self._tasks.counts(job.key)
@@ -135,7 +148,8 @@ class Deadlines:
         if claimed is None:
             return
         # The dead letter first: an overdue run that shows as failed always has one.
-        await self._write_dead_letter(job, reason)
+        async with self._writing:
+            await self._write_dead_letter(job, reason)
         crashpoint("monitor.letter.after")
         await self._lifecycle.move(job, RunState.FAILED, reason, counts, code=ReasonCode.DEADLINE)
         await self._records.documents.remove_document(claimed)

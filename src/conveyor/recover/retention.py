@@ -11,7 +11,9 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.isolation import Isolation, run_all
+from conveyor.coordination.parallel import together
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator, export_lease, ingest_lease
 from conveyor.engines.queue import Queue, run_queues
@@ -20,7 +22,8 @@ from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
 from conveyor.jobs.dead_letters import decode_dead_letter
 from conveyor.jobs.orphans import ORPHANS, note_upload, orphans_of
-from conveyor.model import EXPORT, UPLOADS, Job, JobId, RunKey, UploadRecord, export_prefix
+from conveyor.model import EXPORT, UPLOADS, Job, RunKey, UploadRecord, export_prefix
+from conveyor.recover.trusted_time import TrustedTime
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -29,7 +32,7 @@ log = structlog.get_logger()
 SETTLE_SECONDS = 15.0
 
 _EVERY = 5.0
-_JOBS = 10
+_JOBS = 200
 _ROWS = 5000
 _BLOBS = 1000
 _LETTERS = 1000
@@ -58,8 +61,17 @@ class Retention:
     """A role."""
 
     def __init__(
-        self, records: Records, tasks: Tasks, queue: Queue, coordinator: Coordinator, blobs: Blobs, clock: Clock
+        self,
+        records: Records,
+        tasks: Tasks,
+        queue: Queue,
+        coordinator: Coordinator,
+        blobs: Blobs,
+        clock: Clock,
+        buckets: Buckets = ALL_BUCKETS,
+        trusted: TrustedTime | None = None,
     ) -> None:
+        """What expires is purged by the trusted time; by the wall clock without one."""
         self.name = "retention"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -69,7 +81,13 @@ class Retention:
         self._coordinator = coordinator
         self._blobs = blobs
         self._clock = clock
-        self._isolation = Isolation(self.name, clock)
+        self._trusted = trusted
+        self._jobs = Isolation(self.name, clock, buckets)
+        # The same jobs, in the last step.
+        self._rows = Isolation(self.name, clock, buckets)
+        self._exports = Isolation(self.name, clock, buckets)
+        self._uploads = Isolation(self.name, clock, buckets)
+        self._orphans = Isolation(self.name, clock, buckets)
 
     async def tick(self) -> float:
         """Each pass is bounded, and the next follows at once while there is more to purge."""
@@ -96,93 +114,98 @@ class Retention:
         return removed
 
     async def _remove_jobs(self, removed: Removed) -> None:
-        before = self._clock.now() - SETTLE_SECONDS
-        hidden = await self._records.jobs.purgeable_jobs(before, _JOBS + self._isolation.failing)
-        emptied = []
-        for job in hidden:
-            if not self._isolation.is_resting(job.job_id):
-                with self._isolation.item(job.job_id):
-                    if await self._empty(job, removed):
-                        emptied.append(job)
+        before = await self._now() - SETTLE_SECONDS
+        limit = _JOBS + self._jobs.skipped + self._rows.failing
+        hidden = await self._records.jobs.purgeable_jobs(before, limit)
+        emptied: list[Job] = []
+
+        async def empty(job: Job) -> None:
+            if await self._empty(job, removed):
+                emptied.append(job)
+
+        await self._jobs.each([job for job in hidden if not self._rows.is_resting(job.job_id)], _job_id, empty)
         if emptied:
+            # For many jobs together: it reads all dead letters.
             await self._discard_letters(emptied, removed)
-        for job in emptied:
-            with self._isolation.item(job.job_id):
-                await self._forget(job, removed)
+        await self._rows.each(emptied, _job_id, partial(self._forget, removed))
 
     async def _purge_expired(self, removed: Removed) -> None:
-        removed.expired += await self._records.access.purge_expired(_EXPIRED)
+        if self._trusted is not None and await self._trusted.is_held():
+            return
+        expired = await self._records.access.purge_expired(_EXPIRED)
+        removed.expired += expired
+
+    async def _now(self) -> float:
+        return self._clock.now() if self._trusted is None else await self._trusted.now()
 
     async def _empty(self, job: Job, removed: Removed) -> bool:
         """Remove a part of a job; True when only its rows in the records are left."""
         crashpoint("retention.remove.before")
-        tasks = 0
-        for run in await self._runs(job):
-            for queue in run_queues(run.run_id):
-                await self._queue.drop(queue)
-            tasks += await self._tasks.delete(run, _ROWS - tasks)
-            if tasks >= _ROWS:
-                break
+        runs = await self._runs(job)
+        await together(*(self._queue.drop(queue) for run in runs for queue in run_queues(run.run_id)))
+        deletes = (self._blobs.delete_prefix(prefix, _BLOBS) for prefix in _prefixes(job))
+        tasks, *blobs = await together(self._delete_tasks(runs), *deletes)
         removed.tasks += tasks
-        blobs = 0
-        for prefix in _prefixes(job):
-            blobs += await self._blobs.delete_prefix(prefix, _BLOBS)
-        removed.blobs += blobs
-        return not tasks and not blobs
+        removed.blobs += sum(blobs)
+        return tasks < _ROWS and max(blobs) < _BLOBS
+
+    async def _delete_tasks(self, runs: Sequence[RunKey]) -> int:
+        """Delete rows of the runs, in turn; returns how many. The step that finds none forgets the run itself."""
+        tasks = 0
+        for run in runs:
+            while tasks < _ROWS and (gone := await self._tasks.delete(run, _ROWS - tasks)):
+                tasks += gone
+        return tasks
 
     async def _runs(self, job: Job) -> list[RunKey]:
         """The keys of all runs of a job."""
+        if job.run.number == 1:
+            # Its latest run is its only one.
+            return [job.key]
         runs = await self._records.jobs.runs(job.job_id)
         return [job.key_of(run) for run in runs] or [job.key]
 
     async def _remove_exports(self, removed: Removed) -> None:
         """Remove expired and deleted exports: their files, in bounded steps, and then the document."""
-        by = self._clock.now() - SETTLE_SECONDS
-        for row in await self._records.documents.due_documents(EXPORT, by, _EXPORTS + self._isolation.failing):
-            if row.job_id is None or row.expires_at is None or row.expires_at > by:
-                continue
-            if not self._isolation.is_resting(row.id):
-                with self._isolation.item(row.id):
-                    await self._remove_export(row, row.job_id, removed)
+        by = await self._now() - SETTLE_SECONDS
+        rows = await self._records.documents.due_documents(EXPORT, by, _EXPORTS + self._exports.skipped)
+        expired = [row for row in rows if row.job_id and row.expires_at is not None and row.expires_at <= by]
+        await self._exports.each(expired, _document_id, partial(self._remove_export, removed))
 
-    async def _remove_export(self, row: Document, job_id: JobId, removed: Removed) -> None:
+    async def _remove_export(self, removed: Removed, row: Document) -> None:
+        assert row.job_id is not None
         crashpoint("retention.export.before")
-        blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, job_id, row.id), _BLOBS)
+        blobs = await self._blobs.delete_prefix(export_prefix(row.tenant, row.job_id, row.id), _BLOBS)
         removed.blobs += blobs
         if not blobs:
-            await self._coordinator.forget_leases(export_lease(job_id, row.id))
-            removed.exports += await self._records.documents.remove_document(row)
+            await self._coordinator.forget_leases(export_lease(row.job_id, row.id))
+            gone = await self._records.documents.remove_document(row)
+            removed.exports += gone
 
     async def _remove_uploads(self, removed: Removed) -> None:
         """Remove expired uploads that nothing refers to. A request that read one before it expired has had the time to
         refer to it."""
-        by = self._clock.now() - SETTLE_SECONDS
-        for upload in await self._records.access.expired_uploads(by, _UPLOADS + self._isolation.failing):
-            if not self._isolation.is_resting(upload.upload_id):
-                with self._isolation.item(upload.upload_id):
-                    await self._remove_upload(upload, removed)
+        by = await self._now() - SETTLE_SECONDS
+        uploads = await self._records.access.expired_uploads(by, _UPLOADS + self._uploads.skipped)
+        await self._uploads.each(uploads, _upload_id, partial(self._remove_upload, removed))
 
-    async def _remove_upload(self, upload: UploadRecord, removed: Removed) -> None:
+    async def _remove_upload(self, removed: Removed, upload: UploadRecord) -> None:
         crashpoint("retention.upload.before")
         await self._blobs.delete([upload.key])
         crashpoint("retention.upload.between")
         if upload.stored_at is None and await self._blobs.presigned_put(upload.key, upload.size, upload.sha256, 1.0):
             await note_upload(self._records, self._clock, upload)
-        removed.uploads += await self._records.access.purge_upload(upload.upload_id)
+        gone = await self._records.access.purge_upload(upload.upload_id)
+        removed.uploads += gone
         crashpoint("retention.upload.after")
 
     async def _remove_orphans(self, removed: Removed) -> None:
         """Remove what submits left that died before their jobs were written: tasks, staged lists, and then the
         document that names them."""
-        rows = await self._records.documents.due_documents(
-            ORPHANS, self._clock.now(), _ORPHANS + self._isolation.failing
-        )
-        for row in rows:
-            if not self._isolation.is_resting(row.id):
-                with self._isolation.item(row.id):
-                    await self._remove_orphan(row, removed)
+        rows = await self._records.documents.due_documents(ORPHANS, await self._now(), _ORPHANS + self._orphans.skipped)
+        await self._orphans.each(rows, _document_id, partial(self._remove_orphan, removed))
 
-    async def _remove_orphan(self, row: Document, removed: Removed) -> None:
+    async def _remove_orphan(self, removed: Removed, row: Document) -> None:
         orphans, documents = orphans_of(row), self._records.documents
         crashpoint("retention.orphan.before")
         if orphans.run is not None and await self._records.jobs.runs(orphans.run.job_id):
@@ -203,7 +226,8 @@ class Retention:
         removed.tasks += tasks
         removed.blobs += blobs
         if not tasks and not blobs:
-            removed.orphans += await documents.remove_document(row)
+            gone = await documents.remove_document(row)
+            removed.orphans += gone
             crashpoint("retention.orphan.after")
 
     async def _discard_letters(self, jobs: Sequence[Job], removed: Removed) -> None:
@@ -214,21 +238,33 @@ class Retention:
             read = [letter for letter in map(decode_dead_letter, page.items) if letter is not None]
             theirs = [letter.message_id for letter in read if letter.job_id in gone]
             if theirs:
-                removed.letters += await self._queue.discard(theirs)
+                discarded = await self._queue.discard(theirs)
+                removed.letters += discarded
             cursor = page.next_cursor
             if cursor is None:
                 return
 
-    async def _forget(self, job: Job, removed: Removed) -> None:
+    async def _forget(self, removed: Removed, job: Job) -> None:
         # An upload may serve several jobs, and expires with the last of them.
         if job.source is not None and job.source.key and not job.source.key.startswith(UPLOADS):
             await self._blobs.delete([job.source.key])
-        for run in await self._runs(job):
-            await self._coordinator.forget_leases(ingest_lease(run.run_id))
-        await self._coordinator.forget_leases(export_lease(job.job_id))
+        leases = [*(ingest_lease(run.run_id) for run in await self._runs(job)), export_lease(job.job_id)]
+        await together(*(self._coordinator.forget_leases(prefix) for prefix in leases))
         crashpoint("retention.forget.before")
         await self._records.jobs.purge_job(job.job_id)
         removed.jobs += 1
+
+
+def _job_id(job: Job) -> str:
+    return job.job_id
+
+
+def _document_id(row: Document) -> str:
+    return row.id
+
+
+def _upload_id(upload: UploadRecord) -> str:
+    return upload.upload_id
 
 
 def _prefixes(job: Job) -> list[str]:

@@ -1,21 +1,28 @@
 """Sampler: measures at intervals, within bounds, how much work waits and how late it is. A scrape of the metrics reads
-these samples and costs the stores nothing. It runs with the role `sweep`; several samplers show the same figures. The
-documents of runs that turn out to have no dead letters left are removed on the way.
+these samples and costs the stores nothing. It runs with the role `sweep`; of several processes, the one that leads the
+others samples. The documents of runs that turn out to have no dead letters left are removed on the way.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from conveyor.coordination.breaker_states import count_breakers
-from conveyor.engines.queue import CONTROL, Depth, QueueName, ReportsMessageAge, recovery_queue, run_queue
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
+from conveyor.coordination.isolation import run_all
+from conveyor.engines.queue import CONTROL, Depth, ReportsMessageAge
 from conveyor.errors import ConveyorError
+from conveyor.jobs.active_jobs import ActiveJobs
 from conveyor.jobs.callbacks import CALLBACK
 from conveyor.jobs.dead_lettered_tasks import oldest_dead_lettered
 from conveyor.jobs.deadlines import DEADLINE
-from conveyor.model import BEAT, PROGRESS, WORKERS, Job, RunId
+from conveyor.model import BEAT, PROGRESS, WORKERS, Job
+from conveyor.recover.backlog import Backlog, QueueSample, WorkWaiting, work_waiting
 from conveyor.states import WORKABLE, RunState
 from conveyor.system import System
 from conveyor.telemetry import metrics
+from conveyor.telemetry.cloudwatch import embedded_metrics
 
 # The kinds of documents that have a due time, by their label in the metric.
 _DUE = {
@@ -27,68 +34,86 @@ _DUE = {
     "worker": BEAT,
 }
 _ACTIVE = (RunState.INGESTING, RunState.RUNNING, RunState.PAUSED)
-# The maximum number of runs whose queues one pass reads, and of dead letters that it counts.
-_RUNS = 100
+# The maximum number of dead letters that one pass counts.
 _LETTERS = 100
-
-# The progress of a run: finished tasks, total, and when a batch was last added.
-_Mark = tuple[int, int, float]
+# How often a process that does not lead looks whether it does.
+_FOLLOWER_SECONDS = 1.0
 
 
 class Sampler:
     """A role."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, active: ActiveJobs | None = None, buckets: Buckets = ALL_BUCKETS) -> None:
         self.name = "sampler"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
         self._system = system
-        # The progress of each run, and since when it has not changed.
-        self._marks: dict[RunId, tuple[_Mark, float]] = {}
+        self._active = active or ActiveJobs(system.records.jobs, system.clock)
+        self._buckets = buckets
+        self._backlog = Backlog(system)
+        # Live workers, as last read.
+        self._workers = 0
 
     async def tick(self) -> float:
-        active = await self._system.records.jobs.active_jobs()
-        states = Counter(job.state for job in active)
-        for state in _ACTIVE:
-            metrics.RUNS.set(states[state], state)
-        workable = [job for job in active if job.state in WORKABLE]
-        sampled = workable[:_RUNS]
-        metrics.RUNS_UNSAMPLED.set(len(workable) - len(sampled))
-        await self._queues(sampled)
-        await self._letters()
-        await self._movement(sampled)
-        await self._lateness()
-        await self._coordinated()
-        return self._system.settings.sample_seconds
+        if self._buckets.leads:
+            jobs = await self._active.read()
+            await run_all(partial(self._sample, jobs), self._letters, self._lateness)
+            return self._system.settings.sample_seconds
+        for gauge in metrics.SAMPLED:
+            gauge.clear()
+        # It may lead soon: after a start, or when the leader has died.
+        return min(_FOLLOWER_SECONDS, self._system.settings.sample_seconds)
 
     async def close(self) -> None:
         """Nothing to release between ticks."""
 
-    async def _queues(self, jobs: Sequence[Job]) -> None:
+    async def _sample(self, jobs: Sequence[Job]) -> None:
+        states = Counter(job.state for job in jobs)
+        for state in _ACTIVE:
+            metrics.RUNS.set(states[state], state)
+        await self._coordinated()
+        metrics.RUNS_UNSAMPLED.set(await self._backlog.sample([job for job in jobs if job.state in WORKABLE]))
+        shared = await self._backlog.shared()
+        await self._queues(shared)
+        now = self._system.clock.now()
+        idle = [now - run.moved_at for run in self._backlog.runs.values()]
+        metrics.RUN_IDLE_SECONDS.set(max(idle, default=0.0))
+        self._publish(work_waiting(self._backlog.runs.values(), self._slots(), shared))
+
+    async def _queues(self, shared: QueueSample | None) -> None:
+        runs = self._backlog.runs.values()
         lanes = {
-            "control": [CONTROL],
-            "runs": [run_queue(job.run.run_id) for job in jobs],
-            "recovery": [recovery_queue(job.run.run_id) for job in jobs],
+            "control": [await self._backlog.queue(CONTROL)],
+            "runs": [*(run.queue for run in runs), *([] if shared is None else [shared])],
+            "recovery": [run.recovery for run in runs],
         }
         for lane, queues in lanes.items():
-            depth, since = await self._depth(queues)
+            depth = _sum(queues)
             metrics.QUEUE_MESSAGES.set(depth.ready, lane, "ready")
             metrics.QUEUE_MESSAGES.set(depth.held, lane, "in_flight")
             metrics.QUEUE_MESSAGES.set(depth.delayed, lane, "delayed")
             if isinstance(self._system.queue, ReportsMessageAge):
-                metrics.QUEUE_AGE_SECONDS.set(self._late(since), lane)
+                times = [queue.since for queue in queues if queue.since is not None]
+                metrics.QUEUE_AGE_SECONDS.set(self._late(min(times, default=None)), lane)
 
-    async def _depth(self, queues: Sequence[QueueName]) -> tuple[Depth, float | None]:
-        """The sum over these queues, and since when the oldest message waits."""
-        queue, ready, held, delayed = self._system.queue, 0, 0, 0
-        oldest: float | None = None
-        for name in queues:
-            depth = await queue.depth(name)
-            ready, held, delayed = ready + depth.ready, held + depth.held, delayed + depth.delayed
-            if depth.ready and isinstance(queue, ReportsMessageAge):
-                since = await queue.waiting_since(name)
-                oldest = since if oldest is None else min(oldest, since or oldest)
-        return Depth(ready, held, delayed), oldest
+    def _slots(self) -> int:
+        """How many tasks the live workers run at once, or one worker if there is none."""
+        settings = self._system.settings
+        slots = max(1, self._workers) * settings.worker_concurrency
+        return min(slots, settings.fleet_concurrency or slots)
+
+    def _publish(self, work: WorkWaiting) -> None:
+        metrics.WORK_WAITING_SECONDS.set(work.seconds)
+        metrics.TASKS_WAITING.set(work.tasks)
+        namespace = self._system.settings.cloudwatch_namespace
+        if namespace is not None:
+            figures = {
+                "WorkWaitingSeconds": (work.seconds, "Seconds"),
+                "TasksWaiting": (work.tasks, "Count"),
+                "Workers": (float(self._workers), "Count"),
+            }
+            sys.stdout.write(embedded_metrics(namespace, self._system.clock.now(), figures) + "\n")
+            sys.stdout.flush()
 
     async def _letters(self) -> None:
         system = self._system
@@ -98,17 +123,6 @@ class Sampler:
         metrics.DEAD_LETTERS.set(len(letters) + count)
         times = [*(letter.at for letter in letters[:1]), *([] if since is None else [since])]
         metrics.QUEUE_AGE_SECONDS.set(self._late(min(times, default=None)), "dead_letters")
-
-    async def _movement(self, jobs: Sequence[Job]) -> None:
-        now = self._system.clock.now()
-        marks: dict[RunId, tuple[_Mark, float]] = {}
-        for job in jobs:
-            ended = (await self._system.tasks.counts(job.key)).ended
-            mark = (ended, job.run.total, job.run.touched_at)
-            before = self._marks.get(job.run.run_id)
-            marks[job.run.run_id] = before if before is not None and before[0] == mark else (mark, now)
-        self._marks = marks
-        metrics.RUN_IDLE_SECONDS.set(max((now - since for _, since in marks.values()), default=0.0))
 
     async def _lateness(self) -> None:
         records, now = self._system.records, self._system.clock.now()
@@ -122,12 +136,22 @@ class Sampler:
         coordinator = self._system.coordinator
         try:
             opened, half_open = await count_breakers(coordinator, self._system.clock)
-            metrics.WORKERS.set(await coordinator.permits_in_use(WORKERS))
+            self._workers = await coordinator.permits_in_use(WORKERS)
         except ConveyorError:
             # Roles continue without the coordinator; its failures are counted at its seam.
             return
+        metrics.WORKERS.set(self._workers)
         metrics.BREAKERS.set(opened, "open")
         metrics.BREAKERS.set(half_open, "half_open")
 
     def _late(self, since: float | None) -> float:
         return 0.0 if since is None else max(0.0, self._system.clock.now() - since)
+
+
+def _sum(queues: Sequence[QueueSample]) -> Depth:
+    depths = [queue.depth for queue in queues]
+    return Depth(
+        sum(depth.ready for depth in depths),
+        sum(depth.held for depth in depths),
+        sum(depth.delayed for depth in depths),
+    )

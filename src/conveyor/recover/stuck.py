@@ -19,7 +19,7 @@ from conveyor.engines.records import Document, Records
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import encode, send_all
+from conveyor.jobs.chunks import drop_if_ended, encode, send_all
 from conveyor.model import (
     BEAT,
     PROGRESS,
@@ -90,8 +90,7 @@ class Stuck:
     async def _check_workers(self, seen: Monitored) -> None:
         for _ in range(_PAGES):
             beats = await self._records.documents.due_documents(BEAT, self._clock.now(), _PAGE)
-            for beat in beats:
-                await self._isolation.due_row(self._records, beat, partial(self._release_worker, beat, seen))
+            await self._isolation.due_rows(self._records, beats, partial(self._release_worker, seen))
             if len(beats) < _PAGE:
                 break
 
@@ -109,7 +108,7 @@ class Stuck:
                 break
             limit = min(_PAGE + len(overdue) - len(fresh), _PAGE * _PAGES)
 
-    async def _release_worker(self, row: Document, seen: Monitored) -> None:
+    async def _release_worker(self, seen: Monitored, row: Document) -> None:
         """Send the tasks of a dead worker again. Its document goes last, so that a crash repeats a harmless step."""
         try:
             beat = _beat.decode(row.body)
@@ -144,27 +143,28 @@ class Stuck:
                 continue
             if progress is None:
                 log.error("progress document cannot be decoded", tenant=row.tenant, row=row.id)
-            seen.settled += await self._records.documents.remove_document(row)
+            removed = await self._records.documents.remove_document(row)
+            seen.settled += removed
         return overdue
 
     async def _look(self, overdue: Sequence[OverdueProgress], seen: Monitored) -> bool:
-        """Handle tasks, run by run; False if the handling of a run failed."""
+        """Handle tasks, the runs at once; False if the handling of a run failed."""
         by_run: dict[tuple[TenantId, JobId | None, str], list[OverdueProgress]] = {}
         for due in overdue:
             by_run.setdefault((due.row.tenant, due.row.job_id, due.progress.run_id), []).append(due)
-        for (tenant, job_id, run_id), group in by_run.items():
-            with self._isolation.item(run_id):
-                await self._look_at_run(tenant, job_id, run_id, group, seen)
+        groups = list(by_run.values())
+        await self._isolation.each(groups, lambda group: group[0].progress.run_id, partial(self._look_at_run, seen))
         return not any(self._isolation.is_resting(run_id) for _, _, run_id in by_run)
 
-    async def _look_at_run(
-        self, tenant: TenantId, job_id: JobId | None, run_id: str, group: Sequence[OverdueProgress], seen: Monitored
-    ) -> None:
-        job = None if job_id is None else await self._records.jobs.job(tenant, job_id)
+    async def _look_at_run(self, seen: Monitored, group: Sequence[OverdueProgress]) -> None:
+        """`group` are tasks of one run."""
+        run_id, row = group[0].progress.run_id, group[0].row
+        job = None if row.job_id is None else await self._records.jobs.job(row.tenant, row.job_id)
         if job is None or job.run.run_id != run_id or job.state not in WORKABLE:
             paused = job is not None and job.run.run_id == run_id and job.state is RunState.PAUSED
             for due in group:
-                seen.settled += await self._settle(due, paused=paused)
+                settled = await self._settle(due, paused=paused)
+                seen.settled += settled
             return
         await self._take_over(job, group, seen)
 
@@ -174,7 +174,8 @@ class Stuck:
         for due in group:
             task = tasks.get(due.progress.index)
             if task is None or task.status is not TaskStatus.PENDING:
-                seen.settled += await self._settle(due)
+                settled = await self._settle(due)
+                seen.settled += settled
                 continue
             message = await self._take(job, due, task, seen)
             if message is not None:
@@ -183,6 +184,7 @@ class Stuck:
             crashpoint("monitor.send.before")
             await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
             crashpoint("monitor.send.after")
+            await drop_if_ended(self._records, self._queue, job, self._clock.now())
 
     async def _take(self, job: Job, due: OverdueProgress, task: Task, seen: Monitored) -> Outgoing | None:
         """Take the task over; returns the message that requeues it, or that has a worker fail it."""

@@ -1,35 +1,47 @@
 """Sweeper: completes runs whose completion was missed, requeues lost references, requests stalled ingests, closes idle
 open jobs, fails runs at their maximum lifetime, clears finished runs. A run that makes it fail stops no other.
 
-It reads runs that are active or just finished, never all tasks; `run_once` returns counts.
+It reads runs that are active or just finished, never all tasks; `run_once` returns counts. A run in which nothing moves
+is checked less and less often, and the queues of one that moves are not asked.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import structlog
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
+from conveyor.coordination.buckets import ALL_BUCKETS, Buckets
 from conveyor.coordination.isolation import Isolation, run_all
-from conveyor.engines.queue import CONTROL, Queue, run_queue, run_queues
+from conveyor.coordination.ready_runs import RunRestorer
+from conveyor.coordination.revisits import Revisits
+from conveyor.engines.queue import CONTROL, Depth, Queue, Reveals, run_queue, run_queues
 from conveyor.engines.records import Records
 from conveyor.engines.tasks import Tasks
 from conveyor.faults import crashpoint
-from conveyor.jobs.chunks import has_holders, request_ingest, requeue_pending
+from conveyor.jobs.active_jobs import ActiveJobs
+from conveyor.jobs.chunks import drop_if_ended, has_holders, request_ingest, requeue_pending
 from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
+from conveyor.process.retry import longest_delay
+from conveyor.recover.stalled_runs import StalledRuns
 from conveyor.states import ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
 
 _EVERY = 2.0
-_RUNS = 100
+# The longest pause between two checks of a run in which nothing moves, in passes.
+_LONGEST_PAUSE = 30
+_RUNS = 200
 _ROWS = 5000
 # Seconds without a change after which an ingest may have lost its message.
 _STALLED = 10.0
 _ASK_AGAIN = 60.0
+# The longest lease of a message, or wait for a breaker, unless the settings say more.
+_MAX_HOLD = 930.0
 
 
 class Swept(msgspec.Struct):
@@ -43,6 +55,8 @@ class Swept(msgspec.Struct):
     failed: int = 0
     cancelled: int = 0
     cleared: int = 0
+    # Messages that a clock that was set back had hidden.
+    revealed: int = 0
 
 
 class Sweeper:
@@ -56,8 +70,15 @@ class Sweeper:
         lifecycle: Lifecycle,
         clock: Clock,
         max_lifetime: float = 0.0,
+        active: ActiveJobs | None = None,
+        buckets: Buckets = ALL_BUCKETS,
+        *,
+        restorer: RunRestorer | None = None,
+        max_hold: float = _MAX_HOLD,
     ) -> None:
-        """`max_lifetime` is the operator's limit, in seconds, beside those of jobs; 0: none."""
+        """`max_lifetime` is the operator's limit, in seconds, beside those of jobs; 0: none. `restorer` restores runs
+        that the ready index has lost. `max_hold` is the longest time for which a message is leased, or waits for a
+        breaker."""
         self.name = "sweeper"
         self.wake: Callable[[], None] = lambda: None
         self.stopping = False
@@ -67,9 +88,15 @@ class Sweeper:
         self._lifecycle = lifecycle
         self._clock = clock
         self._max_lifetime = max_lifetime
+        self._active = active or ActiveJobs(records.jobs, clock)
+        self._buckets = buckets
+        self._restorer = restorer
+        self._max_hold = max_hold
         self._asked_at: dict[RunId, float] = {}
-        self._runs = Isolation(self.name, clock)
-        self._remains = Isolation(self.name, clock)
+        self._stalled = StalledRuns(clock)
+        self._visits = Revisits(clock, _EVERY, _EVERY * _LONGEST_PAUSE)
+        self._runs = Isolation(self.name, clock, buckets)
+        self._remains = Isolation(self.name, clock, buckets)
 
     async def tick(self) -> float:
         swept = await self.run_once()
@@ -87,22 +114,33 @@ class Sweeper:
         return swept
 
     async def _check_active(self, swept: Swept) -> None:
-        active = await self._records.jobs.active_jobs()
+        active = await self._active.read()
+        if self._restorer is not None:
+            await self._restorer.restore([job for job in active if self._buckets.owns(job.run.run_id)])
         known = {job.run.run_id for job in active}
         self._asked_at = {run_id: at for run_id, at in self._asked_at.items() if run_id in known}
+        self._stalled.forget_others(known)
         self._runs.forget_others(known)
-        for job in active:
-            if not self._runs.is_resting(job.run.run_id):
-                with self._runs.item(job.run.run_id):
-                    await self._check_run(job, swept)
+        due = self._visits.due(active, _run_id, _mark)
+        await self._runs.each(due, _run_id, partial(self._check_run, swept))
 
-    async def _check_run(self, job: Job, swept: Swept) -> None:
+    async def _check_run(self, swept: Swept, job: Job) -> None:
         if await self._check_lifetime(job, swept):
             return
+        found: object = None
         if job.state is RunState.RUNNING:
-            await self._check(job, swept)
+            found = await self._check(job, swept)
         elif job.state is RunState.INGESTING:
             await self._check_ingest(job, swept)
+        self._visits.checked(job.run.run_id, _mark(job), found, self._due_by(job))
+
+    def _due_by(self, job: Job) -> float:
+        """The next time at which an unchanged run needs a check: its maximum lifetime, and while it ingests the time at
+        which it has stalled, or is idle and gets closed."""
+        times = [job.run.created_at + lifetime_of(job, self._max_lifetime)]
+        if job.state is RunState.INGESTING:
+            times += [job.run.touched_at + _STALLED, job.run.touched_at + job.options.idle_timeout]
+        return min((at for at in times if at > self._clock.now()), default=math.inf)
 
     async def _check_lifetime(self, job: Job, swept: Swept) -> bool:
         """Fail a run that reached its maximum lifetime, whatever it waits for."""
@@ -121,12 +159,11 @@ class Sweeper:
         return True
 
     async def _clear_ended(self, swept: Swept) -> None:
-        ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.failing)
+        ended = await self._records.jobs.unswept_jobs(_RUNS + self._remains.skipped)
         self._remains.forget_others({job.run.run_id for job in ended})
-        for job in ended:
-            if not self._remains.is_resting(job.run.run_id):
-                with self._remains.item(job.run.run_id):
-                    await self._clear(job, swept)
+        await self._remains.each(ended, _run_id, partial(self._clear, swept))
+        if len(ended) >= _RUNS and swept.cleared:
+            self.wake()
 
     async def _check_ingest(self, job: Job, swept: Swept) -> None:
         """A crash between the row and the message loses the message. A second message does no harm."""
@@ -145,35 +182,72 @@ class Sweeper:
                 swept.closed += 1
                 await request_ingest(self._queue, job, self._clock)
             return
+        if quiet < -CLOCK_SLACK:
+            # The clock was set back: for how long the run has been quiet is not known.
+            quiet = _ASK_AGAIN
+        if quiet >= _STALLED:
+            await self._reveal(job, swept)
         if quiet < _STALLED or (open_still and (await self._records.ingests.ingested(job.run.run_id)).done):
             return
         depth = await self._queue.depth(CONTROL)
         # In a busy queue it is unknown whether it holds a message of this run; one more does no harm.
-        is_due = self._asked_at.get(job.run.run_id, job.run.touched_at) + _ASK_AGAIN <= self._clock.now()
-        if is_due or depth.ready + depth.held + depth.delayed == 0:
+        asked_at = self._asked_at.get(job.run.run_id)
+        asked = quiet if asked_at is None else self._clock.monotonic() - asked_at
+        if asked >= _ASK_AGAIN or depth.is_empty:
             await request_ingest(self._queue, job, self._clock)
-            self._asked_at[job.run.run_id] = self._clock.now()
+            self._asked_at[job.run.run_id] = self._clock.monotonic()
             swept.resumed += 1
 
-    async def _check(self, job: Job, swept: Swept) -> None:
+    async def _check(self, job: Job, swept: Swept) -> Counts:
+        """Complete the run, or repair it if nothing moves and its queues are empty. Returns its counts."""
         swept.checked += 1
-        empty = await self._is_empty(job)
-        # Depth first: a reference is acknowledged after its task is counted, so that the counts include it.
+        before = self._visits.last_found(job.run.run_id)
         counts = await self._tasks.counts(job.key)
         if await self._lifecycle.settle(job, counts):
             swept.completed += 1
-        elif empty and job.run.last_batch:
-            await self._repair(job, counts, swept)
+        elif before in (None, counts) and await self._reveal(job, swept):
+            return counts
+        elif job.run.last_batch and before in (None, counts) and await self._has_lost(job, counts):
+            # A reference is acknowledged after its task is counted: counts that were read after the depth include it.
+            counts = await self._tasks.counts(job.key)
+            if await self._lifecycle.settle(job, counts):
+                swept.completed += 1
+            else:
+                await self._repair(job, counts, swept)
+        return counts
 
-    async def _is_empty(self, job: Job) -> bool:
-        """Whether no queue of the run holds a reference."""
+    async def _reveal(self, job: Job, swept: Swept) -> int:
+        """Make messages visible that are hidden for longer than any lease or delay of the run: the clock was set
+        back since, or the clock of their sender is ahead."""
+        if not isinstance(self._queue, Reveals):
+            return 0
+        retries = max(self._max_hold, longest_delay(job.options))
+        revealed = 0
+        for queue, longest in zip(run_queues(job.run.run_id), (self._max_hold, retries), strict=True):
+            revealed += await self._queue.reveal(queue, longest + CLOCK_SLACK)
+        if revealed:
+            log.error("clock was set back: hidden messages are visible again", run=job.run.run_id, messages=revealed)
+        swept.revealed += revealed
+        return revealed
+
+    async def _has_lost(self, job: Job, counts: Counts) -> bool:
+        """Whether references may be lost: the queues of the run are empty, or it has not moved for too long."""
+        depth = await self._depth(job)
+        return depth.is_empty or self._stalled.is_stalled(job, depth, counts.ended)
+
+    async def _depth(self, job: Job) -> Depth:
+        """How many references the queues of the run hold, up to the first that has some."""
+        unknown = False
         for queue in run_queues(job.run.run_id):
-            if (await self._queue.depth(queue)).total:
-                return False
-        return True
+            depth = await self._queue.depth(queue)
+            if depth.total:
+                return depth
+            unknown = unknown or depth.unknown
+        return Depth(0, 0, 0, unknown)
 
     async def _repair(self, job: Job, counts: Counts, swept: Swept) -> None:
-        """The queues are empty and the run is not complete: the counts have drifted, or references were lost."""
+        """The queues are empty, or the run is stalled, and it is not complete: the counts have drifted, or references
+        were lost."""
         counted = await self._tasks.recount(job.key)
         if counted != counts:
             metrics.COUNTER_DRIFT.add(_difference(counts, counted))
@@ -182,9 +256,12 @@ class Sweeper:
                 swept.completed += 1
                 return
         queue = run_queue(job.run.run_id)
-        swept.requeued += await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
+        # Several runs are checked at once: `+=` over an await would lose counts of the others.
+        requeued = await requeue_pending(self._queue, queue, self._tasks, job, _ROWS, self._clock)
+        swept.requeued += requeued
+        await drop_if_ended(self._records, self._queue, job, self._clock.now())
 
-    async def _clear(self, job: Job, swept: Swept) -> None:
+    async def _clear(self, swept: Swept, job: Job) -> None:
         """Cancel the pending tasks of a finished run, in bounded steps, then drop its queues."""
         completed = job.run.state is RunState.COMPLETED
         moved = 0 if completed else await self._tasks.cancel_pending(job.key, _ROWS, self._clock.now())
@@ -202,6 +279,16 @@ class Sweeper:
             swept.cleared += 1
         else:
             self.wake()
+
+
+def _run_id(job: Job) -> str:
+    return job.run.run_id
+
+
+def _mark(job: Job) -> object:
+    """Changes when somebody changes the job or its run."""
+    run = job.run
+    return job.state, job.version, run.total, run.last_batch, run.sealed, run.touched_at
 
 
 def _difference(stored: Counts, counted: Counts) -> int:

@@ -72,6 +72,10 @@ class Gauge(Metric):
             labels = self._bounded(labels, len(self.series))
         self.series[labels] = value
 
+    def clear(self) -> None:
+        """Show no value: another process has the current one."""
+        self.series.clear()
+
 
 class HistogramSeries:
     """One series of a histogram: the count of each bucket, and the sum."""

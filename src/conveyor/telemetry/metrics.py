@@ -74,10 +74,16 @@ RUN_IDLE_SECONDS = Gauge(
 )
 QUEUE_MESSAGES = Gauge(
     "conveyor_queue_messages",
-    "Messages in queues, over all runs. A message of a run carries one chunk of tasks.",
+    "Messages in queues, over all runs; a queue that runs share counts once. A message of a run carries one chunk of "
+    "tasks.",
     queue=_QUEUES,
     state=("ready", "in_flight", "delayed"),
 )
+WORK_WAITING_SECONDS = Gauge(
+    "conveyor_work_waiting_seconds",
+    "Time that the live workers would take for the tasks that could start now. Made for autoscaling.",
+)
+TASKS_WAITING = Gauge("conveyor_tasks_waiting", "Tasks that could start now if there were slots.")
 QUEUE_AGE_SECONDS = Gauge(
     "conveyor_queue_age_seconds",
     "Age of the oldest message that is ready; of dead letters, the time since the oldest was dead-lettered.",
@@ -97,11 +103,17 @@ DUE_LAG_SECONDS = Gauge(
 WORKERS = Gauge("conveyor_workers", "Worker loops that are alive.")
 BREAKERS = Gauge("conveyor_breakers", "Breakers that are not closed, by state.", state=("open", "half_open"))
 
+# What the sampler sets: in one of several processes, and cleared in the others.
+SAMPLED: Sequence[Gauge] = (
+    *(RUNS, RUNS_UNSAMPLED, RUN_IDLE_SECONDS, QUEUE_MESSAGES, WORK_WAITING_SECONDS, TASKS_WAITING, QUEUE_AGE_SECONDS),
+    *(DEAD_LETTERS, DUE_LAG_SECONDS, WORKERS, BREAKERS),
+)
+
 # Recovery.
 SWEPT = Counter(
     "conveyor_swept_total",
     "Runs that the sweeper checked, and its repairs.",
-    result=("checked", "completed", "requeued", "resumed", "closed", "failed", "cancelled", "cleared"),
+    result=("checked", "completed", "requeued", "resumed", "closed", "failed", "cancelled", "cleared", "revealed"),
 )
 COUNTER_DRIFT = Counter(
     "conveyor_counter_drift_total", "Tasks by which counters were wrong when the sweeper recounted."

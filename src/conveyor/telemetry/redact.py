@@ -17,6 +17,8 @@ _NAME = (
     r"|signing[-_]?key|private[-_]?key|session[-_]?id"
 )
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+# Words of a header's name that mark a secret, where the names above do not.
+_SECRET_WORD = re.compile(r"(?:^|[-_])(?:auth|key|apikey|jwt|sid|session)(?:$|[-_])", re.IGNORECASE)
 # Repeats are bounded, so that a hostile text cannot take long. The value of a header extends to the end of its line or
 # quotes; other values extend to the next separator.
 _HEADER = re.compile(
@@ -36,6 +38,7 @@ _LOOKS = re.compile(
 )
 _URL = re.compile(r"""([a-zA-Z][a-zA-Z0-9+.-]{0,30}:(?:\\{0,4}/){2})([^\s"'<>`]+)""")
 _QUERY = re.compile(r"""(?<=[\w/])\?[\w.%~$-]+=[^\s"'<>`)\]}]+""")
+_OPTION = re.compile(r"\?[\w.-]+=")
 _NUMBER = re.compile(r"\d*")
 _CLOSING = ".,;:!)]}"
 
@@ -49,6 +52,18 @@ def redact(text: str) -> str:
     text = _KEY.sub(rf"\1{GONE}", text)
     text = _PAIR.sub(_pair, text)
     return _LOOKS.sub(GONE, text)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a header of this name carries a secret: Authorization, Cookie, X-Api-Key, X-Auth, X-Session-Token…"""
+    return bool(_SECRET_NAME.search(name) or _SECRET_WORD.search(name))
+
+
+def redact_credentials(text: str) -> str:
+    """The text without the values behind names that mark a secret. URLs stay, with other parts of their query."""
+    for pattern in (_HEADER, _SCHEME):
+        text = pattern.sub(rf"\1\2{GONE}", text)
+    return _PAIR.sub(_pair, _KEY.sub(rf"\1{GONE}", text))
 
 
 def redact_event(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -92,7 +107,9 @@ def _without_user(scheme: str, rest: str) -> str:
     port = authority.rpartition(":")[2] if ":" in authority and not authority.endswith("]") else ""
     odd = not _NUMBER.fullmatch(port)
     if "@" in rest and (odd or not scheme.lower().startswith("http")):
-        return f"{GONE}@{rest.rpartition('@')[2]}"
+        before, _, after = rest.rpartition("@")
+        # The value of an option may have an @, too: what follows is then a part of it.
+        return GONE if _OPTION.search(before) else f"{GONE}@{after}"
     # In a truncated text, a port that is not a number is the start of a password.
     return GONE if odd else rest
 

@@ -10,17 +10,30 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, TypeVar, cast
 
 from conveyor.clock import Clock
-from conveyor.engines.blobs import Blobs, StoresParts
+from conveyor.engines.blobs import Blobs, StoresParts, SyncsLogs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.queue import Hastens, Queue, QueueName, ReportsMessageAge, kind_of
+from conveyor.engines.queue import (
+    Hastens,
+    NamesQueues,
+    Queue,
+    QueueName,
+    ReportsMessageAge,
+    Reveals,
+    SharesQueues,
+    kind_of,
+)
 from conveyor.engines.records import (
     AccessRecords,
     AtomicAccept,
+    AtomicFlush,
     DocumentRecords,
     IngestRecords,
     JobRecords,
     OutboxRecords,
+    Receipts,
     Records,
+    RunFlush,
+    RunFlushed,
 )
 from conveyor.engines.tasks import CopiesRuns, Finished, ReadsByIndex, Tasks
 from conveyor.errors import ConveyorError
@@ -38,10 +51,11 @@ PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
     "tasks": (Tasks, ReadsByIndex, CopiesRuns),
-    "queue": (Queue, ReportsMessageAge, Hastens),
+    "queue": (Queue, ReportsMessageAge, NamesQueues, Hastens, Reveals, SharesQueues),
     "coordinator": (Coordinator,),
-    "blobs": (Blobs, StoresParts),
+    "blobs": (Blobs, StoresParts, SyncsLogs),
     "atomic_accept": (AtomicAccept,),
+    "atomic_flush": (AtomicFlush,),
 }
 
 _UNEXPECTED = "unexpected"
@@ -165,6 +179,14 @@ def _count_finished(finished: Finished, run: RunKey, ends: Sequence[TaskEnd]) ->
         metrics.TASK_FAILURES.add(count, metrics.family_of(code))
 
 
+def _count_flush(flushed: Sequence[RunFlushed], runs: Sequence[RunFlush], acks: Receipts) -> None:
+    for done, run in zip(flushed, runs, strict=True):
+        if run.ends:
+            _count_finished(done.finished, run.job.key, run.ends)
+        if done.moved is not None:
+            _count_moved(True, None, None, None, done.moved.target)
+
+
 def _count_cancelled(count: int, *_: object) -> None:
     metrics.TASKS_FINISHED.add(count, TaskStatus.CANCELLED.label)
 
@@ -177,6 +199,7 @@ def _count_dead_lettered(_: None, queue: QueueName, receipts: Sequence[str], rea
 _COUNTERS: Mapping[tuple[str, str], CountCall] = {
     ("jobs", "create_job"): _count_created,
     ("atomic_accept", "accept_atomically"): _count_accepted,
+    ("atomic_flush", "record_flush"): _count_flush,
     ("jobs", "move_run"): _count_moved,
     ("tasks", "put"): _count_put,
     ("tasks", "finish"): _count_finished,

@@ -15,8 +15,11 @@ from tests.flow.test_retention import (
     test_an_upload_is_kept_while_a_job_or_a_schedule_refers_to_it,
     test_expired_rows_are_removed_as_fast_as_they_come,
 )
+from tests.security.test_file_modes import new_files_are_private
+from tests.support.places import quick_place
 from tests.unit.engines import test_sqlite_database as test_database
 from tests.unit.engines.test_sqlite_expiring import test_a_call_costs_the_same_however_many_are_live
+from tests.unit.engines.test_sqlite_shrinking import the_file_shrinks_while_nothing_is_written
 
 
 def reuse_run_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +82,39 @@ def read_until_the_page_is_full(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sqlite_tasks, "MAX_SCANNED", 1 << 40)
 
 
+def keep_the_last_batch(patch: pytest.MonkeyPatch) -> None:
+    """The thread that writes refers to the last batch while it waits for the next."""
+    commit = database.SqliteDatabase._commit
+
+    def remember(self: Any, batch: list[Any]) -> None:
+        commit(self, batch)
+        self.last_batch = batch
+
+    patch.setattr(database.SqliteDatabase, "_commit", remember)
+
+
+async def _written_rows_are_not_kept() -> None:
+    with quick_place() as place:
+        await test_database.TestGroupCommit().test_what_was_written_is_not_kept_until_the_next_write(place)
+
+
+def leave_modes_to_the_umask(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(database, "_URI", "file:{path}")
+
+
+def keep_all_pages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(database, "shrink", lambda db: False)
+
+
 PLANTED = [
+    Planted("the file keeps its size after deletes", keep_all_pages, the_file_shrinks_while_nothing_is_written),
+    Planted("others can read a new database", leave_modes_to_the_umask, new_files_are_private),
+    Planted(
+        "the rows of the last commit stay in memory",
+        keep_the_last_batch,
+        _written_rows_are_not_kept,
+        faults=(TimeoutError,),
+    ),
     Planted(
         "listings hold up roles",
         read_for_everyone_on_the_same_threads,

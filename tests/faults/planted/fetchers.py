@@ -7,7 +7,6 @@ from contextlib import suppress
 import pytest
 
 from conveyor import handlers
-from conveyor.model import Job
 from conveyor.process import watchdog
 from conveyor.process.executors.fetch import child, fetchers
 from conveyor.process.executors.fetch.frames import Order, Orders
@@ -33,25 +32,27 @@ def all_runners_leave(patch: pytest.MonkeyPatch) -> None:
 
     async def run(self: child.ChildFetcher, lane: child.ChildLane) -> None:
         while lane.waiting and len(lane.running) <= lane.width:
-            await self._attempt(lane.job, lane.waiting.popleft())
+            await self._attempt(lane, lane.waiting.popleft())
 
     patch.setattr(child.ChildFetcher, "_fill", fill)
 
 
 def orders_kept_without_a_width(patch: pytest.MonkeyPatch) -> None:
-    def accept(self: child.ChildFetcher, new: Orders) -> None:
-        lane = self._lanes.setdefault(new.lane, child.ChildLane(new.job)) if new.job else self._lanes[new.lane]
-        lane.width = new.width
-        lane.waiting.extend(new.orders)
-        self._fill(lane)
+    """A fetcher whose share of a lane becomes 0 keeps its orders."""
+    real = child.ChildFetcher._accept
+
+    def accept(self: child.ChildFetcher, orders: Orders) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "_hand_back", lambda lane: None)
+            real(self, orders)
 
     patch.setattr(child.ChildFetcher, "_accept", accept)
 
 
 def an_attempt_that_raises_takes_its_order_along(patch: pytest.MonkeyPatch) -> None:
-    async def attempt(self: child.ChildFetcher, job: Job, order: Order) -> None:
+    async def attempt(self: child.ChildFetcher, lane: child.ChildLane, order: Order) -> None:
         with suppress(RuntimeError, UnicodeEncodeError):
-            self._put(order.number, await self._executor.attempt_one(job, order.ref))
+            self._answer(lane, order, await self._executor.attempt_one(lane.job, order.ref))
 
     patch.setattr(child.ChildFetcher, "_attempt", attempt)
 

@@ -12,13 +12,14 @@ from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.records import Records
 from conveyor.engines.sqlite import ingests
 from conveyor.engines.sqlite.ingests import SqliteIngests
+from conveyor.ingest.turns import Turn
 from conveyor.lists import reader as lists
 from conveyor.model import Counts, FailureThreshold, Ingested, InputJson, Job, JobId, RunId, TaskRef
 from conveyor.process.executors.download.transfer import Transfer
 from conveyor.process.task_progress import Track
 from conveyor.recover import stuck
 from tests.faults.planted import Planted
-from tests.flow import test_download, test_ingest_again, test_isolation, test_monitor
+from tests.flow import test_download, test_ingest_again, test_ingest_turns, test_isolation, test_monitor
 
 
 def divide_by_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +64,10 @@ def count_every_restart_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transfer, "advanced", property(advanced))
 
 
+def keep_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turn, "step", lambda turn: False)
+
+
 def end_batches_with_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     async def by_piece(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
         async for lines in groups:
@@ -77,9 +82,15 @@ def close_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
     seal = SqliteIngests.seal
 
     async def sealed(
-        self: SqliteIngests, job_id: JobId, run_id: RunId, reason: str | None, *, touched_at: float | None = None
+        self: SqliteIngests,
+        job_id: JobId,
+        run_id: RunId,
+        reason: str | None,
+        *,
+        touched_at: float | None = None,
+        code: str | None = None,
     ) -> bool:
-        return await seal(self, job_id, run_id, reason)
+        return await seal(self, job_id, run_id, reason, code=code)
 
     monkeypatch.setattr(SqliteIngests, "seal", sealed)
 
@@ -100,6 +111,11 @@ def add_up_at_every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = [
+    Planted(
+        "a long list makes the lists of others wait",
+        keep_the_turn,
+        test_ingest_turns.a_short_list_does_not_wait_for_a_long_one,
+    ),
     Planted("ratio_of_no_task", divide_by_no_task, test_isolation.test_a_ratio_after_no_task_stops_nobody),
     Planted(
         "one_bad_run_stops_the_sweeper",

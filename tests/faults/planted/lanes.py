@@ -1,34 +1,42 @@
 """Bugs of lanes and of what they share with other workers: limits for each target, and breakers."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
+from conveyor.accept import control
 from conveyor.coordination import limits
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import LEVELS
-from conveyor.process import limit_requests, target_queue
+from conveyor.process import feeder, limit_requests, target_queue
+from conveyor.process.chunk_decision import ChunkDecision
+from conveyor.process.executors.fetch.remote_lane import RemoteLane
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LeasedRef
 from conveyor.process.limit_requests import LimitRequests
+from conveyor.process.local_lane import LocalLane
 from conveyor.process.recorder import LeasedChunk, Recorder
 from conveyor.process.target_queue import TargetQueue
 from conveyor.process.target_queues import TargetQueues
 from tests.faults.planted import Planted
-from tests.flow import test_lanes
+from tests.flow import test_blocked_jobs, test_lanes, test_lost_workers
+from tests.support.small_fleet import Recording, open_fleet
 from tests.unit.coordination import test_breaker
 from tests.unit.process import test_target_queues
+
+Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _nothing(*_: object) -> None:
     pass
 
 
-def references_in_hand_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def references_in_hand_are_dropped(lane: type[Lane]) -> Plant:
     """A call fails between taking a reference and starting it, and nobody has it any more."""
-    monkeypatch.setattr(Lane, "_put_back", _nothing)
+    return lambda monkeypatch: monkeypatch.setattr(lane, "_put_back", _nothing)
 
 
 def a_failed_mark_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +75,19 @@ def slots_without_a_pass_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late_references_keep_their_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record_unattempted(self: Lane, entry: LeasedRef, outcome: Any) -> None:
-        self._recorder.add(self.job, [entry.chunk], [entry.ref], [outcome])
+    """A lane that frees slots when attempts are over frees none of those that had no attempt."""
+    fail_late = Lane._fail_late
 
-    monkeypatch.setattr(Lane, "_record_unattempted", record_unattempted)
+    def keep_slots(self: Lane, entries: list[LeasedRef]) -> list[LeasedRef]:
+        slots = [entry.slot for entry in entries]
+        for entry in entries:
+            entry.slot = None
+        in_time = fail_late(self, entries)
+        for entry, slot in zip(entries, slots, strict=True):
+            entry.slot = slot
+        return in_time
+
+    monkeypatch.setattr(Lane, "_fail_late", keep_slots)
 
 
 def passes_are_reserved_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +133,57 @@ def canaries_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Breakers, "_release_probes", release_probes)
 
 
+def resume_leaves_parked_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The breaker closed while the run was paused: nobody made its tasks visible."""
+
+    class Nothing:
+        pass
+
+    monkeypatch.setattr(control, "Hastens", Nothing)
+
+
+async def _resumed_after_the_breaker_closed() -> None:
+    site = test_blocked_jobs.Site()
+    async with open_fleet() as fleet:
+        fleet.executor = Recording(fleet.clock, site.act, target=test_blocked_jobs.host)
+        await test_blocked_jobs.test_after_it_was_resumed(fleet, site)
+
+
+def dead_letter_what_ran_at_a_death(patch: pytest.MonkeyPatch) -> None:
+    """A message of one task has half as many lost starts."""
+
+    def decided(kind: Any, delivery: Any, chunk: Any, refs: Any, *limits: Any, **more: Any) -> ChunkDecision:
+        found = decide(kind, delivery, chunk, refs, *limits, **more)
+        return ChunkDecision.DEAD_LETTER if found is ChunkDecision.SPLIT and len(refs) == 1 else found
+
+    decide = feeder.decide
+    patch.setattr(feeder, "decide", decided)
+
+
 PLANTED = [
     Planted(
+        "a task that ran when its worker was killed is poison",
+        dead_letter_what_ran_at_a_death,
+        partial(test_lost_workers.killed_workers_condemn_nobody, 1),
+    ),
+    Planted(
+        "resumed_and_still_parked",
+        resume_leaves_parked_tasks_alone,
+        _resumed_after_the_breaker_closed,
+    ),
+    Planted(
         "reference_dropped_by_a_lane",
-        references_in_hand_are_dropped,
+        references_in_hand_are_dropped(LocalLane),
         partial(test_lanes.a_start_that_could_not_be_marked, remote=False),
     ),
     Planted(
         "reference_dropped_by_a_remote_lane",
-        references_in_hand_are_dropped,
+        references_in_hand_are_dropped(RemoteLane),
         partial(test_lanes.a_start_that_could_not_be_marked, remote=True),
     ),
     Planted(
         "canary_dropped_by_a_lane",
-        references_in_hand_are_dropped,
+        references_in_hand_are_dropped(RemoteLane),
         partial(test_lanes.a_canary_that_could_not_ask, remote=True),
     ),
     Planted(

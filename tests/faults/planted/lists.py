@@ -13,6 +13,7 @@ from conveyor.embedded import Embedded
 from conveyor.errors import ListUnreadable
 from conveyor.export.parquet import ParquetPart
 from conveyor.export.writer import ExportWriter, TimeSlice
+from conveyor.lists import decoders
 from conveyor.lists import reader as lists
 from tests.faults.planted import Planted
 from tests.flow.test_export_time_slices import every_time_slice_makes_progress, resuming_takes_no_time_slice
@@ -27,7 +28,7 @@ from tests.unit.lists.test_reader import (
 
 def padding_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros behind a member are taken for the next one."""
-    monkeypatch.setattr(lists, "_without_padding", bytes)
+    monkeypatch.setattr(decoders, "_without_padding", bytes)
 
 
 def readers_keep_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import LEVELS
 from conveyor.engines.records import Document
 from conveyor.model import Job
-from conveyor.process import recorder
 from conveyor.process.heartbeat import Heartbeat
-from conveyor.process.recorder import Recorder
+from conveyor.process.outcome_writer import OutcomeWriter, _event
+from conveyor.process.recorded_outcomes import RecordedOutcome
 from conveyor.service import Service
 from tests.faults.planted import Planted
 from tests.flow import test_lost_answers
@@ -29,15 +29,15 @@ def _first_error_ends_the_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(service, "stop_all", _stop_all_until_the_first_error)
 
 
-async def _note_each_time(self: Recorder, job: Job, attempts: list[recorder.RecordedOutcome], event: str) -> None:
+async def _note_each_time(self: OutcomeWriter, job: Job, attempts: list[RecordedOutcome]) -> None:
     now = self._clock.now()
-    events = [recorder._event(done, event, now) for done in attempts if done.outcome.error is not None]
+    events = [_event(done, now) for done in attempts if done.outcome.error is not None]
     if events:
         await self._tasks.note(job.key, events)
 
 
 def _noted_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Recorder, "_note", _note_each_time)
+    patch.setattr(OutcomeWriter, "_note", _note_each_time)
 
 
 async def _created_or_left(self: Heartbeat, row: Document) -> Document:

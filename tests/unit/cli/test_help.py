@@ -63,6 +63,7 @@ COMMANDS = [
     ["monitor"],
     ["migrate"],
     ["move-tasks"],
+    ["verify"],
     ["doctor"],
     ["version"],
 ]

@@ -71,7 +71,9 @@ def test_a_submit_can_say_all_that_a_job_can() -> None:
     assert beside == {"kind", "name", "tasks", "source", "mode", "result_layout", "notify", "replaces"}
 
 
-@pytest.mark.parametrize("given", [{}, {"failed": True}, {"cancelled": True, "tag": "x"}, {"http_status": 500}])
+@pytest.mark.parametrize(
+    "given", [{}, {"failed": True}, {"cancelled": True, "tag": "x"}, {"http_status": 500}, {"damaged": True}]
+)
 def test_a_choice_is_one_that_the_server_takes(given: dict[str, Any]) -> None:
     choice = options.rerun_choice(**given)
     assert choice == "failed" or msgspec.convert(choice, Selection)

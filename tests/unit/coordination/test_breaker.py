@@ -301,6 +301,26 @@ class TestReset:
         assert await one.acquire_probe(KEY)
 
 
+class TestClockSetBack:
+    async def test_a_breaker_from_before_is_half_open(self, system: System, clock: ManualClock) -> None:
+        one, two = breakers(system, clock), breakers(system, clock, "two")
+        await opened(one)
+        clock.step(-600)
+        await two.refresh()
+        state = two.state(KEY)
+        assert state is not None
+        assert two.is_open(state), "within the longest time that it may be open"
+        clock.step(-6600)
+        await two.refresh()
+        state = two.state(KEY)
+        assert state is not None
+        assert not two.is_open(state)
+        assert two.age(state) == 0.0
+        assert await two.acquire_probe(KEY)
+        ((_, _, shown),) = await list_breakers(system.coordinator, ACME)
+        assert shown == state, "everyone sees it"
+
+
 class TestTrying:
     async def test_one_then_two_then_four_and_closed(self, system: System, clock: ManualClock) -> None:
         one, two = breakers(system, clock, "one"), breakers(system, clock, "two")
@@ -665,3 +685,25 @@ async def test_a_canary_whose_call_breaks_has_no_place(system: System, clock: Ma
     assert await system.coordinator.permits_in_use(f"canary:{KEY}") == 0
     await one.renew_probes()
     assert await system.coordinator.permits_in_use(f"canary:{breaker_key(ACME, 'gateway:https://gate.example')}") == 0
+
+
+async def a_breaker_opens_again() -> None:
+    """Nobody needed it for long; its old state is still stored."""
+    clock = ManualClock()
+    with quick_place() as place:
+        async with open_system(Settings.load({}, data=place), clock) as system:
+            one, other = (breakers(system, clock, name, breaker_longest=60.0) for name in ("one", "other"))
+            await opened(one)
+            clock.advance(30 + 2 * 60 + 1)
+            await one.refresh()
+            assert one.state(KEY) is None
+            await opened(one)
+            state = one.state(KEY)
+            assert state is not None
+            assert state.since == clock.now()
+            await other.refresh()
+            assert other.state(KEY) == state
+
+
+async def test_a_breaker_that_nobody_needed_for_long_opens_again() -> None:
+    await a_breaker_opens_again()

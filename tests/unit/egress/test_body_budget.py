@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conveyor.egress.body_budget import SMALL, BodyBudget
+from conveyor.egress.body_budget import SMALL, BodyBudget, largest_body
 
 MIB = 1024 * 1024
 
@@ -81,3 +81,13 @@ async def test_it_is_held_until_there_is_room() -> None:
     room.set()
     await reading
     assert budget.taken == 0
+
+
+async def test_what_may_be_large_counts_with_its_copies() -> None:
+    """A body larger than the whole budget took no more than the budget, whatever it held."""
+    budget = BodyBudget(256 * MIB)
+    assert largest_body(512 * MIB, 2) == 64 * MIB
+    async with budget.taking(64 * MIB):
+        assert budget.taken == 256 * MIB
+    async with budget.taking(32 * MIB):
+        assert budget.taken == 32 * MIB

@@ -13,7 +13,6 @@ from conveyor.callers import enter_role
 from conveyor.engines.ingest_sums import sums_of
 from conveyor.engines.postgres import PostgresEngine, migrate, schema
 from conveyor.engines.postgres import tasks as postgres_tasks
-from conveyor.engines.postgres.database import connect
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import parse_url
 from conveyor.engines.queue import Outgoing, QueueName
@@ -22,7 +21,7 @@ from conveyor.engines.tasks import MAX_SCANNED, ReadsByIndex, TaskEvent, TaskFil
 from conveyor.errors import EngineFailed, InvalidSetting
 from conveyor.model import Compression, Counts, Ingested, JobId, OutboxEvent, RunId, RunKey, TaskId
 from conveyor.states import TaskStatus
-from tests.servers.postgres import open_engine, server, url_of
+from tests.servers.postgres import connect_to, open_engine, url_of
 from tests.support.clocks import JumpingClock, ManualClock
 from tests.support.make_jobs import ACME, JOBS_WITH_EXPIRY, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
 from tests.support.places import quick_place
@@ -50,6 +49,11 @@ class TestUrl:
         assert (place.schema, place.connections, place.channel) == ("fleet", 3, "conveyor_fleet")
         assert place.shown == "db.example:6543/jobs"
 
+    def test_the_server_past_a_pooler(self) -> None:
+        place = parse_url("postgres://me:s%40fe@pool:6432/jobs?sslmode=require&pooler=transaction&direct=db:5433")
+        assert (place.pooler, place.dsn) == ("transaction", "postgres://me:s%40fe@pool:6432/jobs?sslmode=require")
+        assert place.direct == "postgres://me:s%40fe@db:5433/jobs?sslmode=require"
+
     def test_what_is_not_said(self) -> None:
         place = parse_url("postgres://db.example/jobs")
         assert (place.schema, place.connections, place.dsn) == ("conveyor", 10, "postgres://db.example/jobs")
@@ -71,6 +75,11 @@ class TestUrl:
             "postgres://me:secret@db/jobs?connections=0",
             "postgres://me:secret@db/jobs?connections=many",
             "postgres://me:secret@db/jobs?shema=fleet",
+            "postgres://me:secret@db/jobs?pooler=statement",
+            "postgres://me:secret@db/jobs?direct=",
+            "postgres://me:secret@db/jobs?direct=db:port",
+            "postgres://me:secret@db/jobs?direct=you@db:5432",
+            "postgres://me:secret@db/jobs?direct=postgres://db",
         ],
     )
     def test_one_that_is_none_is_refused_with_what_to_write(self, url: str) -> None:
@@ -93,6 +102,29 @@ class TestQueries:
 
 
 class TestMigrations:
+    async def test_tables_say_when_they_are_vacuumed(self, place: Path, clock: ManualClock) -> None:
+        """Those of a large run too, whether they are made after the migration or before it."""
+        before = [script for script in schema.MIGRATIONS if "autovacuum_vacuum_insert_threshold" not in script]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", before)
+            async with open_engine(place, clock) as engine:
+                await engine.tasks.put(make_run(clock), seeds(60))
+        async with connect_to(place) as connection:
+            await connection.execute("ALTER TABLE tasks_1 RESET (autovacuum_vacuum_insert_threshold)")
+            async with open_engine(place, clock) as engine:
+                await engine.tasks.put(make_run(clock), seeds(60))
+            rows = await connection.fetch(
+                "SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace($1)",
+                url_of(place).rpartition("=")[2],
+            )
+        options = {name: set(given or ()) for name, given in rows}
+        for own in ("tasks_1", "ends_1", "events_1", "tasks_2", "ends_2", "events_2"):
+            assert options[own] == {"autovacuum_vacuum_insert_threshold=-1"}, own
+        for shared in ("tasks", "ends", "events", "jobs", "runs", "documents", "outbox"):
+            assert "autovacuum_vacuum_scale_factor=0.02" in options[shared], shared
+        for hot in ("messages", "task_counts", "task_errors"):
+            assert {"autovacuum_vacuum_threshold=500", "autovacuum_vacuum_cost_delay=0"} <= options[hot], hot
+
     async def test_many_at_once_apply_each_once(self, place: Path, clock: ManualClock) -> None:
         applied = await asyncio.gather(*(migrate(url_of(place)) for _ in range(5)))
         assert sorted(applied) == [[]] * 4 + [list(range(1, len(schema.MIGRATIONS) + 1))]
@@ -133,25 +165,24 @@ class TestMigrations:
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
             await migrate(url_of(place))
-        connection = await connect(parse_url(url_of(place)))
-        await connection.execute(
-            "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
-            "touched_at) "
-            "SELECT run, 'job_old', 1, 'ingesting', 0, false, 0, false, 0, 0 FROM unnest($1::text[]) AS run",
-            ["run_old", "run_other"],
-        )
-        for one in some_ranges():
-            end_byte = one.end or (one.source.size if one.compression is Compression.NONE else None)
-            values = (one.number, msgspec.json.encode(one).decode(), one.start, end_byte, one.index, one.offset)
+        async with connect_to(place) as connection:
             await connection.execute(
-                "INSERT INTO ranges (run_id, number, plan, first_byte, end_byte, next_index, byte_offset, tasks, "
-                "invalid, done) VALUES ('run_old', $1, $2, $3, $4, $5, $6, $7, $8, $9)",
-                *values,
-                one.tasks,
-                one.invalid,
-                one.done,
+                "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+                "touched_at) "
+                "SELECT run, 'job_old', 1, 'ingesting', 0, false, 0, false, 0, 0 FROM unnest($1::text[]) AS run",
+                ["run_old", "run_other"],
             )
-        await connection.close()
+            for one in some_ranges():
+                end_byte = one.end or (one.source.size if one.compression is Compression.NONE else None)
+                values = (one.number, msgspec.json.encode(one).decode(), one.start, end_byte, one.index, one.offset)
+                await connection.execute(
+                    "INSERT INTO ranges (run_id, number, plan, first_byte, end_byte, next_index, byte_offset, tasks, "
+                    "invalid, done) VALUES ('run_old', $1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                    *values,
+                    one.tasks,
+                    one.invalid,
+                    one.done,
+                )
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
             ranges = await engine.records.ingests.ranges(RunId("run_old"))
@@ -165,23 +196,22 @@ class TestMigrations:
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
             await migrate(url_of(place))
-        connection = await connect(parse_url(url_of(place)))
-        for number, reason in enumerate(REASONS_WITHOUT_CODE):
-            await connection.execute(
-                "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
-                "reason, created_at, expires_at, run_id, version) "
-                "VALUES ($1, 'acme', 'fetch', 'closed', '{}', 1, 'object', 'failed', $2, 0, 9e9, $3, 1)",
-                f"job_{number}",
-                reason,
-                f"run_{number}",
-            )
-            await connection.execute(
-                "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
-                "touched_at) VALUES ($1, $2, 1, 'failed', 0, true, 0, true, 0, 0)",
-                f"run_{number}",
-                f"job_{number}",
-            )
-        await connection.close()
+        async with connect_to(place) as connection:
+            for number, reason in enumerate(REASONS_WITHOUT_CODE):
+                await connection.execute(
+                    "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
+                    "reason, created_at, expires_at, run_id, version) "
+                    "VALUES ($1, 'acme', 'fetch', 'closed', '{}', 1, 'object', 'failed', $2, 0, 9e9, $3, 1)",
+                    f"job_{number}",
+                    reason,
+                    f"run_{number}",
+                )
+                await connection.execute(
+                    "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+                    "touched_at) VALUES ($1, $2, 1, 'failed', 0, true, 0, true, 0, 0)",
+                    f"run_{number}",
+                    f"job_{number}",
+                )
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
             found = (await engine.records.jobs.jobs(ACME, None, 100)).items
@@ -191,32 +221,30 @@ class TestMigrations:
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:5])
             await migrate(url_of(place))
-        connection = await connect(parse_url(url_of(place)))
-        for number, (state, options, deleted, expires_at, ended_at, _) in enumerate(JOBS_WITH_EXPIRY):
-            await connection.execute(
-                "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
-                "created_at, expires_at, run_id, version, deleted) "
-                "VALUES ($1, 'acme', 'fetch', 'closed', $2, 1, 'object', $3, 0, $4, $5, 1, $6)",
-                f"job_{number}",
-                options,
-                state,
-                expires_at,
-                f"run_{number}",
-                deleted,
-            )
-            await connection.execute(
-                "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
-                "touched_at, ended_at) VALUES ($1, $2, 1, $3, 0, true, 0, true, 0, 0, $4)",
-                f"run_{number}",
-                f"job_{number}",
-                state,
-                ended_at,
-            )
-        await connection.close()
+        async with connect_to(place) as connection:
+            for number, (state, options, deleted, expires_at, ended_at, _) in enumerate(JOBS_WITH_EXPIRY):
+                await connection.execute(
+                    "INSERT INTO jobs (job_id, tenant, kind, mode, options, task_shard_count, result_layout, state, "
+                    "created_at, expires_at, run_id, version, deleted) "
+                    "VALUES ($1, 'acme', 'fetch', 'closed', $2, 1, 'object', $3, 0, $4, $5, 1, $6)",
+                    f"job_{number}",
+                    options,
+                    state,
+                    expires_at,
+                    f"run_{number}",
+                    deleted,
+                )
+                await connection.execute(
+                    "INSERT INTO runs (run_id, job_id, number, state, total, last_batch, created_at, sealed, invalid, "
+                    "touched_at, ended_at) VALUES ($1, $2, 1, $3, 0, true, 0, true, 0, 0, $4)",
+                    f"run_{number}",
+                    f"job_{number}",
+                    state,
+                    ended_at,
+                )
         await migrate(url_of(place))
-        connection = await connect(parse_url(url_of(place)))
-        found = await connection.fetch("SELECT expires_at FROM jobs ORDER BY job_id")
-        await connection.close()
+        async with connect_to(place) as connection:
+            found = await connection.fetch("SELECT expires_at FROM jobs ORDER BY job_id")
         assert [row["expires_at"] for row in found] == [after for *_, after in JOBS_WITH_EXPIRY]
 
     async def test_one_that_fails_changes_nothing(
@@ -243,15 +271,14 @@ class TestMigrations:
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
             await migrate(url_of(place))
-            connection = await connect(parse_url(url_of(place)))
-            for name, body in bodies.items():
-                await connection.execute(
-                    "INSERT INTO rows (kind, tenant, id, body, version) VALUES ('schedule', $1, $2, $3, 1)",
-                    ACME,
-                    name,
-                    json.dumps(body).encode(),
-                )
-            await connection.close()
+            async with connect_to(place) as connection:
+                for name, body in bodies.items():
+                    await connection.execute(
+                        "INSERT INTO rows (kind, tenant, id, body, version) VALUES ('schedule', $1, $2, $3, 1)",
+                        ACME,
+                        name,
+                        json.dumps(body).encode(),
+                    )
         await migrate(url_of(place))
         async with PostgresEngine.open(url_of(place), clock) as engine:
             found = (await engine.records.documents.documents("schedule", ACME, None, 10)).items
@@ -263,19 +290,18 @@ class TestMigrations:
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
             await migrate(url_of(place))
-            connection = await connect(parse_url(url_of(place)))
-            await connection.execute(
-                "INSERT INTO rows (kind, tenant, id, body, version, due_at, job_id, upload_id)"
-                " VALUES ('schedule', 'acme', 'one', '\\x00ff', 3, 5.0, 'job_1', 'upload_1')"
-            )
-            for event_id, told in (("evt_1", True), ("evt_2", False)):
+            async with connect_to(place) as connection:
                 await connection.execute(
-                    "INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data, told)"
-                    " VALUES ($1, 'acme', 'job_1', 'run_1', 'job.accepted', 1.0, '{\"total\":7}', $2)",
-                    event_id,
-                    told,
+                    "INSERT INTO rows (kind, tenant, id, body, version, due_at, job_id, upload_id)"
+                    " VALUES ('schedule', 'acme', 'one', '\\x00ff', 3, 5.0, 'job_1', 'upload_1')"
                 )
-            await connection.close()
+                for event_id, told in (("evt_1", True), ("evt_2", False)):
+                    await connection.execute(
+                        "INSERT INTO notices (notice_id, tenant, job_id, run_id, event, at, data, told)"
+                        " VALUES ($1, 'acme', 'job_1', 'run_1', 'job.accepted', 1.0, '{\"total\":7}', $2)",
+                        event_id,
+                        told,
+                    )
         assert await migrate(url_of(place)) == list(range(4, len(schema.MIGRATIONS) + 1))
         document = Document(
             "schedule", ACME, "one", b"\0\xff", 3, due_at=5.0, job_id=JobId("job_1"), upload_id="upload_1"
@@ -293,10 +319,9 @@ class TestMigrations:
             await documents.create_documents([], msgspec.structs.replace(pending, notice_id="evt_3"))
             events = (await outbox.events(ACME, JobId("job_1"), None, 10)).items
             assert [(each.seq, each.id) for each in events] == [(1, "evt_1"), (2, "evt_2"), (3, "evt_3")]
-        connection = await connect(parse_url(url_of(place)))
         old = "SELECT relname FROM pg_class WHERE relname ~ '^(rows|notices)' AND relnamespace = to_regnamespace($1)"
-        assert await connection.fetch(old, parse_url(url_of(place)).schema) == []
-        await connection.close()
+        async with connect_to(place) as connection:
+            assert await connection.fetch(old, parse_url(url_of(place)).schema) == []
 
 
 async def test_a_role_has_a_connection_while_requests_hold_theirs(place: Path, clock: ManualClock) -> None:
@@ -334,10 +359,9 @@ class TestChecks:
     async def test_a_user_who_may_not_make_tables_is_found(self, place: Path, clock: ManualClock) -> None:
         await migrate(url_of(place))
         name = url_of(place).rpartition("=")[2]
-        connection = await asyncpg.connect(server().url)
-        await connection.execute(f"CREATE USER {name}; GRANT USAGE ON SCHEMA {name} TO {name}")
-        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {name}")
-        await connection.close()
+        async with connect_to() as connection:
+            await connection.execute(f"CREATE USER {name}; GRANT USAGE ON SCHEMA {name} TO {name}")
+            await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {name}")
         async with PostgresEngine.open(url_of(place).replace("postgres@", f"{name}@"), clock) as engine:
             found = dict(await engine.checks())
         assert "GRANT CREATE" in str(found["tables can be made"])
@@ -362,6 +386,46 @@ class TestWakes:
             assert heard.empty()
 
 
+async def test_a_message_that_is_due_later_wakes_nobody() -> None:
+    """A retry in minutes: every commit with NOTIFY waits for all others."""
+    with quick_place() as place:
+        heard: asyncio.Queue[QueueName] = asyncio.Queue()
+        async with open_engine(place, ManualClock()) as engine, engine.wakes(heard.put_nowait):
+            await engine.queue.send(QueueName("later"), [Outgoing(b"x", delay=120.0), Outgoing(b"y", delay=1.5)])
+            await engine.queue.send(QueueName("soon"), [Outgoing(b"x", delay=120.0), Outgoing(b"y", delay=0.5)])
+            await engine.queue.send(QueueName("now"), [Outgoing(b"x")])
+            assert [await heard.get(), await heard.get()] == ["soon", "now"]
+
+
+async def test_wakes_that_come_up_together_are_one_transaction() -> None:
+    with quick_place() as place:
+        names = [QueueName(f"queue {number}") for number in range(40)]
+        heard: asyncio.Queue[QueueName] = asyncio.Queue()
+        async with (
+            open_engine(place, ManualClock()) as engine,
+            engine.wakes(heard.put_nowait),
+            connect_to(place) as connection,
+        ):
+            before = await commits(connection)
+            await asyncio.gather(*(engine.queue._waker.wake(name) for name in names))
+            assert {await heard.get() for _ in names} == set(names)
+            assert await commits(connection) - before < 10, "the first alone, the others behind it together"
+
+
+async def test_a_send_succeeds_though_nobody_can_be_woken() -> None:
+    with quick_place() as place:
+        async with open_engine(place, ManualClock()) as engine:
+            # Too long for the server.
+            engine.queue._waker._channel = "x" * 64
+            assert await engine.queue.send(QueueName("one"), [Outgoing(b"x")]) == []
+            assert len(await engine.queue.receive(QueueName("one"), 10, 30.0)) == 1
+
+
+async def commits(connection: asyncpg.Connection) -> int:
+    """How many transactions the server has numbered, including this one: those with NOTIFY are."""
+    return int(await connection.fetchval("SELECT pg_current_xact_id()::text::bigint"))
+
+
 async def large(engine: PostgresEngine, clock: ManualClock, count: int, shards: int = 1) -> RunKey:
     run = make_run(clock, shards)
     for start in range(0, count, 1000):
@@ -381,16 +445,15 @@ class TestLargeRuns:
                 run = await large(engine, clock, count)
                 await engine.tasks.finish(run, [end(index) for index in range(0, count, 2)])
                 await engine.tasks.note(run, [TaskEvent(index, 1.0, "noted", "{}") for index in range(count)])
-                connection = await asyncpg.connect(server().url)
-                before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
-                taken = 0
-                while removed := await engine.tasks.delete(run, 50):
-                    assert removed <= 50
-                    taken += 1
-                written.append(
-                    await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)", before)
-                )
-                await connection.close()
+                async with connect_to() as connection:
+                    before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+                    taken = 0
+                    while removed := await engine.tasks.delete(run, 50):
+                        assert removed <= 50
+                        taken += 1
+                    written.append(
+                        await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)", before)
+                    )
                 steps.append(taken)
                 assert await engine.tasks.at(run, range(count)) == []
                 assert (await engine.tasks.events(run, None, None, 10)).items == []

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import structlog
 from conveyor import faults
 from conveyor.callers import enter_role
 from conveyor.engines.ingest_sums import sums_of
+from conveyor.engines.job_records import bucket_of
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.records import Document
 from conveyor.engines.sqlite import SqliteEngine
@@ -29,7 +31,17 @@ from conveyor.settings import Settings
 from conveyor.system import open_system
 from tests.conformance.test_tasks import a_scan_is_bounded, late_writer_of_a_deleted_run
 from tests.support.clocks import ManualClock
-from tests.support.make_jobs import ACME, JOBS_WITH_EXPIRY, REASONS_WITHOUT_CODE, end, make_run, seeds, some_ranges
+from tests.support.make_jobs import (
+    ACME,
+    JOBS_WITH_EXPIRY,
+    REASONS_WITHOUT_CODE,
+    end,
+    make_job,
+    make_notice,
+    make_run,
+    seeds,
+    some_ranges,
+)
 from tests.support.places import quick_place
 
 MIB = 1024 * 1024
@@ -140,6 +152,24 @@ class TestGroupCommit:
             await asyncio.gather(*(insert(database, number) for number in range(2000)))
             assert len(await numbers(database)) == 2000
         assert passed.count("sqlite.commit.after") >= 2000 // 256
+
+    async def test_what_was_written_is_not_kept_until_the_next_write(self, place: Path) -> None:
+        class Rows(list[int]):
+            """A list that can be referred to weakly."""
+
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+
+        async def written(database: SqliteDatabase) -> weakref.ref[Rows]:
+            rows = Rows(range(1000))
+            await database.write(lambda db: db.executemany("INSERT INTO numbers VALUES (?)", ((n,) for n in rows)))
+            return weakref.ref(rows, lambda _: loop.call_soon_threadsafe(gone.set))
+
+        async with open_database(place) as database:
+            await table(database)
+            rows = await written(database)
+            async with asyncio.timeout(PATIENCE / 2):
+                await gone.wait()
+        assert rows() is None
 
     async def test_what_was_asked_before_closing_is_written(self, place: Path) -> None:
         async with open_database(place) as database:
@@ -646,3 +676,19 @@ async def _churn(database: SqliteDatabase, mebibytes: int) -> None:
 def _wal(place: Path) -> int:
     path = place / "conveyor.db-wal"
     return path.stat().st_size if path.exists() else 0
+
+
+async def test_active_jobs_without_a_bucket_are_in_theirs(place: Path, clock: ManualClock) -> None:
+    """Those that an earlier version wrote."""
+    async with SqliteEngine.open(place, clock) as engine:
+        jobs, records = [make_job(clock) for _ in range(3)], engine.records.jobs
+        for job in jobs:
+            await records.create_job(job, make_notice(clock, job), None)
+        await records._database.change(
+            "UPDATE jobs SET bucket = NULL WHERE job_id <> :job_id", {"job_id": jobs[0].job_id}
+        )
+        assert len(await records.active_jobs()) == 3
+        for job in jobs:
+            bucket = bucket_of(job.job_id)
+            there = {each.job_id for each in jobs if bucket_of(each.job_id) == bucket}
+            assert {each.job_id for each in await records.active_jobs([bucket])} == there

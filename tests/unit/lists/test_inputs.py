@@ -220,6 +220,11 @@ def test_the_short_way_takes_nothing_that_the_long_way_refuses(raw: bytes) -> No
         "http://user:pass@a.example/",
         "http:///a.example/",
         "http://a.example:0/",
+        "http://a.example:65536/",
+        "http://a.example:080/",
+        "http://1.2.3.04/",
+        "http://1.2.3/",
+        "http://1.2.3.4.5/",
         "http://" + "a." * 200 + "example/",
         "ftp://a.example/",
         "http://a.example/\\x",
@@ -231,7 +236,15 @@ def test_the_short_way_leaves_the_rest_to_the_long_one(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [JobKind.FETCH, JobKind.DOWNLOAD])
-def test_the_usual_url_goes_the_short_way(kind: JobKind) -> None:
-    raw = b'"https://www.example.com/catalogue/item/7?from=list"'
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'"https://www.example.com/catalogue/item/7?from=list"',
+        b'"http://www.example.com:8080/"',
+        b'"http://127.0.0.1:45581/page/7"',
+        b'"https://255.255.255.255"',
+    ],
+)
+def test_the_usual_url_goes_the_short_way(kind: JobKind, raw: bytes) -> None:
     assert _USUAL.fullmatch(raw)
     assert task_problem(kind, raw) is None

@@ -15,7 +15,7 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.errors import ListUnreadable
+from conveyor.errors import ListTooSparse, ListUnreadable
 from conveyor.lists import reader as lists
 from conveyor.lists.inputs import MAX_INPUT_BYTES
 from conveyor.lists.list_files import list_format, pieces_of
@@ -28,7 +28,8 @@ from conveyor.lists.reader import (
     detect_compression,
     detect_format,
 )
-from conveyor.model import Compression, JobKind, ListFormat, format_from_name
+from conveyor.lists.usual_lines import UsualLines
+from conveyor.model import Compression, JobKind, ListFormat, TaskSeed, format_from_name
 
 A, B, C = "http://a.example/", "http://b.example/x?y=1", "https://c.example/ü"
 BOM = b"\xef\xbb\xbf"
@@ -346,6 +347,26 @@ class TestBounds:
         await others_run_between_two_pieces(compression)
 
 
+class TestLinesWithoutATask:
+    async def test_a_million_blank_lines_are_a_few_batches(self) -> None:
+        data = b"\n" * 999_999 + b'"x"\n'
+        batches = await read_all(data, ListReading(JobKind.PYTHON, ListFormat.JSONL), 1 << 18)
+        assert len(batches) < 20
+        assert [seed.index for batch in batches for seed in batch.seeds] == [999_999]
+        assert (batches[-1].index, batches[-1].offset) == (1_000_000, len(data))
+
+    async def test_too_many_are_refused_wherever_the_reader_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lists, "MAX_WITHOUT_TASK", 100)
+        data = b"\n" * 60
+        for tasks, without_task, fits in ((0, 40, True), (0, 41, False), (2, 60, True), (2, 61, False)):
+            reading = ListReading(JobKind.FETCH, ListFormat.TEXT, tasks=tasks, without_task=without_task)
+            if fits:
+                await read_all(data, reading)
+            else:
+                with pytest.raises(ListTooSparse, match=f"{without_task + 60} lines without a task"):
+                    await read_all(data, reading)
+
+
 FORMS: dict[ListFormat, bytes] = {
     ListFormat.TEXT: f"{A}\r\n# c\n\n{B}\nnope\n{C}".encode(),
     ListFormat.JSONL: f'"{A}"\n\n{{"url": "{B}"}}\nnope\n"{C}"'.encode(),
@@ -588,3 +609,49 @@ class TestFiles:
         pieces = [piece async for piece in pieces_of([str(path)] * 2, MOST)]
         assert max(map(len, pieces)) < 2 << 20
         assert b"".join(pieces).count(b"\n") == 60_000
+
+
+USUAL = "https://www.example.com/item?id=1"
+ODD = [
+    "",
+    "# a comment",
+    " https://a.example/ ",
+    "https://ü.example/",
+    "no url",
+    '"quoted"',
+    "HTTP://A.example/",
+    "[1",
+    "{}",
+]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([USUAL, *ODD]), st.from_regex(r"https?://[a-z.-]{1,9}[/?#][!-~]{0,9}", fullmatch=True)
+        )
+    ),
+    st.sampled_from([ListFormat.TEXT, ListFormat.JSONL]),
+    st.sampled_from([JobKind.FETCH, JobKind.DOWNLOAD]),
+)
+def test_a_stretch_of_usual_lines_is_read_as_each_of_them_alone(
+    texts: list[str], form: ListFormat, kind: JobKind
+) -> None:
+    reading = ListReading(kind, form)
+    given_lines = [
+        (json.dumps(text) if form is ListFormat.JSONL and index % 3 else text).encode()
+        for index, text in enumerate(texts)
+    ]
+    parse = lists._parser(reading)
+    alone = [lists._parse_line(line, reading, index, parse) for index, line in enumerate(given_lines, start=7)]
+    seeds, invalid = lists._parse_all(given_lines, reading, 7, parse)
+    assert [*seeds, *invalid] == [
+        each for kind in (TaskSeed, InvalidListLine) for each in alone if isinstance(each, kind)
+    ]
+
+
+def test_a_long_list_of_usual_lines_is_checked_in_stretches() -> None:
+    text = b"".join(b"https://www.example.com/%d\n" % index for index in range(1000))
+    inputs, end = UsualLines(JobKind.FETCH, ListFormat.TEXT).take(text + b"# a comment\n", 0)
+    assert (len(inputs), inputs[-1], end) == (1000, '"https://www.example.com/999"', len(text))
+    assert UsualLines(JobKind.PYTHON, ListFormat.TEXT).take(text, 0) == ([], 0)

@@ -19,7 +19,8 @@ from conveyor.process.chunk_decision import ChunkDecision, can_be_superseded, de
 from conveyor.process.feeder import Feeder
 from conveyor.process.gate import Gate
 from conveyor.process.lane import Lane, LaneTools
-from conveyor.process.recorder import Recorder
+from conveyor.process.recorder import LeasedChunk, Recorder
+from conveyor.process.trial import Trial
 from conveyor.states import TaskStatus
 from tests.support.dead_letters import dead_letters
 from tests.support.small_fleet import Fleet, open_fleet
@@ -44,7 +45,9 @@ def delivery(*, receives: int = 1, lost_starts: int = 0) -> Delivery:
         pytest.param(3, LIMIT - 1, {}, False, ChunkDecision.TRY, id="last start"),
         pytest.param(1, 0, {"alone": True}, False, ChunkDecision.TRY, id="split before"),
         pytest.param(3, LIMIT, {}, False, ChunkDecision.SPLIT, id="too many lost starts"),
-        pytest.param(1, LIMIT, {"alone": True}, False, ChunkDecision.DEAD_LETTER, id="too many, one task"),
+        pytest.param(1, LIMIT, {}, False, ChunkDecision.SPLIT, id="too many, one task"),
+        pytest.param(1, LIMIT - 1, {"alone": True}, False, ChunkDecision.TRY_EXCLUSIVELY, id="last start alone"),
+        pytest.param(1, LIMIT, {"alone": True}, False, ChunkDecision.DEAD_LETTER, id="too many alone"),
     ],
 )
 def test_decisions(
@@ -106,7 +109,7 @@ class Bench:
 
     def new_lane(self) -> StillLane:
         system, clock = self.fleet.system, self.fleet.clock
-        bodies = BodyStore(system.blobs, clock)
+        bodies = BodyStore(system.blobs, system.tasks, clock)
         tools = LaneTools(
             owner=Any,  # type: ignore[arg-type]  # nothing starts
             recorder=Recorder(
@@ -242,10 +245,58 @@ async def test_one_chunk_at_a_time_is_on_trial(bench: Bench) -> None:
     assert len(bench.lane.indexes) == 2
 
 
+async def one_on_its_last_start(bench: Bench) -> tuple[LeasedChunk, LeasedChunk]:
+    """A chunk that runs, and the last start of a task that waits for it."""
+    await bench.admit(await bench.deliver(receives=4, lost_starts=LIMIT))
+    first, last, _ = await bench.deliver()
+    await bench.admit([first])
+    (running,) = bench.lane.chunks.values()
+    running.suspect = False
+    bench.feeder._trial = Trial(bench.fleet.clock)
+    await bench.admit([msgspec.structs.replace(last, receives=4, lost_starts=LIMIT - 1)])
+    (_, waiting) = bench.lane.chunks.values()
+    assert len(bench.lane.indexes) == 1, "it waits until nothing else is in flight"
+    await bench.send(Chunk(bench.job.key, [TaskRef(2, InputJson("2"))]))
+    return running, waiting
+
+
+async def test_the_last_start_of_a_task_has_its_worker_to_itself(bench: Bench) -> None:
+    running, waiting = await one_on_its_last_start(bench)
+    lanes = [bench.lane, idle := bench.new_lane()]
+    await bench.feeder.fill(lanes)
+    running.left = 0
+    await bench.feeder.fill(lanes)
+    assert len(bench.lane.indexes) == 2
+    await bench.feeder.fill(lanes)
+    assert idle.indexes == [], "nothing was received before it and beside it"
+    waiting.left = 0
+    await bench.feeder.fill(lanes)
+    assert idle.indexes != []
+
+
+async def test_a_last_start_waits_and_keeps_its_worker_for_a_bounded_time(bench: Bench) -> None:
+    await one_on_its_last_start(bench)
+    lanes = [bench.lane, idle := bench.new_lane()]
+    bench.fleet.clock.advance(30.0)
+    await bench.feeder.fill(lanes)
+    assert len(bench.lane.indexes) == 2, "an attempt beside it takes long"
+    assert idle.indexes == []
+    bench.fleet.clock.advance(30.0)
+    await bench.feeder.fill(lanes)
+    assert idle.indexes != [], "and so does its own"
+
+
+async def test_a_last_start_goes_with_its_lane(bench: Bench) -> None:
+    await one_on_its_last_start(bench)
+    other = bench.new_lane()
+    await bench.feeder.fill([other])
+    assert other.indexes, "the worker receives again"
+
+
 async def test_a_task_that_loses_its_workers_alone_is_dead_lettered(bench: Bench) -> None:
     await bench.admit(await bench.deliver(receives=4, lost_starts=LIMIT))
     await bench.admit(await bench.deliver(receives=4, lost_starts=LIMIT))
-    assert await bench.dead_letters() == [f"The worker was lost {LIMIT} times while it ran this task."] * 3
+    assert await bench.dead_letters() == [f"The worker was lost {LIMIT} times while it ran this task alone."] * 3
     tasks = await bench.fleet.tasks(bench.job)
     assert {(task.status, task.error_code) for task in tasks.values()} == {(TaskStatus.FAILED, "worker_lost")}
     assert (await bench.fleet.job(bench.job.job_id)).state.name == "COMPLETED"

@@ -2,6 +2,8 @@
 that it may run, and it answers each order once."""
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from conveyor.model import InputJson, Job, JobKind, Outcome, TaskRef
 from conveyor.process.executors.fetch.child import ChildFetcher
 from conveyor.process.executors.fetch.frames import Drop, Order, Orders, decode_pack, framed, read_frame
+from conveyor.process.executors.fetch.packs import Packer
 from conveyor.states import TaskStatus
 from tests.support.clocks import ManualClock
 from tests.support.in_process_fetchers import Attempts, PipeEnd, idle
@@ -27,7 +30,8 @@ class Child:
         self.jobs = [make_job(clock, kind=JobKind.FETCH) for _ in range(2)]
         self.attempts = Attempts()
         self._orders, self._packs = asyncio.StreamReader(), asyncio.StreamReader()
-        self.fetcher = ChildFetcher(executor or self.attempts, PipeEnd(self._packs), linger=0.0)
+        back = PipeEnd(self._packs)
+        self.fetcher = ChildFetcher(executor or self.attempts, back, Packer(back, clock, linger=0.0))
         self._serving = [asyncio.create_task(self.fetcher.serve(self._orders)), asyncio.create_task(self._read())]
         self._told: set[int] = set()
         self._number = 0
@@ -201,3 +205,10 @@ async def follow(steps: list[Step]) -> None:
             await child.end(1_000_000)
         assert [child.open(each) for each in (0, 1)] == [0, 0]
         child.check_answers()
+
+
+def test_a_fetcher_loads_no_library_that_it_does_not_need() -> None:
+    """It starts in half the time without these."""
+    code = "import sys, conveyor.process.executors.fetch.child; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"structlog", "rich", "litestar", "apsw", "conveyor.client.client"} & set(loaded)

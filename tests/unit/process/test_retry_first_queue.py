@@ -13,6 +13,7 @@ from conveyor.process.retry_first_queue import RetryFirstQueue
 class One:
     number: int
     recovered: bool
+    is_lost: bool = False
 
 
 def filled(ratio: int, again: int, new: int) -> RetryFirstQueue[One]:

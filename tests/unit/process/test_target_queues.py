@@ -30,6 +30,7 @@ class One:
         self.number = number
         self.target = target
         self.recovered = recovered
+        self.is_lost = False
         self.slot: str | None = None
 
 
@@ -363,6 +364,22 @@ class TestFailures:
         await lane.queues.close()
         world.clock.advance(60)
         assert world.held() == 0, "they expire"
+
+
+async def test_lost_references_use_neither_a_slot_nor_a_pass() -> None:
+    """They wait in front of others."""
+    async with a_world() as world:
+        lane = world.lane(world.job(concurrency_per_host=1, rate_per_host=0.1))
+        refs = many(6)
+        lane.add(*refs)
+        for ref in (*refs[:2], *refs[3:5]):
+            ref.is_lost = True
+        await passing(world.clock, 2.0)
+        assert lane.numbers == [2]
+        lane.finish(1)
+        await passing(world.clock, 12.0)
+        assert lane.numbers == [2, 5]
+        assert len(lane.queues) == 0
 
 
 async def test_slots_that_wait_for_passes_keep_nobody_from_asking_for_them() -> None:

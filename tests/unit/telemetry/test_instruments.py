@@ -96,7 +96,7 @@ def test_names_and_labels_of_the_catalogue_follow_the_customs_of_prometheus() ->
 
 
 def _behind(engines: dict[str, Any], seam: str) -> Any:
-    if seam == "atomic_accept":
+    if seam in ("atomic_accept", "atomic_flush"):
         return engines["records"]
     return getattr(engines[seam], seam) if seam in engines else getattr(engines["records"].records, seam)
 

@@ -6,15 +6,17 @@ import msgspec
 from aiodynamo.expressions import HashKey, KeyCondition, RangeKey
 from aiodynamo.operations import Operation
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.dynamodb.items import (
     api_key_item,
     api_key_key,
     api_key_of,
+    readable,
     request_address,
     request_item,
     request_key,
     request_of,
+    upload_expiry,
     upload_item,
     upload_key,
     upload_of,
@@ -66,7 +68,9 @@ class DynamoAccess:
             now = self._clock.now()
             claimed = replace(row, status=0, body=b"")
             if standing is not None and standing.expires_at > now:
-                lapsed = standing.status == 0 and standing.lease_until <= now
+                # A lease that lasts longer than a new one would was set by a clock that was ahead.
+                leased = now < standing.lease_until <= row.lease_until + CLOCK_SLACK
+                lapsed = standing.status == 0 and not leased
                 if not lapsed or standing.fingerprint != row.fingerprint:
                     return WritePlan(Claimed(False, standing))
                 claimed = replace(claimed, subject=standing.subject)
@@ -113,7 +117,7 @@ class DynamoAccess:
             (stored,) = await self._table.read(upload_key(upload_id))
             if stored.item is None or upload_of(stored.item).expires_at >= until:
                 return WritePlan(None)
-            return WritePlan(None, [self._table.save(stored, {"expires_at": until, "es": until})])
+            return WritePlan(None, [self._table.save(stored, upload_expiry(until))])
 
         await self._table.change(plan)
 
@@ -131,7 +135,7 @@ class DynamoAccess:
     async def expired_uploads(self, by: float, limit: int) -> list[UploadRecord]:
         within = RangeKey("es").lte(by)
         stored = await spread(self._table, "ep", "Uploads", within, index=EXPIRING, limit=limit)
-        uploads = [upload_of(item) for item in stored]
+        uploads = readable(stored, upload_of)
         used = [await _is_used(self._table, upload.upload_id) for upload in uploads]
         for upload, kept in zip(uploads, used, strict=True):
             if kept:
@@ -172,7 +176,7 @@ class DynamoAccess:
         everyone = HashKey("lp", "Keys")
         where: KeyCondition = everyone if tenant is None else everyone & RangeKey("ls").begins_with(f"{tenant}#")
         stored = await self._table.query(where, index=LISTED)
-        return sorted((api_key_of(item) for item in stored), key=lambda key: (key.created_at, key.key_id))
+        return sorted(readable(stored, api_key_of), key=lambda key: (key.created_at, key.key_id))
 
     async def revoke_key(self, key_id: str, at: float) -> bool:
         async def plan() -> WritePlan[bool]:
@@ -194,7 +198,7 @@ async def release_upload(table: Table, upload_id: str, now: float) -> None:
         (stored,) = await table.read(upload_key(upload_id))
         if stored.item is None or stored.item["expires_at"] <= now or await _is_used(table, upload_id):
             return WritePlan(None)
-        return WritePlan(None, [table.save(stored, {"expires_at": now, "es": now})])
+        return WritePlan(None, [table.save(stored, upload_expiry(now))])
 
     await table.change(plan)
 

@@ -1,4 +1,5 @@
-"""Where the tables are: `dynamodb://REGION/TABLE_PREFIX?endpoint=http://...&pitr=true`."""
+"""Where the tables are, and what `migrate` gives them:
+`dynamodb://REGION/TABLE_PREFIX?endpoint=http://...&pitr=true&warm_tasks=12000,40000&warm_records=12000,8000`."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
@@ -13,7 +14,15 @@ FORM = "dynamodb://REGION/TABLE_PREFIX, for example dynamodb://eu-central-1/conv
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 # Leaves room for the longest suffix within DynamoDB's 255 characters.
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_UNITS = re.compile(r"([1-9][0-9]{0,8}),([1-9][0-9]{0,8})", re.ASCII)
 _YES_NO = {"true": True, "1": True, "false": False, "0": False}
+
+
+class WarmThroughput(msgspec.Struct, frozen=True):
+    """Units a second that a table and its indexes take at once, without having grown to it."""
+
+    reads: int
+    writes: int
 
 
 class DynamoAddress(msgspec.Struct, frozen=True):
@@ -25,6 +34,9 @@ class DynamoAddress(msgspec.Struct, frozen=True):
     endpoint: str | None = None
     # Whether `migrate` turns point-in-time recovery on.
     pitr: bool = False
+    # The least that `migrate` gives to the table of records with its indexes, and to that of tasks.
+    warm_records: WarmThroughput | None = None
+    warm_tasks: WarmThroughput | None = None
 
     @property
     def records(self) -> str:
@@ -52,6 +64,21 @@ def parse_address(url: str) -> DynamoAddress:
     pitr = options.pop("pitr", "false")
     if pitr not in _YES_NO:
         raise InvalidSetting("`pitr` in the URL of DynamoDB tables is true or false.")
+    warm_records, warm_tasks = (_warm(name, options.pop(name, None)) for name in ("warm_records", "warm_tasks"))
     if options:
-        raise InvalidSetting(f"The URL of DynamoDB tables has no {', '.join(sorted(options))}: only endpoint and pitr.")
-    return DynamoAddress(region, prefix, endpoint, _YES_NO[pitr])
+        raise InvalidSetting(
+            f"The URL of DynamoDB tables has no {', '.join(sorted(options))}: "
+            "only endpoint, pitr, warm_records and warm_tasks."
+        )
+    return DynamoAddress(region, prefix, endpoint, _YES_NO[pitr], warm_records, warm_tasks)
+
+
+def _warm(name: str, text: str | None) -> WarmThroughput | None:
+    if text is None:
+        return None
+    match = _UNITS.fullmatch(text)
+    if match is None:
+        raise InvalidSetting(
+            f"`{name}` in the URL of DynamoDB tables is READS,WRITES: units a second, for example 12000,40000."
+        )
+    return WarmThroughput(int(match[1]), int(match[2]))

@@ -8,6 +8,7 @@ recounts too. So the counts may lag after a crash between moving and adding, but
 """
 
 import asyncio
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from zlib import crc32
@@ -18,6 +19,7 @@ from aiodynamo.operations import Operation, Put, Update
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.layout import count_key
+from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.table import Item, Table, plain
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.faults import crashpoint
@@ -66,6 +68,9 @@ class Counters:
         self._clock = clock
         self._writer = f"w:{writer}"
         self._slot = crc32(writer.encode()) % SLOTS
+        # One for all runs: a run that was evicted here and is known again must not reuse a number, which its item would
+        # take for an addition that it has.
+        self._sequence = itertools.count(1)
         self._runs: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     async def epoch(self, run: RunKey) -> int:
@@ -79,7 +84,7 @@ class Counters:
         """Add the moved tasks. False after a recount in between: then the caller must recount."""
         known = self._known(run)
         async with known.lock:
-            known.sequence += 1
+            known.sequence = next(self._sequence)
             update = self._addition(run, known, epoch, tally)
             payload = {**update.to_request_payload()["Update"], "ReturnValues": "ALL_NEW"}
             crashpoint("tasks.count.before")
@@ -129,8 +134,6 @@ class Counters:
         known = self._runs.get(key)
         if known is None:
             known = self._runs[key] = _Known()
-            # A number is never reused: the sequence of a run that was evicted here restarts from the clock.
-            known.sequence = int(self._clock.now() * 1000)
         self._runs.move_to_end(key)
         if len(self._runs) > _MAX_RUNS:
             oldest = next(iter(self._runs))
@@ -145,6 +148,7 @@ class Counters:
 
     def _addition(self, run: RunKey, known: _Known, epoch: int, tally: Tally) -> Update:
         expression = F(self._writer).set(known.sequence) & F("rev").add(1)
+        expression &= F("ttl").set(while_in_use(self._clock.now()))
         for status in _STATUSES:
             if amount := getattr(tally.counts, status):
                 expression &= F(status).add(amount)
@@ -166,6 +170,7 @@ class Counters:
     def _absolute(self, run: RunKey, slot: int, item: Item | None, epoch: int, truth: Tally) -> Operation:
         key = count_key(run, slot)._asdict()
         kept: Item = {**key, "epoch": epoch, "rev": 1 if item is None else item["rev"] + 1}
+        kept["ttl"] = while_in_use(self._clock.now())
         if slot == 0:
             kept |= {status: getattr(truth.counts, status) for status in _STATUSES}
             if truth.replaced != Replaced():

@@ -8,12 +8,13 @@ from aiodynamo.operations import Operation
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
-from conveyor.engines.dynamodb.items import notices_key, row_item, row_key, row_of, upload_row_key
+from conveyor.engines.dynamodb.items import notices_key, readable, row_item, row_key, row_of, upload_row_key
 from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import DUE, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import MAX_IN_A_WRITE, Item, Key, ReadItem, Table, WritePlan
 from conveyor.engines.records import Document, IdempotencyClaim
+from conveyor.engines.tasks import MAX_SCANNED
 from conveyor.model import JobId, OutboxEvent, Page, TenantId
 
 # Longer than any id: a client may send any cursor.
@@ -114,13 +115,16 @@ class DynamoDocuments:
             # After `after`, within the kind and tenant: "$" is the character after "#".
             within = RangeKey("ls").between(f"{under}{after}\0", f"{under[:-1]}$")
             where = HashKey("lp", f"JobRows#{job_id}") & within
-        stored = await self._table.query(where, limit=limit + 1, index=index, keep=_unexpired(self._clock.now()))
-        items = [row_of(item) for item in stored[:limit]]
-        return Page(items, items[-1].id if len(stored) > limit else None)
+        keep = _unexpired(self._clock.now())
+        stored, last = await self._table.query_some(where, rows=MAX_SCANNED, limit=limit + 1, index=index, keep=keep)
+        if len(stored) > limit:
+            last = stored[limit - 1]
+        items = readable(stored[:limit], row_of)
+        return Page(items, None if last is None else last["sk"].removeprefix("row#"))
 
     async def due_documents(self, kind: str, by: float, limit: int) -> list[Document]:
         stored = await spread(self._table, "dp", f"Due#{kind}", RangeKey("ds").lte(by), index=DUE, limit=limit)
-        return [row_of(item) for item in stored]
+        return readable(stored, row_of)
 
 
 def row_writes(table: Table, stored: Sequence[ReadItem], rows: Sequence[Document], now: float) -> list[Operation]:

@@ -15,11 +15,12 @@ from aiodynamo.operations import ConditionCheck, Operation, Update
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import read_request, request_keys
 from conveyor.engines.dynamodb.items import FORM, JobRow, job_item, ranges_partition
-from conveyor.engines.dynamodb.jobs import JobHead, read_head
+from conveyor.engines.dynamodb.job_heads import JobHead, read_head
+from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan
 from conveyor.engines.ingest_sums import IngestSums, change_of, sums_of
 from conveyor.engines.records import IdempotencyClaim
-from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source, TenantId
+from conveyor.model import Compression, Ingested, JobId, ListFormat, Range, RunId, Source
 
 replace = msgspec.structs.replace
 
@@ -131,7 +132,7 @@ class DynamoIngests:
             if row is None or row.latest.run.run_id != run_id or row.latest.run.ended_at is not None:
                 return WritePlan(False)
             more = change_of(_shown(_unread(range), stored.item), range)
-            reached = {"job_id": row.job.job_id, "tenant": row.job.tenant, **_progress(range), "fence": fence}
+            reached = {**_about(row), **_progress(range), "fence": fence}
             shown = self._show(head, row, more.range_tasks, more.range_invalid)
             return WritePlan(True, [self._table.save(stored, reached), shown, *self._add(sums, more)])
 
@@ -187,7 +188,7 @@ class DynamoIngests:
         return [
             self._table.save(
                 ReadItem(Key(ranges_partition(run_id), f"plan#{part[0].number:08d}"), None),
-                _plan_item(row.job.tenant, row.job.job_id, part),
+                _plan_item(row, part),
             )
             for part in _parts(ranges)
         ]
@@ -220,8 +221,8 @@ def _parts(ranges: Sequence[Range]) -> list[list[Range]]:
     return parts
 
 
-def _plan_item(tenant: TenantId, job_id: JobId, ranges: Sequence[Range]) -> Item:
-    return {"v": FORM, "tenant": tenant, "job_id": job_id, "ranges": msgspec.json.encode(ranges).decode()}
+def _plan_item(row: JobRow, ranges: Sequence[Range]) -> Item:
+    return {**_about(row), "ranges": msgspec.json.encode(ranges).decode()}
 
 
 def _range_key(run_id: RunId, number: int) -> Key:
@@ -233,8 +234,13 @@ def _sums_key(run_id: RunId) -> Key:
 
 
 def _sums_item(row: JobRow, sums: IngestSums) -> Item:
-    about = {"v": FORM, "tenant": row.job.tenant, "job_id": row.job.job_id}
-    return {**about, **msgspec.structs.asdict(sums)}
+    return {**_about(row), **msgspec.structs.asdict(sums)}
+
+
+def _about(row: JobRow) -> Item:
+    """What every item of a run's ranges has."""
+    job = row.job
+    return {"v": FORM, "tenant": job.tenant, "job_id": job.job_id, "ttl": while_in_use(row.latest.run.created_at)}
 
 
 def _unread(span: Range) -> Range:
@@ -244,7 +250,6 @@ def _unread(span: Range) -> Range:
 
 def _progress(span: Range) -> Item:
     return {
-        "v": FORM,
         "number": span.number,
         "index": span.index,
         "offset": span.offset,

@@ -9,12 +9,16 @@ an outbox event is `…#notice#…` with a `notice_id`, and an event that is not
 """
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
-from conveyor.engines.dynamodb.schema import bucket
+from conveyor.engines.dynamodb.lifetimes import at_expiry, until_purged, while_in_use
+from conveyor.engines.dynamodb.schema import ACTIVE_PARTITIONS, bucket
 from conveyor.engines.dynamodb.table import Item, Key
+from conveyor.engines.job_records import bucket_of
 from conveyor.engines.records import Document, IdempotencyClaim
 from conveyor.errors import EngineFailed
 from conveyor.model import (
@@ -36,6 +40,8 @@ from conveyor.model import (
 from conveyor.states import ENDED, ReasonCode, RunState
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 FORM = 1
 
@@ -138,6 +144,27 @@ def row_key(kind: str, tenant: TenantId, id: str) -> Key:
     return Key(f"Rows#{kind}#{tenant}", f"row#{id}")
 
 
+def active_partition(bucket: int) -> str:
+    """The partition of the index of active jobs that has this bucket of jobs."""
+    return f"Active#{bucket % ACTIVE_PARTITIONS:02d}"
+
+
+def active_prefix(bucket: int) -> str:
+    return f"{bucket:02d}#"
+
+
+def readable(items: Iterable[Item], read: Callable[[Item], T]) -> list[T]:
+    """The items of a listing, without those that a newer Conveyor wrote in a form or with a value unknown here: one of
+    them must not hide the others."""
+    found: list[T] = []
+    for item in items:
+        try:
+            found.append(read(item))
+        except (EngineFailed, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+            log.warning("item_skipped", pk=item.get("pk"), sk=item.get("sk"), error=str(error))
+    return found
+
+
 def checked(item: Item) -> Item:
     """Refuse an item that a newer Conveyor wrote in an unknown form."""
     if item.get("v", FORM) > FORM:
@@ -148,11 +175,9 @@ def checked(item: Item) -> Item:
 def job_item(row: JobRow) -> Item:
     job, run = row.job, row.latest.run
     where = bucket(job.job_id)
-    due: tuple[str | None, float | None] = (None, None)
-    if job.state not in ENDED:
-        due = (f"Active#{where}", job.created_at)
-    elif run.ended_at is not None and not row.latest.swept:
-        due = (f"Unswept#{where}", run.ended_at)
+    active = job.state not in ENDED
+    unswept = not active and run.ended_at is not None and not row.latest.swept
+    own = bucket_of(job.job_id)
     return {
         "v": FORM,
         **_fields(job, "options", "source", "run"),
@@ -162,10 +187,13 @@ def job_item(row: JobRow) -> Item:
         **_run_attributes(row.latest),
         "lp": None if row.deleted else f"Jobs#{job.tenant}",
         "ls": None if row.deleted else job.job_id,
-        "dp": due[0],
-        "ds": due[1],
+        "ap": active_partition(own) if active else None,
+        "as": active_prefix(own) + job.job_id if active else None,
+        "dp": f"Unswept#{where}" if unswept else None,
+        "ds": run.ended_at if unswept else None,
         "ep": None if job.expires_at is None else f"Jobs#{where}",
         "es": job.expires_at,
+        "ttl": while_in_use(run.created_at) if job.expires_at is None else until_purged(job.expires_at),
     }
 
 
@@ -205,6 +233,7 @@ def run_item(tenant: TenantId, job_id: JobId, row: RunRow) -> Item:
         **_run_attributes(row),
         "dp": f"Unswept#{bucket(job_id)}" if unswept else None,
         "ds": row.run.ended_at if unswept else None,
+        "ttl": while_in_use(row.run.ended_at or row.run.created_at),
     }
 
 
@@ -245,6 +274,7 @@ def notice_item(notice: OutboxEvent, seq: int) -> Item:
         "seq": seq,
         "dp": f"Untold#{bucket(notice.notice_id)}",
         "ds": notice.at,
+        "ttl": while_in_use(notice.at),
     }
 
 
@@ -262,7 +292,7 @@ def notice_of(item: Item) -> OutboxEvent:
 
 
 def request_item(row: IdempotencyClaim) -> Item:
-    return {"v": FORM, **_fields(row), "ttl": _ttl(row.expires_at)}
+    return {"v": FORM, **_fields(row), "ttl": at_expiry(row.expires_at)}
 
 
 def request_of(item: Item) -> IdempotencyClaim:
@@ -270,13 +300,17 @@ def request_of(item: Item) -> IdempotencyClaim:
 
 
 def upload_item(upload: UploadRecord) -> Item:
-    # No TTL: retention deletes the blob of an expired upload first.
     return {
         "v": FORM,
         **_fields(upload),
         "ep": f"Uploads#{bucket(upload.upload_id)}",
-        "es": upload.expires_at,
+        **upload_expiry(upload.expires_at),
     }
+
+
+def upload_expiry(expires_at: float) -> Item:
+    """The attributes of an upload that change with its expiry."""
+    return {"expires_at": expires_at, "es": expires_at, "ttl": until_purged(expires_at)}
 
 
 def upload_of(item: Item) -> UploadRecord:
@@ -299,13 +333,19 @@ def row_item(row: Document) -> Item:
         "ds": row.due_at,
         "lp": None if row.job_id is None else f"JobRows#{row.job_id}",
         "ls": None if row.job_id is None else f"{row.kind}#{row.tenant}#{row.id}",
-        # A due document has no TTL: its owner still acts on it, expired or not.
-        "ttl": None if row.expires_at is None or row.due_at is not None else _ttl(row.expires_at),
+        "ttl": _document_ttl(row),
     }
 
 
 def row_of(item: Item) -> Document:
     return _read({"version": 1, **checked(item)}, Document)
+
+
+def _document_ttl(row: Document) -> int | None:
+    if row.expires_at is None:
+        return None
+    # The owner of a due document still acts on it, expired or not.
+    return at_expiry(row.expires_at) if row.due_at is None else until_purged(row.expires_at)
 
 
 def _run_attributes(row: RunRow) -> Item:
@@ -332,8 +372,3 @@ def _text(value: Any) -> str:
 
 def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
-
-
-def _ttl(expires_at: float) -> int:
-    # DynamoDB uses its own clock; a minute of margin covers the difference.
-    return int(expires_at) + 60

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiodynamo.expressions import Condition, F, HashKey, KeyCondition, RangeKey
@@ -10,6 +10,7 @@ from aiodynamo.operations import Operation
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.access import read_request, release_upload, request_keys
+from conveyor.engines.dynamodb.active_index import ActiveIndex
 from conveyor.engines.dynamodb.documents import row_writes
 from conveyor.engines.dynamodb.items import (
     JobRow,
@@ -20,17 +21,21 @@ from conveyor.engines.dynamodb.items import (
     job_row,
     notices_key,
     ranges_partition,
+    readable,
     row_key,
     run_item,
     run_key,
     run_row,
     upload_use_key,
 )
+from conveyor.engines.dynamodb.job_heads import JobHead, read_head
+from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.outbox import notice_writes
 from conveyor.engines.dynamodb.schema import BUCKETS, DUE, EXPIRING, LISTED
 from conveyor.engines.dynamodb.spread import spread
 from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table, WritePlan, plain, query_payload
 from conveyor.engines.records import Document, IdempotencyClaim, upload_of
+from conveyor.engines.tasks import MAX_SCANNED
 from conveyor.model import Job, JobId, Options, OutboxEvent, Page, Run, RunId, TenantId, expiry_of
 from conveyor.states import ENDED, RunState
 
@@ -42,20 +47,13 @@ _LONGEST_CURSOR = 100
 _finished_cursor = msgspec.json.Decoder(tuple[int, dict[str, Any] | None])
 
 
-class JobHead(NamedTuple):
-    """A job and the number of its outbox events, read together."""
-
-    job: ReadItem
-    notices: ReadItem
-    row: JobRow | None
-
-
 class DynamoJobs:
     """JobRecords: every change is one transaction."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
         self._clock = clock
+        self._active = ActiveIndex(table, clock)
 
     async def create_job(
         self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None, rows: Sequence[Document] = ()
@@ -149,17 +147,25 @@ class DynamoJobs:
         row = None if item is None else job_row(item)
         return row.job if row is not None and self._visible(row) else None
 
+    async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
+        wanted = [job_key(tenant, job_id) for tenant, job_id in dict.fromkeys(keys)]
+        rows = [job_row(read.item) for read in await self._table.read(*wanted) if read.item is not None]
+        return [row.job for row in rows if self._visible(row)]
+
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         where: KeyCondition = HashKey("lp", f"Jobs#{tenant}")
         if cursor:
             where = HashKey("lp", f"Jobs#{tenant}") & RangeKey("ls").lt(cursor[:_LONGEST_CURSOR])
-        listed = await self._table.query(where, limit=limit + 1, index=LISTED, keep=self._unexpired(), forward=False)
-        items = [job_row(item).job for item in listed[:limit]]
-        return Page(items, items[-1].job_id if len(listed) > limit else None)
+        listed, last = await self._table.query_some(
+            where, rows=MAX_SCANNED, limit=limit + 1, index=LISTED, keep=self._unexpired(), forward=False
+        )
+        if len(listed) > limit:
+            last = listed[limit - 1]
+        items = [row.job for row in readable(listed[:limit], job_row)]
+        return Page(items, None if last is None else last["ls"])
 
-    async def active_jobs(self) -> list[Job]:
-        listed = await spread(self._table, "dp", "Active", index=DUE)
-        return sorted((job_row(item).job for item in listed), key=lambda job: job.job_id)
+    async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
+        return await self._active.jobs(buckets)
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         row = (await self._head(job_id)).row
@@ -222,12 +228,12 @@ class DynamoJobs:
         earlier = {Key(item["pk"], item["sk"]): item for item in listed if "state" not in item}
         heads = await self._table.read(*(job_key(item["tenant"], item["job_id"]) for item in earlier.values()))
         jobs = {key: head.item for key, head in zip(earlier, heads, strict=True)}
-        shown: list[Job] = []
-        for item in listed:
+
+        def shown(item: Item) -> Job | None:
             head = jobs.get(Key(item["pk"], item["sk"]), item)
-            if head is not None:
-                shown.append(replace(job_row(head).job, run=run_row(item).run))
-        return shown
+            return None if head is None else replace(job_row(head).job, run=run_row(item).run)
+
+        return [job for job in readable(listed, shown) if job is not None]
 
     async def finished_jobs(self, outside: str, cursor: str | None, limit: int) -> Page[Job]:
         # Every job is in the index of expiring ones: read its partitions one after the other.
@@ -235,7 +241,7 @@ class DynamoJobs:
         where = HashKey("ep", f"Jobs#{number}")
         payload = query_payload(self._table.name, where, index=EXPIRING, limit=limit, start=start)
         answer = await self._table.wire.call("Query", payload)
-        rows = [job_row(plain(item)) for item in answer["Items"]]
+        rows = readable(map(plain, answer["Items"]), job_row)
         jobs = [row.job for row in rows if row.job.task_store != outside and await self._is_at_rest(row)]
         start = answer.get("LastEvaluatedKey")
         place = (number, start) if start else (number + 1, None)
@@ -296,7 +302,7 @@ class DynamoJobs:
     async def purgeable_jobs(self, before: float, limit: int) -> list[Job]:
         within = RangeKey("es").lte(before)
         listed = await spread(self._table, "ep", "Jobs", within, index=EXPIRING, keep=~_is_active(), limit=limit)
-        return [job_row(item).job for item in listed]
+        return [row.job for row in readable(listed, job_row)]
 
     async def purge_job(self, job_id: JobId) -> None:
         row = (await self._head(job_id)).row
@@ -328,7 +334,8 @@ class DynamoJobs:
         upload_id = _upload_of(job)
         if upload_id is None:
             return []
-        return [self._table.save(ReadItem(upload_use_key(upload_id, job.job_id), None), {"job_id": job.job_id})]
+        use = {"job_id": job.job_id, "ttl": while_in_use(job.created_at)}
+        return [self._table.save(ReadItem(upload_use_key(upload_id, job.job_id), None), use)]
 
     async def _change_run(self, job_id: JobId, run_id: RunId, change: Callable[[RunRow], RunRow]) -> Run | None:
         """Change the latest or an earlier run of a job. Returns the changed run."""
@@ -371,28 +378,13 @@ class DynamoJobs:
         return F("expires_at").does_not_exist() | F("expires_at").gt(self._clock.now()) | _is_active()
 
 
-async def read_head(table: Table, job_id: JobId, tenant: TenantId | None = None) -> JobHead:
-    """A job and the number of its outbox events: the first two items of its partition."""
-    pk = HashKey("pk", job_partition(job_id))
-    where: KeyCondition = pk if tenant is None else pk & RangeKey("sk").begins_with(f"{tenant}#job")
-    items = {item["sk"]: item for item in await table.query(where, limit=2)}
-    job = next((item for sk, item in items.items() if sk.endswith("#job")), None)
-    owner = TenantId("" if job is None else job["tenant"]) if tenant is None else tenant
-    counter = notices_key(owner, job_id)
-    return JobHead(
-        ReadItem(job_key(owner, job_id), job),
-        ReadItem(counter, items.get(counter.sk)),
-        None if job is None else job_row(job),
-    )
-
-
 def _has_expired(job: Job, now: float) -> bool:
     return job.expires_at is not None and job.expires_at <= now
 
 
 def _is_active() -> Condition:
     """An unfinished job does not expire; one that an earlier version wrote has a time all the same."""
-    return F("dp").begins_with("Active#")
+    return F("state").is_in([state.value for state in RunState if state not in ENDED])
 
 
 def _follows(latest: Run, run: Run) -> bool:

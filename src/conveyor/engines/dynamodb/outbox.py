@@ -10,10 +10,11 @@ from aiodynamo.operations import Operation, Update
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.events import after
-from conveyor.engines.dynamodb.items import job_partition, notice_item, notice_key, notice_of
+from conveyor.engines.dynamodb.items import job_partition, notice_item, notice_key, notice_of, readable
+from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.schema import DUE
 from conveyor.engines.dynamodb.spread import spread
-from conveyor.engines.dynamodb.table import Key, ReadItem, Table
+from conveyor.engines.dynamodb.table import Item, Key, ReadItem, Table
 from conveyor.engines.dynamodb.wire import DynamoRefused
 from conveyor.model import EventRecord, JobId, OutboxEvent, Page, TenantId
 
@@ -34,17 +35,17 @@ class DynamoOutbox:
         first, last = notice_key(tenant, job_id, after(cursor) + 1), f"{tenant}#notice#~"
         where = HashKey("pk", first.pk) & RangeKey("sk").between(first.sk, last)
         items_read = await self._table.query(where, limit=limit + 1)
-        items = [_event(item["seq"], notice_of(item)) for item in items_read[:limit]]
-        return Page(items, str(items[-1].seq) if len(items_read) > limit else None)
+        items = readable(items_read[:limit], lambda item: _event(item["seq"], notice_of(item)))
+        return Page(items, str(items_read[limit - 1]["seq"]) if len(items_read) > limit else None)
 
     async def undispatched(self, limit: int) -> list[OutboxEvent]:
-        items_read = await spread(self._table, "dp", "Untold", index=DUE, limit=limit)
+        items_read = _in_order_of_jobs(await spread(self._table, "dp", "Untold", index=DUE, limit=limit))
         for item in items_read:
             self._places[item["notice_id"]] = Key(item["pk"], item["sk"])
             self._places.move_to_end(item["notice_id"])
         while len(self._places) > _MAX_REMEMBERED:
             self._places.popitem(last=False)
-        return [notice_of(item) for item in items_read]
+        return readable(items_read, notice_of)
 
     async def mark_dispatched(self, notices: Sequence[OutboxEvent]) -> None:
         told = list({notice.notice_id: notice for notice in notices}.values())
@@ -74,7 +75,20 @@ def notice_writes(table: Table, counter: ReadItem, notice: OutboxEvent | None) -
         return []
     seq = 1 if counter.item is None else counter.item["count"] + 1
     there = ReadItem(notice_key(notice.tenant, notice.job_id, seq), None)
-    return [table.save(counter, {"count": seq}), table.save(there, notice_item(notice, seq))]
+    return [
+        table.save(counter, {"count": seq, "ttl": while_in_use(notice.at)}),
+        table.save(there, notice_item(notice, seq)),
+    ]
+
+
+def _in_order_of_jobs(items: Sequence[Item]) -> list[Item]:
+    """The index has them by their times, and the clocks of their writers may differ: those of one job take the places
+    that they have together by their numbers."""
+    by_job: dict[str, list[Item]] = {}
+    for item in items:
+        by_job.setdefault(item["pk"], []).append(item)
+    numbered = {pk: iter(sorted(own, key=lambda item: int(item.get("seq", 0)))) for pk, own in by_job.items()}
+    return [next(numbered[item["pk"]]) for item in items]
 
 
 def _event(seq: int, notice: OutboxEvent) -> EventRecord:

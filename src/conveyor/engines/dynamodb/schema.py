@@ -1,33 +1,51 @@
 """The two tables: their keys, their indexes, and how `migrate` creates them.
 
-Both have the key (pk, sk). The table of tasks has no index. The table of records has three sparse indexes: an item is
+Both have the key (pk, sk). The table of tasks has no index. The table of records has four sparse indexes: an item is
 in an index only while it has its attributes. Entries that are read across tenants are spread over a few partitions.
 
 | index | key | holds |
 |---|---|---|
 | listed | lp, ls | jobs of a tenant, documents of a job, API keys |
-| due | dp, ds | active jobs, finished runs that are not swept, documents by due time, events that are not dispatched |
+| active | ap, as | the keys and revisions of active jobs, by bucket (active_index.py) |
+| due | dp, ds | finished runs that are not swept, documents by due time, events that are not dispatched |
 | expiring | ep, es | jobs and uploads by expiry |
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from aiodynamo.errors import AIODynamoError
 
-from conveyor.engines.dynamodb.address import DynamoAddress
+from conveyor.engines.dynamodb.address import DynamoAddress, WarmThroughput
 from conveyor.engines.dynamodb.wire import Wire
 from conveyor.errors import EngineFailed
 
-LISTED, DUE, EXPIRING = "listed", "due", "expiring"
+LISTED, ACTIVE, DUE, EXPIRING = "listed", "active", "due", "expiring"
 TTL = "ttl"
 
 # Partitions of an index over all tenants.
 BUCKETS = 4
+# Partitions of the index of active jobs, which every worker reads; each has a few buckets of jobs.
+ACTIVE_PARTITIONS = 16
 
-_INDEXES = {LISTED: ("lp", "ls", "S"), DUE: ("dp", "ds", "N"), EXPIRING: ("ep", "es", "N")}
+
+class TableIndex(NamedTuple):
+    """An index of a table: its key, the type of its sort key, and the attributes that it copies; None: all."""
+
+    pk: str
+    sk: str
+    kind: str
+    copied: tuple[str, ...] | None = None
+
+
+_INDEXES = {
+    LISTED: TableIndex("lp", "ls", "S"),
+    ACTIVE: TableIndex("ap", "as", "S", ("rev",)),
+    DUE: TableIndex("dp", "ds", "N"),
+    EXPIRING: TableIndex("ep", "es", "N"),
+}
 _POLL_SECONDS = 0.5
 _POLLS = 600
 
@@ -40,7 +58,10 @@ def bucket(name: str) -> int:
 async def migrate(wire: Wire, address: DynamoAddress) -> None:
     """Create missing tables and indexes, and wait until they are active. Safe to repeat."""
     for name, indexes in _expected(address):
-        await _ensure_table(wire, name, indexes)
+        warm = address.warm_records if name == address.records else address.warm_tasks
+        await _ensure_table(wire, name, indexes, warm)
+        if warm is not None:
+            await _ensure_warm(wire, name, warm)
         await _ensure_ttl(wire, name)
         if address.pitr:
             await _ensure_pitr(wire, name)
@@ -63,11 +84,11 @@ async def problems(wire: Wire, address: DynamoAddress) -> dict[str, str | None]:
     return {name: await _problem(wire, name, indexes) for name, indexes in _expected(address)}
 
 
-def _expected(address: DynamoAddress) -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
+def _expected(address: DynamoAddress) -> list[tuple[str, dict[str, TableIndex]]]:
     return [(address.records, _INDEXES), (address.tasks, {})]
 
 
-async def _problem(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str]]) -> str | None:
+async def _problem(wire: Wire, name: str, indexes: dict[str, TableIndex]) -> str | None:
     table = await describe(wire, name)
     if table is None:
         return "it does not exist: run `conveyor migrate`"
@@ -81,21 +102,50 @@ async def _problem(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str
     return None
 
 
-async def _ensure_table(wire: Wire, name: str, indexes: dict[str, tuple[str, str, str]]) -> None:
+async def _ensure_table(wire: Wire, name: str, indexes: dict[str, TableIndex], warm: WarmThroughput | None) -> None:
     table = await describe(wire, name)
     if table is None:
-        await _tolerate(wire, "CreateTable", _create_payload(name, indexes), "ResourceInUse", "TableInUse")
+        await _tolerate(wire, "CreateTable", _create_payload(name, indexes, warm), "ResourceInUse", "TableInUse")
     await _until(lambda: _is_active(wire, name), f"table {name} did not become ACTIVE")
     present = _index_names(await describe(wire, name) or {})
-    for index, (pk, sk, kind) in indexes.items():
+    for index, shape in indexes.items():
         if index not in present:
             payload = {
                 "TableName": name,
-                "AttributeDefinitions": _attributes({index: (pk, sk, kind)}, with_key=False),
-                "GlobalSecondaryIndexUpdates": [{"Create": _index_payload(index, pk, sk)}],
+                "AttributeDefinitions": _attributes({index: shape}, with_key=False),
+                "GlobalSecondaryIndexUpdates": [{"Create": _index_payload(index, shape, warm)}],
             }
             await _tolerate(wire, "UpdateTable", payload, "ResourceInUse")
             await _until(lambda: _is_active(wire, name), f"index {index} of {name} did not become ACTIVE")
+
+
+async def _ensure_warm(wire: Wire, name: str, warm: WarmThroughput) -> None:
+    """Raise what the table and its indexes take at once. It never falls: DynamoDB refuses that."""
+    table = await describe(wire, name) or {}
+    if not _is_warm(table, warm):
+        await _warm_up(wire, name, {"WarmThroughput": _units(warm, table)})
+    for index in table.get("GlobalSecondaryIndexes") or ():
+        if not _is_warm(index, warm):
+            update = {"IndexName": index["IndexName"], "WarmThroughput": _units(warm, index)}
+            await _warm_up(wire, name, {"GlobalSecondaryIndexUpdates": [{"Update": update}]})
+
+
+async def _warm_up(wire: Wire, name: str, change: dict[str, Any]) -> None:
+    await wire.call("UpdateTable", {"TableName": name, **change})
+    await _until(lambda: _is_active(wire, name), f"table {name} did not become ACTIVE")
+
+
+def _is_warm(described: dict[str, Any], warm: WarmThroughput) -> bool:
+    return _units(warm, described) == _units(WarmThroughput(0, 0), described)
+
+
+def _units(warm: WarmThroughput, described: dict[str, Any] | None = None) -> dict[str, int]:
+    """What is asked for, or what a table or an index has, whichever is more."""
+    present = (described or {}).get("WarmThroughput") or {}
+    return {
+        "ReadUnitsPerSecond": max(warm.reads, present.get("ReadUnitsPerSecond", 0)),
+        "WriteUnitsPerSecond": max(warm.writes, present.get("WriteUnitsPerSecond", 0)),
+    }
 
 
 async def _ensure_ttl(wire: Wire, name: str) -> None:
@@ -132,27 +182,33 @@ def _index_names(table: dict[str, Any]) -> set[str]:
     return {each["IndexName"] for each in table.get("GlobalSecondaryIndexes") or []}
 
 
-def _create_payload(name: str, indexes: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
+def _create_payload(name: str, indexes: dict[str, TableIndex], warm: WarmThroughput | None) -> dict[str, Any]:
     payload: dict[str, Any] = {
         "TableName": name,
         "BillingMode": "PAY_PER_REQUEST",
         "AttributeDefinitions": _attributes(indexes, with_key=True),
         "KeySchema": _key_schema("pk", "sk"),
     }
+    if warm is not None:
+        payload["WarmThroughput"] = _units(warm)
     if indexes:
-        payload["GlobalSecondaryIndexes"] = [_index_payload(index, pk, sk) for index, (pk, sk, _) in indexes.items()]
+        payload["GlobalSecondaryIndexes"] = [_index_payload(index, shape, warm) for index, shape in indexes.items()]
     return payload
 
 
-def _attributes(indexes: dict[str, tuple[str, str, str]], with_key: bool) -> list[dict[str, str]]:
+def _attributes(indexes: dict[str, TableIndex], with_key: bool) -> list[dict[str, str]]:
     kinds = {"pk": "S", "sk": "S"} if with_key else {}
-    for pk, sk, kind in indexes.values():
-        kinds |= {pk: "S", sk: kind}
+    for shape in indexes.values():
+        kinds |= {shape.pk: "S", shape.sk: shape.kind}
     return [{"AttributeName": name, "AttributeType": kind} for name, kind in kinds.items()]
 
 
-def _index_payload(index: str, pk: str, sk: str) -> dict[str, Any]:
-    return {"IndexName": index, "KeySchema": _key_schema(pk, sk), "Projection": {"ProjectionType": "ALL"}}
+def _index_payload(index: str, shape: TableIndex, warm: WarmThroughput | None) -> dict[str, Any]:
+    projection: dict[str, Any] = {"ProjectionType": "ALL"}
+    if shape.copied is not None:
+        projection = {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(shape.copied)}
+    payload = {"IndexName": index, "KeySchema": _key_schema(shape.pk, shape.sk), "Projection": projection}
+    return payload if warm is None else {**payload, "WarmThroughput": _units(warm)}
 
 
 def _key_schema(pk: str, sk: str) -> list[dict[str, str]]:

@@ -1,10 +1,12 @@
 """The PartiQL statements that put, finish and read tasks."""
 
+import asyncio
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
+from aiodynamo.errors import ValidationException
 from aiodynamo.expressions import F
 
 from conveyor.engines.dynamodb.lanes import drain
@@ -16,6 +18,9 @@ from conveyor.model import ResultDetail, RunKey, Task, TaskEnd, TaskSeed
 from conveyor.states import TaskStatus
 
 FORM = "1"
+# The code of a statement that is invalid.
+_REFUSED = "refused"
+_LONGEST_TAG = 1000
 
 _detail = msgspec.json.Decoder(ResultDetail)
 
@@ -38,7 +43,7 @@ class TaskFinish(NamedTuple):
     end: TaskEnd
 
 
-def task_item(run: RunKey, seed: TaskSeed) -> Insertion:
+def task_item(run: RunKey, seed: TaskSeed, ttl: int) -> Insertion:
     key = key_at(run, seed.index)
     parameters: list[Raw] = [
         {"S": key.pk},
@@ -46,8 +51,9 @@ def task_item(run: RunKey, seed: TaskSeed) -> Insertion:
         {"N": FORM},
         {"N": str(seed.index)},
         {"S": seed.input},
+        {"N": str(ttl)},
     ]
-    names: tuple[str, ...] = ("pk", "sk", "v", "index", "input")
+    names: tuple[str, ...] = ("pk", "sk", "v", "index", "input", "ttl")
     for name, text in (("tag", _tag(seed.input)), ("prior", seed.prior)):
         if text is not None:
             names = (*names, name)
@@ -78,17 +84,20 @@ def task_of(item: Raw) -> Task:
 
 
 async def insert(table: Table, lanes: Sequence[list[Insertion]]) -> None:
-    """Put tasks. A task that already exists stays as it is."""
+    """Put tasks. A task that already exists stays as it is. Raises EngineFailed after the others, if DynamoDB refuses
+    one for good."""
+    batches = _Batches(table)
 
     def statement(names: tuple[str, ...]) -> str:
         return f'INSERT INTO "{table.name}" VALUE {{' + ",".join(f"'{name}':?" for name in names) + "}"
 
     async def send(batch: list[Insertion]) -> list[Insertion]:
         statements = [{"Statement": statement(each.names), "Parameters": each.parameters} for each in batch]
-        codes = await _execute(table, statements)
+        codes = await batches.execute(statements)
         return [each for each, code in zip(batch, codes, strict=True) if not _settled(code, "DuplicateItem")]
 
     await drain(table.wire, lanes, MAX_IN_A_WRITE, send)
+    batches.check()
 
 
 class Ender:
@@ -102,7 +111,9 @@ class Ender:
         self._statement = f'UPDATE "{table.name}" SET "ended"=? WHERE {where}'  # noqa: S608  (the name was checked)
 
     async def end(self, ends: list[TaskFinish], moved: list[TaskEnd]) -> None:
-        """Add the tasks that this call moved to `moved`, even if it fails midway."""
+        """Add the tasks that this call moved to `moved`, even if it fails midway. Raises EngineFailed after the others,
+        if DynamoDB refuses one for good."""
+        batches = _Batches(self._table)
         by = f"{self._writer}.{next(self._calls)}"
         # Tasks of unanswered attempts, and those of them that have finished.
         unsure: set[Key] = set()
@@ -117,10 +128,14 @@ class Ender:
                 for each in batch
             ]
             try:
-                codes = await _execute(self._table, statements)
+                codes = await batches.execute(statements)
             except Transient as failure:
                 if failure.unsure:
                     unsure.update(each.key for each in batch)
+                raise
+            except asyncio.CancelledError:
+                # Another lane failed while this call was on its way.
+                doubtful.extend(batch)
                 raise
             left: list[TaskFinish] = []
             for each, code in zip(batch, codes, strict=True):
@@ -141,6 +156,7 @@ class Ender:
             await drain(self._table.wire, list(lanes.values()), MAX_IN_A_WRITE, send)
         finally:
             moved += await self._own(doubtful, by)
+        batches.check()
 
     async def _own(self, ends: list[TaskFinish], by: str) -> list[TaskEnd]:
         """Which of these an earlier attempt of the same call finished."""
@@ -149,28 +165,54 @@ class Ender:
         return [each.end for each in ends if each.key.sk in own]
 
 
-async def _execute(table: Table, statements: list[Statement]) -> list[str | None]:
-    """Run statements. Returns the code of each refused statement."""
-    answer = await table.wire.once("BatchExecuteStatement", {"Statements": statements})
-    responses: list[Raw] = answer["Responses"]
-    if len(responses) != len(statements):
-        raise Transient(f"{len(responses)} answers to {len(statements)} statements", unsure=True)
-    return [_code(response) for response in responses]
+class _Batches:
+    """Runs the statements of one call. One that DynamoDB refuses for good, because it is invalid, does not fail the
+    others of its batch: their outcome is needed."""
 
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._refusal: str | None = None
 
-def _code(response: Raw) -> str | None:
-    error = response.get("Error")
-    if error is None:
-        return None
-    code = str(error.get("Code"))
-    if code not in PASSING_CODES and code not in ("DuplicateItem", "ConditionalCheckFailed"):
-        raise EngineFailed(f"DynamoDB refused a statement: {code}: {error.get('Message')}")
-    return code
+    def check(self) -> None:
+        """Raise EngineFailed if a statement was refused for good."""
+        if self._refusal is not None:
+            raise EngineFailed(self._refusal)
+
+    async def execute(self, statements: list[Statement]) -> list[str | None]:
+        """Run statements. Returns the code of each one that was not executed."""
+        try:
+            answer = await self._table.wire.once("BatchExecuteStatement", {"Statements": statements})
+        except EngineFailed as failure:
+            if not isinstance(failure.__cause__, ValidationException):
+                raise
+            return await self._execute_halves(statements, failure)
+        responses: list[Raw] = answer["Responses"]
+        if len(responses) != len(statements):
+            raise Transient(f"{len(responses)} answers to {len(statements)} statements", unsure=True)
+        return [self._code(response) for response in responses]
+
+    async def _execute_halves(self, statements: list[Statement], failure: EngineFailed) -> list[str | None]:
+        """DynamoDB refused the whole batch, and executed none: find the statement that is invalid."""
+        if len(statements) == 1:
+            self._refusal = failure.message
+            return [_REFUSED]
+        half = len(statements) // 2
+        return [*await self.execute(statements[:half]), *await self.execute(statements[half:])]
+
+    def _code(self, response: Raw) -> str | None:
+        error = response.get("Error")
+        if error is None:
+            return None
+        code = str(error.get("Code"))
+        if code in PASSING_CODES or code in ("DuplicateItem", "ConditionalCheckFailed"):
+            return code
+        self._refusal = f"DynamoDB refused a statement: {code}: {error.get('Message')}"
+        return _REFUSED
 
 
 def _settled(code: str | None, refusal: str) -> bool:
     """Whether a statement is done: executed, or refused for good."""
-    return code is None or code == refusal
+    return code in (None, refusal, _REFUSED)
 
 
 def _ended(end: TaskEnd, by: str) -> Raw:
@@ -189,11 +231,12 @@ def _ended(end: TaskEnd, by: str) -> Raw:
 
 
 def _tag(task_input: str) -> str | None:
-    """The user's tag, if the input is an object with one."""
+    """The user's tag, if the input is an object with one. Inputs of handlers may have a value of any length there: an
+    item that has it twice may be too large."""
     if not task_input.startswith("{") or '"tag"' not in task_input:
         return None
     try:
         tag = msgspec.json.decode(task_input).get("tag")
     except (msgspec.DecodeError, AttributeError):
         return None
-    return tag if isinstance(tag, str) else None
+    return tag if isinstance(tag, str) and len(tag) <= _LONGEST_TAG else None

@@ -33,6 +33,8 @@ Item = dict[str, Any]
 
 MAX_IN_A_READ = 100
 MAX_IN_A_WRITE = 25
+# Items that a filtered query reads at least per call.
+_FILTERED_PAGE = 100
 
 
 class Key(NamedTuple):
@@ -47,6 +49,13 @@ class ReadItem(NamedTuple):
 
     key: Key
     item: Item | None
+
+
+class QueriedItems(NamedTuple):
+    """Items that a query found, and the key of the last one that it read; None at the end."""
+
+    items: list[Item]
+    last: Item | None
 
 
 class WritePlan(msgspec.Struct, Generic[T], frozen=True):
@@ -102,20 +111,43 @@ class Table:
         forward: bool = True,
         only: ProjectionExpression | None = None,
     ) -> list[Item]:
-        """Items in order of the sort key: all, or the first `most` that match `keep`. The table is read consistently;
+        """Items in order of the sort key: all, or the first `limit` that match `keep`. The table is read consistently;
         an index lags slightly behind it."""
+        found = await self.query_some(where, rows=None, limit=limit, index=index, keep=keep, forward=forward, only=only)
+        return found.items
+
+    async def query_some(
+        self,
+        where: KeyCondition,
+        *,
+        rows: int | None,
+        limit: int | None = None,
+        index: str | None = None,
+        keep: Condition | None = None,
+        forward: bool = True,
+        only: ProjectionExpression | None = None,
+    ) -> "QueriedItems":
+        """Like `query`, but reads at most `rows` items, of which perhaps few match `keep`."""
         stored: list[Item] = []
         start: Item | None = None
+        read = 0
         while True:
             left = None if limit is None else limit - len(stored)
+            if left is not None and keep is not None:
+                # What does not match counts too.
+                left = max(left, _FILTERED_PAGE)
+            if rows is not None:
+                left = min(rows - read, rows if left is None else left)
             payload = query_payload(
                 self.name, where, index=index, keep=keep, forward=forward, only=only, limit=left, start=start
             )
             answer = await self.wire.call("Query", payload)
             stored.extend(map(plain, answer["Items"]))
+            read += answer["ScannedCount"]
             start = answer.get("LastEvaluatedKey")
-            if start is None or (limit is not None and len(stored) >= limit):
-                return stored
+            full = limit is not None and len(stored) >= limit
+            if start is None or full or (rows is not None and read >= rows):
+                return QueriedItems(stored[:limit], None if start is None else plain(start))
 
     async def under(self, pk: str, only: ProjectionExpression | None = None) -> list[Item]:
         """All items of one partition."""

@@ -20,13 +20,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodynamo.expressions import Condition, F, HashKey, ProjectionExpression, RangeKey
 from aiodynamo.operations import Put
 
 from conveyor.clock import Clock
 from conveyor.engines.dynamodb.counters import Counters, Tally
+from conveyor.engines.dynamodb.items import readable
 from conveyor.engines.dynamodb.layout import (
     first_key,
     home,
@@ -38,11 +39,12 @@ from conveyor.engines.dynamodb.layout import (
     task_key,
     task_prefix,
 )
+from conveyor.engines.dynamodb.lifetimes import while_in_use
 from conveyor.engines.dynamodb.statements import Ender, Insertion, TaskFinish, insert, task_item, task_of
 from conveyor.engines.dynamodb.table import Key, Table, query_payload
 from conveyor.engines.dynamodb.trail import Trail
 from conveyor.engines.dynamodb.wire import DynamoRefused
-from conveyor.engines.tasks import MAX_CODES, Finished, Scanned, TaskEvent, TaskFilter
+from conveyor.engines.tasks import MAX_CODES, MAX_SCANNED, Finished, Scanned, TaskEvent, TaskFilter
 from conveyor.faults import crashpoint
 from conveyor.model import (
     Counts,
@@ -61,8 +63,11 @@ from conveyor.model import (
 from conveyor.states import TaskStatus
 
 _MAX_KNOWN_RUNS = 10_000
-# Items that a filtered query reads per page.
+# Items that a filtered query reads per page, and on its first one.
 _FILTERED_PAGE = 1000
+_FIRST_FILTERED_PAGE = 50
+# Items that a scan may read in a shard, however many shards there are.
+_LEAST_SCANNED = 500
 # DynamoDB ends a page at one megabyte anyway.
 _LARGEST_PAGE = 20_000
 _RECOUNTS = 5
@@ -70,8 +75,18 @@ _RECOUNTS = 5
 Raw = dict[str, Any]
 
 
+class _WalkedShard(NamedTuple):
+    """The number of items that were read of a shard, and the last of them; None if no item follows."""
+
+    read: int
+    last: TaskId | None
+
+
 class DynamoTasks:
     """Tasks, their counts and their events."""
+
+    # With what else a row holds, it stays within one write unit.
+    inline_bytes = 512
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
@@ -79,7 +94,7 @@ class DynamoTasks:
         writer = clock.new_id("w")[-12:]
         self._counters = Counters(table, clock, writer)
         self._ender = Ender(table, writer)
-        self._trail = Trail(table)
+        self._trail = Trail(table, clock)
         # Runs whose first item exists, and whether they are reruns.
         self._begun: dict[tuple[str, str], bool] = {}
         # Where the search for pending tasks stopped in each shard.
@@ -91,8 +106,9 @@ class DynamoTasks:
         crashpoint("tasks.put.before")
         await self._begin(run, any(seed.prior for seed in seeds))
         lanes: dict[str, dict[int, Insertion]] = {}
+        ttl = while_in_use(self._clock.now())
         for seed in seeds:
-            item = task_item(run, seed)
+            item = task_item(run, seed, ttl)
             lanes.setdefault(item.pk, {}).setdefault(seed.index, item)
         await insert(self._table, [list(lane.values()) for lane in lanes.values()])
         crashpoint("tasks.put.after")
@@ -156,8 +172,19 @@ class DynamoTasks:
         return [task_of(item) for item in items[:limit]]
 
     async def scan(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> Scanned:
-        tasks = await self.page(run, shard, after, limit, where)
-        return Scanned(tasks, tasks[-1].task_id if tasks and len(tasks) == limit else None)
+        if shard not in shards(run):
+            return Scanned([], None, 0)
+        items: list[Raw] = []
+        rows = max(_LEAST_SCANNED, MAX_SCANNED // len(shards(run)))
+        walked = await self._walk(
+            run, shard, after or "", _matching(where), items.extend, lambda: limit - len(items), rows
+        )
+        found = items[:limit]
+        # A newer Conveyor may have written some: the others are listed.
+        tasks = readable(found, task_of)
+        if len(found) == limit:
+            return Scanned(tasks, task_in(found[-1]["sk"]["S"]), walked.read)
+        return Scanned(tasks, walked.last, walked.read)
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         await self._trail.note(run, events)
@@ -184,7 +211,7 @@ class DynamoTasks:
         """Write the first item of a run: without it, the run accepts no events."""
         if (run.tenant, run.run_id) in self._begun:
             return
-        item = {**first_key(run)._asdict(), "v": 1, "events": 0}
+        item = {**first_key(run)._asdict(), "v": 1, "events": 0, "ttl": while_in_use(self._clock.now())}
         if is_rerun:
             item["rerun"] = True
         put = Put(self._table.name, item, F("pk").does_not_exist())
@@ -269,22 +296,30 @@ class DynamoTasks:
         keep: Condition | None,
         take: Callable[[list[Raw]], None],
         wanted: Callable[[], int],
-    ) -> None:
-        """Yield the matching tasks of a shard in order of task_id."""
+        rows: int | None = None,
+    ) -> "_WalkedShard":
+        """Hand the matching tasks of a shard to `take`, in order of task_id, while more are wanted and at most `rows`
+        were read."""
         first = task_prefix(run)
         low, high = f"{first}{after}\0" if after else first, f"{first}~"
         if low > high:
-            return
+            return _WalkedShard(0, None)
         where = HashKey("pk", partition(run, shard)) & RangeKey("sk").between(low, high)
         start: Raw | None = None
-        while (more := wanted()) > 0:
-            limit = min(_LARGEST_PAGE, more if keep is None else max(more, _FILTERED_PAGE))
+        read, filtered = 0, _FIRST_FILTERED_PAGE
+        while (more := wanted()) > 0 and (rows is None or read < rows):
+            limit = more if keep is None else max(more, filtered)
+            limit = min(limit, _LARGEST_PAGE if rows is None else rows - read)
+            # Few match, if it comes to another page.
+            filtered = min(_FILTERED_PAGE, filtered * 4)
             payload = query_payload(self._table.name, where, keep=keep, limit=limit, start=start)
             answer = await self._table.wire.call("Query", payload)
             take(answer["Items"])
+            read += answer["ScannedCount"]
             start = answer.get("LastEvaluatedKey")
             if start is None:
-                return
+                return _WalkedShard(read, None)
+        return _WalkedShard(read, None if start is None else task_in(start["sk"]["S"]))
 
     async def _at(self, run: RunKey, indexes: Sequence[int], only: ProjectionExpression | None = None) -> list[Raw]:
         return await self._table.read_raw([key_at(run, index) for index in dict.fromkeys(indexes)], only)

@@ -13,12 +13,14 @@ import aiohttp
 import msgspec
 from aiodynamo import errors
 from aiodynamo.client import Client
-from aiodynamo.credentials import Credentials
-from aiodynamo.http.types import Request, RequestFailed, Response
+from aiodynamo.credentials import Credentials, Key
+from aiodynamo.http.types import HttpImplementation, Request, RequestFailed, Response
 from aiodynamo.models import StaticDelayRetry
+from botocore.exceptions import BotoCoreError
 from yarl import URL
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_credentials import aws_credentials, missing_credentials
 from conveyor.engines.dynamodb.address import DynamoAddress
 from conveyor.errors import EngineFailed
 
@@ -107,6 +109,24 @@ class Pauses:
         await asyncio.sleep(longest * self._clock.jitter())
 
 
+class SharedCredentials(Credentials):
+    """The credentials of all AWS clients of the process."""
+
+    async def get_key(self, http: HttpImplementation) -> Key:
+        try:
+            frozen = await aws_credentials().current()
+        except BotoCoreError as error:
+            raise EngineFailed(missing_credentials(error)) from error
+        return Key(frozen.access_key, frozen.secret_key, frozen.token)
+
+    def invalidate(self) -> bool:
+        aws_credentials().invalidate()
+        return True
+
+    def is_disabled(self) -> bool:
+        return False
+
+
 class Wire:
     """One client for both tables."""
 
@@ -117,7 +137,7 @@ class Wire:
         self._endpoint = address.endpoint or f"https://dynamodb.{address.region}.amazonaws.com/"
         self._client = Client(
             http=self._exchange,
-            credentials=Credentials.auto(),
+            credentials=SharedCredentials(),
             region=address.region,
             endpoint=URL(self._endpoint),
             # The client makes one attempt: this module decides about retries.
@@ -147,10 +167,6 @@ class Wire:
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
         except errors.TableNotFound as error:
             raise EngineFailed("A DynamoDB table does not exist. Run `conveyor migrate`.") from error
-        except errors.NoCredentialsFound as error:
-            raise EngineFailed(
-                "No AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role."
-            ) from error
         except (errors.AIODynamoError, RuntimeError) as error:
             raise EngineFailed(f"DynamoDB refused {action}: {_text(error)}") from error
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.queries import named_queries
 from conveyor.engines.records import Claimed, IdempotencyClaim
@@ -19,7 +19,7 @@ class PostgresAccess:
         self._clock = clock
 
     async def claim(self, row: IdempotencyClaim) -> Claimed:
-        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now(), "slack": CLOCK_SLACK}
 
         async def work(db: PostgresSession) -> Claimed:
             granted = await db.change(SQL["claim"], values) > 0

@@ -6,7 +6,9 @@ ON CONFLICT (tenant, route, key) DO UPDATE SET
     subject = CASE WHEN idempotency.expires_at <= :now THEN excluded.subject ELSE idempotency.subject END,
     lease_until = excluded.lease_until, status = 0, body = '', expires_at = excluded.expires_at
 WHERE idempotency.expires_at <= :now OR (
-    idempotency.status = 0 AND idempotency.lease_until <= :now AND idempotency.fingerprint = excluded.fingerprint
+    -- One that lasts longer than a new one would was set by a clock that was ahead.
+    idempotency.status = 0 AND idempotency.fingerprint = excluded.fingerprint
+    AND (idempotency.lease_until <= :now OR idempotency.lease_until > excluded.lease_until + :slack)
 );
 
 -- name: idempotency

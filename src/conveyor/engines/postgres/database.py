@@ -4,8 +4,7 @@ A transaction that fails for a transient reason, such as a deadlock or a server 
 the connection is lost during the commit, the outcome is unknown: the next attempt sees `again`, and recognizes the
 changes of the lost attempt as its own.
 
-Every statement uses an index. The server caches plans, some of them made while a table was empty, so the sessions
-disable sequential scans and similar plans: a cached plan that reads a whole table would never get better.
+Behind a pooler in transaction mode (connections.py), every statement is in a transaction that begins with the settings.
 """
 
 import asyncio
@@ -18,6 +17,14 @@ import structlog
 
 from conveyor.callers import is_in_role
 from conveyor.clock import Clock
+from conveyor.engines.postgres.connections import (
+    CONNECT_SECONDS,
+    create_pool,
+    local_settings,
+    may_share_sessions,
+    said,
+    unreachable,
+)
 from conveyor.engines.postgres.queries import Query
 from conveyor.engines.postgres.url import PostgresPlace
 from conveyor.errors import EngineFailed
@@ -27,8 +34,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_CONNECT_SECONDS = 10.0
-_COMMAND_SECONDS = 60.0
+_ACQUIRE_SECONDS = 70.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 # How long a server may be unreachable before calls fail.
@@ -36,18 +42,6 @@ _PATIENCE = 30.0
 _MAX_COLLISIONS = 50
 # Roles get one connection in this many.
 _LEFT_TO_ROLES = 4
-
-_SESSION = {
-    "application_name": "conveyor",
-    "default_transaction_isolation": "read committed",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "enable_seqscan": "off",
-    "enable_sort": "off",
-    "idle_in_transaction_session_timeout": "60s",
-    "jit": "off",
-    "standard_conforming_strings": "on",
-}
 
 # Two transactions conflicted, or a table was recreated: nothing was changed.
 _COLLISIONS = (
@@ -85,18 +79,21 @@ class PostgresSession:
         self.again = again
 
     async def rows(self, query: Query, values: Mapping[str, Any]) -> list[Any]:
-        rows: list[Any] = await self._connection.fetch(query.text, *query.arguments(values))
+        rows: list[Any] = await self.call("fetch", query, values)
         return rows
 
     async def row(self, query: Query, values: Mapping[str, Any]) -> Any:
-        return await self._connection.fetchrow(query.text, *query.arguments(values))
+        return await self.call("fetchrow", query, values)
 
     async def value(self, query: Query, values: Mapping[str, Any]) -> Any:
-        return await self._connection.fetchval(query.text, *query.arguments(values))
+        return await self.call("fetchval", query, values)
 
     async def change(self, query: Query, values: Mapping[str, Any]) -> int:
         """Run a statement. Returns how many rows it changed."""
-        return _changed(await self._connection.execute(query.text, *query.arguments(values)))
+        return _changed(await self.call("execute", query, values))
+
+    async def call(self, how: str, query: Query, values: Mapping[str, Any]) -> Any:
+        return await getattr(self._connection, how)(query.text, *query.arguments(values))
 
     async def run(self, script: str) -> None:
         """Run statements without parameters."""
@@ -113,9 +110,13 @@ Work = Callable[[PostgresSession], Awaitable[T]]
 class PostgresDatabase:
     """Use `open_database` to create it."""
 
-    def __init__(self, pool: Any, clock: Clock, connections: int) -> None:
+    def __init__(self, pool: Any, clock: Clock, place: PostgresPlace, shared: bool) -> None:
         self._pool = pool
         self._clock = clock
+        # Whether each transaction may run in another server session.
+        self.shares_sessions = shared
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {local_settings(place)}" if shared else "BEGIN"
+        connections = place.connections
         # Some connections are reserved for roles, so that requests cannot starve them.
         self._for_requests = asyncio.Semaphore(max(1, connections - max(1, connections // _LEFT_TO_ROLES)))
 
@@ -126,7 +127,8 @@ class PostgresDatabase:
     async def step(self, work: Work[T]) -> T:
         """Run `work`, which is one statement or several independent ones, without the round trips of a transaction. If
         the connection is lost, a statement may have been committed."""
-        return await self._tried(lambda again: self._alone(work, again))
+        once = self._transaction if self.shares_sessions else self._alone
+        return await self._tried(lambda again: once(work, again))
 
     async def change(self, query: Query, values: Mapping[str, Any]) -> int:
         """Run one idempotent statement. Returns how many rows it changed."""
@@ -143,6 +145,8 @@ class PostgresDatabase:
         return await self._single("fetchval", query, values)
 
     async def _single(self, how: str, query: Query, values: Mapping[str, Any]) -> Any:
+        if self.shares_sessions:
+            return await self.write(lambda db: db.call(how, query, values))
         arguments = query.arguments(values)
 
         async def once(_: bool) -> Any:
@@ -168,17 +172,16 @@ class PostgresDatabase:
         async with self._connection() as connection:
             committing = False
             try:
-                transaction = connection.transaction()
-                await transaction.start()
+                await connection.execute(self._begin)
                 try:
                     result = await work(PostgresSession(connection, again))
                 except BaseException:
                     with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                        await transaction.rollback()
+                        await connection.execute("ROLLBACK")
                     raise
                 crashpoint("postgres.commit.before")
                 committing = True
-                await transaction.commit()
+                await connection.execute("COMMIT")
                 crashpoint("postgres.commit.after")
             except Exception as error:
                 _raise(error, connection, committing)
@@ -192,7 +195,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def _acquired(self) -> AsyncIterator[Any]:
         try:
-            connection = await self._pool.acquire(timeout=_CONNECT_SECONDS + _COMMAND_SECONDS)
+            connection = await self._pool.acquire(timeout=_ACQUIRE_SECONDS)
         except Exception as error:
             _raise(error, None, False)
         try:
@@ -220,8 +223,8 @@ class PostgresDatabase:
                 now = self._clock.monotonic()
                 since = now if since is None else since
                 if now - since > _PATIENCE:
-                    raise EngineFailed(f"Postgres does not answer: {_said(away.cause)}") from away.cause
-                log.warning("Postgres connection lost; retrying", error=_said(away.cause), pause=pause)
+                    raise EngineFailed(f"Postgres does not answer: {said(away.cause)}") from away.cause
+                log.warning("Postgres connection lost; retrying", error=said(away.cause), pause=pause)
                 await self._clock.sleep(pause * (0.5 + self._clock.jitter() / 2))
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -259,11 +262,7 @@ def already_there(error: EngineFailed) -> bool:
 
 
 def _failed(error: Exception) -> EngineFailed:
-    return EngineFailed(f"Postgres failed: {_said(error)}")
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return EngineFailed(f"Postgres failed: {said(error)}")
 
 
 def _changed(status: str) -> int:
@@ -271,46 +270,20 @@ def _changed(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
-async def connect(place: PostgresPlace) -> Any:
-    """A connection outside the pool. Raises EngineFailed."""
-    try:
-        return await asyncpg.connect(
-            place.dsn,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=None,
-            server_settings={**_SESSION, "search_path": place.schema},
-        )
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise EngineFailed(f"Postgres at {place.shown} is unreachable: {_said(error)}") from error
-
-
 @asynccontextmanager
 async def open_database(place: PostgresPlace, clock: Clock) -> AsyncIterator[PostgresDatabase]:
     """A pool of connections, closed at the end."""
-    pool = asyncpg.create_pool(
-        place.dsn,
-        min_size=1,
-        max_size=place.connections,
-        timeout=_CONNECT_SECONDS,
-        command_timeout=_COMMAND_SECONDS,
-        server_settings={**_SESSION, "search_path": place.schema},
-        reset=_reset,
-    )
+    shared = await may_share_sessions(place)
+    pool = create_pool(place, shared)
     try:
         await pool
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise EngineFailed(f"Postgres at {place.shown} is unreachable: {_said(error)}") from error
+        raise unreachable(place, error) from error
     try:
-        yield PostgresDatabase(pool, clock, place.connections)
+        yield PostgresDatabase(pool, clock, place, shared)
     finally:
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 await pool.close()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pool.terminate()
-
-
-async def _reset(connection: Any) -> None:
-    """No statement changes session state, so releasing a connection needs no round trip."""
-    if connection.is_in_transaction():
-        await connection.execute("ROLLBACK")

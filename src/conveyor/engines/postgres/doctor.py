@@ -5,9 +5,11 @@ from contextlib import suppress
 
 from conveyor.clock import Clock
 from conveyor.engines.postgres.access import SQL as ACCESS
+from conveyor.engines.postgres.connections import is_pooled, shares_a_session
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.schema import check_version
+from conveyor.engines.postgres.url import PostgresPlace
 from conveyor.errors import EngineFailed
 
 Finding = tuple[str, str | None]
@@ -40,18 +42,8 @@ class _Undo(Exception):
     """Rolls a probe back."""
 
 
-async def run_checks(database: PostgresDatabase, clock: Clock, connections: int) -> list[Finding]:
+async def run_checks(database: PostgresDatabase, clock: Clock, place: PostgresPlace) -> list[Finding]:
     """Run the checks in order. A check that fails to run reports its error."""
-
-    async def connected() -> str | None:
-        used, allowed = await database.row(_CONNECTIONS, {})
-        if allowed - used < connections:
-            return (
-                f"{used} of {allowed} connections are in use and this process may open {connections}: raise "
-                "max_connections, or lower connections= in the URL."
-            )
-        return None
-
     checks: list[tuple[str, Callable[[], Awaitable[str | None]]]] = [
         ("reachable", lambda: _reachable(database)),
         ("server version", lambda: _server_version(database)),
@@ -62,7 +54,8 @@ async def run_checks(database: PostgresDatabase, clock: Clock, connections: int)
         ("durable commits", lambda: _durable(database)),
         ("autovacuum", lambda: _autovacuum(database)),
         ("clock", lambda: _skew(database, clock)),
-        ("connections", connected),
+        ("pooler", lambda: _pooler(database, place)),
+        ("connections", lambda: _connections(database, place)),
         ("old transactions", lambda: _old_transactions(database)),
         ("dead messages", lambda: _dead(database)),
     ]
@@ -107,6 +100,7 @@ async def _writes(database: PostgresDatabase) -> str | None:
         "lease_until": 0.0,
         "expires_at": 0.0,
         "now": -1.0,
+        "slack": 0.0,
         "status": 200,
         "body": b"",
     }
@@ -145,6 +139,37 @@ async def _skew(database: PostgresDatabase, clock: Clock) -> str | None:
     if skew <= _MAX_SKEW:
         return None
     return f"The server's clock and this machine's are {skew:.1f} s apart: synchronize both with NTP."
+
+
+async def _pooler(database: PostgresDatabase, place: PostgresPlace) -> str | None:
+    if place.direct is not None and await is_pooled(place._replace(dsn=place.direct)):
+        return "direct= in the URL leads to a pooler too: give the address of the server itself."
+    if not database.shares_sessions:
+        if place.pooler is not None and await shares_a_session(place):
+            return (
+                "The pooler is in transaction mode: use pooler=transaction in the URL, or set its pool_mode to session."
+            )
+        return None
+    if place.pooler is not None or place.direct is not None:
+        return None
+    return (
+        "A connection pooler in an unknown mode answers: statements take more round trips, and receivers poll for "
+        "messages. Use pooler=session in the URL if it is in session mode, else direct=HOST:PORT of the server itself, "
+        "or pooler=transaction."
+    )
+
+
+async def _connections(database: PostgresDatabase, place: PostgresPlace) -> str | None:
+    if database.shares_sessions:
+        # The pooler's own limit counts, and it does not say.
+        return None
+    used, allowed = await database.row(_CONNECTIONS, {})
+    if allowed - used >= place.connections:
+        return None
+    return (
+        f"{used} of {allowed} connections are in use and this process may open {place.connections}: raise "
+        "max_connections, or lower connections= in the URL."
+    )
 
 
 async def _old_transactions(database: PostgresDatabase) -> str | None:

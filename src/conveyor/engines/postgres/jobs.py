@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from conveyor.clock import Clock
+from conveyor.engines.job_records import bucket_of
 from conveyor.engines.postgres.access import answer_claim, release_upload
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.documents import insert_documents
 from conveyor.engines.postgres.outbox import insert_event, is_own
 from conveyor.engines.postgres.queries import named_queries
-from conveyor.engines.records import Document, IdempotencyClaim, upload_of
+from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload_of
 from conveyor.model import (
     Job,
     JobId,
@@ -40,7 +41,7 @@ _NEWEST = "~"
 # An unfinished job does not expire.
 _NEVER = math.inf
 # Stored options leave out their defaults.
-_DEFAULT_DAYS = Options().retention_days
+DEFAULT_DAYS = Options().retention_days
 
 
 class _PostgresBusy(Exception):
@@ -99,7 +100,7 @@ class PostgresJobs:
             "version": version,
             "options": _text(options),
             "retention_days": options.retention_days,
-            "default_days": _DEFAULT_DAYS,
+            "default_days": DEFAULT_DAYS,
             "now": self._clock.now(),
         }
 
@@ -116,15 +117,23 @@ class PostgresJobs:
         row = await self._database.row(SQL["job"], values)
         return _job(row) if row else None
 
+    async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
+        values = {"job_ids": [job_id for _, job_id in keys], "now": self._clock.now()}
+        jobs = [_job(row) for row in await self._database.rows(SQL["jobs_of"], values)] if keys else []
+        wanted = frozenset(keys)
+        return [job for job in jobs if (job.tenant, job.job_id) in wanted]
+
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["jobs"], values)
         items = [_job(row) for row in rows[:limit]]
         return Page(items, items[-1].job_id if len(rows) > limit else None)
 
-    async def active_jobs(self) -> list[Job]:
-        rows = await self._database.rows(SQL["active_jobs"], {})
-        return [_job(row) for row in rows]
+    async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
+        if buckets is None:
+            return [_job(row) for row in await self._database.rows(SQL["active_jobs"], {})]
+        rows = await self._database.rows(SQL["active_jobs_of_buckets"], {"buckets": list(buckets)})
+        return [job for row in rows if bucket_of((job := _job(row)).job_id) in buckets]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         row = await self._database.row(SQL["run"], {"job_id": job_id, "run_id": run_id})
@@ -157,30 +166,9 @@ class PostgresJobs:
         code: str | None = None,
     ) -> bool:
         now = self._clock.now()
-        values = {
-            "keep": keep,
-            "job_id": job_id,
-            "run_id": run_id,
-            "sources": sorted(sources),
-            "target": target,
-            "reason": reason,
-            "reason_code": code,
-            "now": now,
-            "ended_at": now if target in ENDED else None,
-            "default_days": _DEFAULT_DAYS,
-        }
-
-        async def work(db: PostgresSession) -> bool:
-            if await db.change(SQL["move_run"], values) == 0:
-                if notice is None:
-                    return db.again and await db.value(SQL["moved_to"], values) is not None
-                return await is_own(db, notice)
-            await db.change(SQL["move_job"], values)
-            if notice is not None:
-                await insert_event(db, notice)
-            return True
-
-        return await self._database.write(work)
+        return await self._database.write(
+            lambda db: _move_run(db, now, job_id, run_id, sources, target, reason, notice, keep, code)
+        )
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
         return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
@@ -241,6 +229,48 @@ class PostgresJobs:
         await self._database.write(work)
 
 
+async def move_run(db: PostgresSession, now: float, move: RunMove) -> bool:
+    """Part of a transaction: move a run and write its event, if it is in one of the sources."""
+    event = move.event
+    return await _move_run(
+        db, now, event.job_id, event.run_id, move.sources, move.target, move.reason, event, False, move.code
+    )
+
+
+async def _move_run(
+    db: PostgresSession,
+    now: float,
+    job_id: JobId,
+    run_id: RunId,
+    sources: Collection[RunState],
+    target: RunState,
+    reason: str | None,
+    notice: OutboxEvent | None,
+    keep: bool,
+    code: str | None,
+) -> bool:
+    values = {
+        "keep": keep,
+        "job_id": job_id,
+        "run_id": run_id,
+        "sources": sorted(sources),
+        "target": target,
+        "reason": reason,
+        "reason_code": code,
+        "now": now,
+        "ended_at": now if target in ENDED else None,
+        "default_days": DEFAULT_DAYS,
+    }
+    if await db.change(SQL["move_run"], values) == 0:
+        if notice is None:
+            return db.again and await db.value(SQL["moved_to"], values) is not None
+        return await is_own(db, notice)
+    await db.change(SQL["move_job"], values)
+    if notice is not None:
+        await insert_event(db, notice)
+    return True
+
+
 async def insert_job(
     db: PostgresSession, job: Job, answer: IdempotencyClaim | None, rows: Sequence[Document], now: float
 ) -> IdempotencyClaim | None:
@@ -269,6 +299,7 @@ def _job_values(job: Job) -> dict[str, Any]:
         "run_id": job.run.run_id,
         "source": job.source and _text(job.source),
         "source_key": job.source and job.source.key,
+        "bucket": bucket_of(job.job_id),
     }
 
 

@@ -3,10 +3,11 @@
 -- name: insert_job
 INSERT INTO jobs (
     job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
-    run_id, source, source_key, version, task_store
+    run_id, source, source_key, version, task_store, bucket
 ) VALUES (
     :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
-    :expires_at, :run_id, :source, :source_key, :version, :task_store
+    :expires_at, :run_id, :source, :source_key, :version, :task_store,
+    :bucket
 );
 
 -- name: insert_run
@@ -40,6 +41,10 @@ WHERE job_id = :job_id AND version = :version AND expires_at > :now AND NOT dele
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND NOT deleted;
 
+-- name: jobs_of
+SELECT * FROM jobs_shown
+WHERE job_id = ANY(:job_ids::text[]) AND expires_at > :now AND NOT deleted;
+
 -- name: jobs
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id < :before AND expires_at > :now AND NOT deleted
@@ -48,6 +53,15 @@ ORDER BY job_id DESC LIMIT :limit;
 -- name: active_jobs
 SELECT * FROM jobs_shown
 WHERE state IN ('ingesting', 'running', 'paused')
+ORDER BY job_id;
+
+-- name: active_jobs_of_buckets
+-- A job that an earlier version wrote has no bucket: the caller computes it.
+SELECT * FROM jobs_shown
+WHERE state IN ('ingesting', 'running', 'paused') AND job_id IN (
+    SELECT job_id FROM jobs
+    WHERE state IN ('ingesting', 'running', 'paused') AND (bucket IS NULL OR bucket = ANY(:buckets::smallint[]))
+)
 ORDER BY job_id;
 
 -- name: unswept_jobs

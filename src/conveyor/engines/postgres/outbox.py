@@ -1,6 +1,7 @@
 """The outbox on Postgres. It is also the audit trail of a job."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,12 @@ class PostgresOutbox:
 
 async def insert_event(db: PostgresSession, notice: OutboxEvent) -> None:
     """The last part of a transaction: append an event to the outbox."""
-    values = {
+    await db.change(SQL["insert_event"], event_values(notice))
+
+
+def event_values(notice: OutboxEvent) -> dict[str, Any]:
+    """An event, by the columns of its row."""
+    return {
         "event_id": notice.notice_id,
         "tenant": notice.tenant,
         "job_id": notice.job_id,
@@ -48,7 +54,6 @@ async def insert_event(db: PostgresSession, notice: OutboxEvent) -> None:
         "at": notice.at,
         "data": msgspec.json.encode(notice.data).decode(),
     }
-    await db.change(SQL["insert_event"], values)
 
 
 async def is_own(db: PostgresSession, notice: OutboxEvent | None) -> bool:

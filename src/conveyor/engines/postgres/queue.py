@@ -18,6 +18,7 @@ from conveyor.clock import Clock
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession
 from conveyor.engines.postgres.events import after as after_seq
 from conveyor.engines.postgres.queries import named_queries
+from conveyor.engines.postgres.wakes import WAKE_WITHIN, Waker
 from conveyor.engines.queue import DeadLetter, Delivery, Depth, Outgoing, QueueName
 from conveyor.faults import crashpoint
 from conveyor.model import Page
@@ -34,8 +35,6 @@ _LOOK_IF_EMPTY = 1.0
 _MAX_KNOWN = 10_000
 _DROP_AT_ONCE = 5000
 _HASTEN_AT_ONCE = 5000
-# Only the first of many messages wakes receivers: commits with NOTIFY run one at a time.
-_WAKE_EVERY = 0.1
 
 
 class _Floor(NamedTuple):
@@ -52,12 +51,11 @@ _BOTTOM = _Floor(0.0, 0, 0.0)
 class PostgresQueue:
     """All queues in one table."""
 
-    def __init__(self, database: PostgresDatabase, clock: Clock, channel: str) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock, waker: Waker) -> None:
         self._database = database
         self._clock = clock
-        self._channel = channel
+        self._waker = waker
         self._floors: dict[QueueName, _Floor] = {}
-        self._woken: dict[QueueName, float] = {}
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
         if not messages:
@@ -66,18 +64,13 @@ class PostgresQueue:
         crashpoint("queue.send.before")
         await self._database.step(lambda db: insert_messages(db, now, queue, messages))
         crashpoint("queue.send.after")
-        await self.wake(queue)
+        await self.wake(queue, messages)
         return []
 
-    async def wake(self, queue: QueueName) -> None:
-        """Notify the listeners of a queue that it has a message."""
-        now = self._clock.monotonic()
-        if now - self._woken.get(queue, -_WAKE_EVERY) < _WAKE_EVERY:
-            return
-        if len(self._woken) >= _MAX_KNOWN:
-            self._woken.clear()
-        self._woken[queue] = now
-        await self._database.value(SQL["wake"], {"channel": self._channel, "queue": queue})
+    async def wake(self, queue: QueueName, messages: Sequence[Outgoing]) -> None:
+        """Notify the listeners of a queue that these messages were sent to it, unless all of them are delayed."""
+        if any(message.delay <= WAKE_WITHIN for message in messages):
+            await self._waker.wake(queue)
 
     async def receive(self, queue: QueueName, limit: int, visibility: float) -> list[Delivery]:
         if limit <= 0:
@@ -162,12 +155,24 @@ class PostgresQueue:
         since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
         return since
 
+    async def next_queue(self, after: QueueName | None) -> QueueName | None:
+        name: QueueName | None = (await self._database.row(SQL["next_queue"], {"after": after or ""}))[0]
+        return name
+
     async def hasten(self, queue: QueueName) -> None:
         values = {"queue": queue, "now": self._clock.now(), "limit": _HASTEN_AT_ONCE}
         crashpoint("queue.hasten.before")
         while await self._database.change(SQL["hasten"], values) == _HASTEN_AT_ONCE:
             pass
         crashpoint("queue.hasten.after")
+
+    async def reveal(self, queue: QueueName, beyond: float) -> int:
+        now = self._clock.now()
+        values = {"queue": queue, "now": now, "beyond": now + beyond, "limit": _HASTEN_AT_ONCE}
+        revealed = 0
+        while count := await self._database.change(SQL["reveal"], values):
+            revealed += count
+        return revealed
 
     async def drop(self, queue: QueueName) -> None:
         self._floors.pop(queue, None)
@@ -177,7 +182,7 @@ class PostgresQueue:
     async def _each(
         self, query: str, queue: QueueName, receipts: Sequence[str], values: dict[str, Any]
     ) -> frozenset[str]:
-        known = sorted(set(filter(None, map(_parsed, receipts))))
+        known = sorted(set(filter(None, map(parsed_receipt, receipts))))
         if not known:
             return frozenset(receipts)
         values |= {"queue": queue, "ids": [each[0] for each in known], "deliveries": [each[1] for each in known]}
@@ -214,7 +219,8 @@ async def _apply(db: PostgresSession, query: str, values: dict[str, Any]) -> set
     return done
 
 
-def _parsed(receipt: str) -> tuple[int, str] | None:
+def parsed_receipt(receipt: str) -> tuple[int, str] | None:
+    """The id of the message and the name of the delivery; None if this cannot be a receipt."""
     message, _, delivery = receipt.partition(".")
     return next(((number, delivery) for number in _ids([message])), None)
 

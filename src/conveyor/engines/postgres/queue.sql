@@ -3,9 +3,6 @@ INSERT INTO messages (queue, visible_at, body)
 SELECT :queue::text, m.visible_at, m.body
 FROM unnest(:times::double precision[], :bodies::bytea[]) AS m (visible_at, body);
 
--- name: wake
-SELECT pg_notify(:channel, :queue);
-
 -- name: take
 WITH due AS MATERIALIZED (
     SELECT id, visible_at FROM messages
@@ -72,6 +69,13 @@ WITH delayed AS MATERIALIZED (
 )
 UPDATE messages AS m SET visible_at = :now FROM delayed WHERE m.id = delayed.id;
 
+-- name: reveal
+WITH hidden AS MATERIALIZED (
+    SELECT id FROM messages WHERE queue = :queue AND visible_at > :beyond
+    ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+UPDATE messages AS m SET visible_at = :now FROM hidden WHERE m.id = hidden.id;
+
 -- name: dead_letter
 WITH mine AS MATERIALIZED (
     SELECT m.id, r.delivery FROM unnest(:ids::bigint[], :deliveries::text[]) AS r (id, delivery)
@@ -109,6 +113,9 @@ FROM messages WHERE queue = :queue;
 
 -- name: since
 SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now;
+
+-- name: next_queue
+SELECT min(queue) FROM messages WHERE queue > :after;
 
 -- name: drop
 DELETE FROM messages WHERE ctid = ANY(ARRAY(SELECT ctid FROM messages WHERE queue = :queue LIMIT :limit));

@@ -1,4 +1,5 @@
-"""The schema and its migrations: numbered SQL files, each applied once, in order, by one process at a time."""
+"""The schema and its migrations: numbered SQL files, each applied once, in order. One process at a time applies all
+that are missing, in one transaction."""
 
 import re
 from contextlib import suppress
@@ -6,11 +7,21 @@ from importlib import resources
 from typing import Any
 
 import asyncpg
+import structlog
 
-from conveyor.engines.postgres.database import PostgresDatabase, connect
+from conveyor.clock import Clock, SystemClock
+from conveyor.engines.postgres.connections import connect, local_settings, said
+from conveyor.engines.postgres.database import PostgresDatabase
 from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import PostgresPlace, parse_url
 from conveyor.errors import EngineFailed
+
+log = structlog.get_logger()
+
+# How long others may wait behind a migration that waits for a lock, and how often it tries.
+_LOCK_TIMEOUT = "2s"
+_MAX_TRIES = 60
+_PAUSE = 3.0
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
 _VERSION = parse("SELECT coalesce(max(version), 0) FROM migrations")
@@ -27,38 +38,51 @@ def _migrations() -> list[str]:
 MIGRATIONS = _migrations()
 
 
-async def migrate(url: str) -> list[int]:
+async def migrate(url: str, clock: Clock | None = None) -> list[int]:
     """Create or update the schema. Returns the versions that were applied."""
     place = parse_url(url)
     connection = await connect(place)
     try:
-        return await _migrate(connection, place)
+        return await _persistently(connection, place, clock or SystemClock())
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise EngineFailed(f"Postgres at {place.shown} was not migrated: {error}") from error
+        raise EngineFailed(f"Postgres at {place.shown} was not migrated: {said(error)}") from error
     finally:
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await connection.close(timeout=5.0)
 
 
+async def _persistently(connection: Any, place: PostgresPlace, clock: Clock) -> list[int]:
+    """Retry while others lock a table: waiting for them would keep everybody else from it."""
+    for _ in range(_MAX_TRIES - 1):
+        try:
+            return await _migrate(connection, place)
+        except asyncpg.LockNotAvailableError:
+            log.warning("a long transaction holds up the migration; retrying")
+            await clock.sleep(_PAUSE)
+    return await _migrate(connection, place)
+
+
 async def _migrate(connection: Any, place: PostgresPlace) -> list[int]:
-    # Concurrent migrations wait here, then find nothing to do.
-    await connection.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", f"migrate {place.schema}")
-    # Check first: the user may lack the right to create schemas and have been given one.
-    if not await connection.fetchval("SELECT true FROM pg_namespace WHERE nspname = $1", place.schema):
-        await connection.execute(f"CREATE SCHEMA {place.schema}")
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, applied_at timestamptz DEFAULT now())"
-    )
-    version: int = await connection.fetchval(_VERSION.text)
-    if version > len(MIGRATIONS):
-        raise _newer(version)
-    applied = []
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        async with connection.transaction():
-            await connection.execute(script)
+    """Apply what is missing in one transaction: behind a pooler, locks and settings last no longer than that."""
+    async with connection.transaction():
+        await connection.execute(local_settings(place))
+        # Concurrent migrations wait here, then find nothing to do.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"migrate {place.schema}")
+        await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+        # Check first: the user may lack the right to create schemas and have been given one.
+        if not await connection.fetchval("SELECT true FROM pg_namespace WHERE nspname = $1", place.schema):
+            await connection.execute(f"CREATE SCHEMA {place.schema}")
+        await connection.execute(
+            "CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, applied_at timestamptz DEFAULT now())"
+        )
+        version: int = await connection.fetchval(_VERSION.text)
+        if version > len(MIGRATIONS):
+            raise _newer(version)
+        missing = range(version + 1, len(MIGRATIONS) + 1)
+        for number in missing:
+            await connection.execute(MIGRATIONS[number - 1])
             await connection.execute("INSERT INTO migrations (version) VALUES ($1)", number)
-        applied.append(number)
-    return applied
+        return list(missing)
 
 
 async def check_version(database: PostgresDatabase) -> None:

@@ -9,13 +9,13 @@ deleted one by one. OWN_FROM is part of the layout: it cannot change for a schem
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import asyncpg
+
 from conveyor.engines.postgres.database import PostgresSession
 from conveyor.engines.postgres.queries import made_for, named_texts
+from conveyor.errors import TasksInUse
 
 OWN_FROM = 10_000
-
-# A drop waits for the readers of the table, and blocks new ones for no longer than this.
-_LOCK_TIMEOUT = "500ms"
 
 SQL = named_texts("tasks.sql")
 
@@ -60,7 +60,11 @@ async def make_own(db: PostgresSession, number: int) -> None:
 
 
 async def drop_own(db: PostgresSession, number: int) -> None:
-    """Part of a transaction: drop the tables of a run. Fails if a reader locks one of them for too long."""
-    await db.run(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+    """Part of a transaction: drop the tables of a run. Raises TasksInUse if another transaction has locked one of them:
+    a drop that waited for a long reader would keep all later readers waiting."""
+    try:
+        await db.run(made_for(SQL["lock_own_tables"], f"_{number}").text)
+    except asyncpg.LockNotAvailableError:
+        raise TasksInUse from None
     await db.run(made_for(SQL["drop_own_tables"], f"_{number}").text)
     await db.change(made_for(SQL["mark_own"], ""), {"run_no": number, "own": False})

@@ -65,6 +65,8 @@ _detail = msgspec.json.Decoder(ResultDetail)
 class PostgresTasks:
     """Tasks, their outcomes, counts and events."""
 
+    inline_bytes = 2048
+
     def __init__(self, database: PostgresDatabase, own_from: int = OWN_FROM) -> None:
         self._database = database
         self._own_from = own_from
@@ -378,11 +380,11 @@ async def _finish(db: PostgresSession, home: Numbered, ends: list[TaskEnd]) -> f
         moved += await db.value(made_for(SQL["finish"], suffix), values) or ()
     now = set(moved)
     counted = [end for end in ends if end.index in now]
-    await _count(db, home, counted, await _replaced(db, home, counted) if home.rerun else Replaced())
+    await _count(db, home, counted, await replaced_outcomes(db, home, counted) if home.rerun else Replaced())
     return frozenset(moved + own)
 
 
-async def _replaced(db: PostgresSession, home: Numbered, ends: list[TaskEnd]) -> Replaced:
+async def replaced_outcomes(db: PostgresSession, home: Numbered, ends: list[TaskEnd]) -> Replaced:
     """Part of a transaction: the earlier outcomes that these ends replace."""
     priors: dict[int, str | None] = {}
     indexes = [end.index for end in ends]

@@ -8,16 +8,23 @@ SELECT run_no, own, rerun FROM task_runs WHERE run_id = :run_id AND tenant = :te
 INSERT INTO task_runs (run_id, tenant, rerun) VALUES (:run_id, :tenant, :rerun) ON CONFLICT DO NOTHING;
 
 -- name: own_tables
--- As the shared ones, without the run's number in the keys.
-CREATE TABLE IF NOT EXISTS tasks{own} (LIKE tasks INCLUDING STORAGE, PRIMARY KEY (idx));
+-- As the shared ones, without the run's number in the keys. They are only written, read and dropped: a vacuum after
+-- inserts would free nothing.
+CREATE TABLE IF NOT EXISTS tasks{own} (LIKE tasks INCLUDING STORAGE, PRIMARY KEY (idx))
+    WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE INDEX IF NOT EXISTS tasks{own}_by_id ON tasks{own} (shard, sort_key, idx);
-CREATE TABLE IF NOT EXISTS ends{own} (LIKE ends INCLUDING STORAGE, PRIMARY KEY (idx));
+CREATE TABLE IF NOT EXISTS ends{own} (LIKE ends INCLUDING STORAGE, PRIMARY KEY (idx))
+    WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE INDEX IF NOT EXISTS ends{own}_failed ON ends{own} (shard, sort_key, idx) WHERE status = 2;
-CREATE TABLE IF NOT EXISTS events{own} (LIKE events INCLUDING STORAGE INCLUDING DEFAULTS, PRIMARY KEY (seq));
+CREATE TABLE IF NOT EXISTS events{own} (LIKE events INCLUDING STORAGE INCLUDING DEFAULTS, PRIMARY KEY (seq))
+    WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE INDEX IF NOT EXISTS events{own}_by_task ON events{own} (idx, seq);
 
+-- name: lock_own_tables
+LOCK TABLE tasks{own}, ends{own}, events{own} IN ACCESS EXCLUSIVE MODE NOWAIT;
+
 -- name: drop_own_tables
-DROP TABLE IF EXISTS tasks{own}, ends{own}, events{own};
+DROP TABLE tasks{own}, ends{own}, events{own};
 
 -- name: put
 INSERT INTO tasks{own} (run_no, idx, shard, sort_key, tag, input, prior)

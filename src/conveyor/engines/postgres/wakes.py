@@ -1,7 +1,12 @@
 """Wake-ups: senders notify waiting receivers by LISTEN and NOTIFY.
 
 A hint on top of polling: a receiver may miss a wake-up while it reconnects, and a sender sends at most ten per second
-and queue.
+and queue. Postgres commits one transaction with NOTIFY at a time, in all its databases, and writes each to disk. So
+wake-ups are transactions of their own, which hold up no others, and those that come up while one is being committed go
+together in the next.
+
+Listening needs a session. Behind a pooler in transaction mode there is none unless the URL names the server itself
+(`direct=`): then nobody listens, nobody notifies, and receivers poll.
 """
 
 import asyncio
@@ -13,7 +18,9 @@ import asyncpg
 import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.postgres.database import connect
+from conveyor.engines.postgres.connections import connect
+from conveyor.engines.postgres.database import PostgresDatabase
+from conveyor.engines.postgres.queries import parse
 from conveyor.engines.postgres.url import PostgresPlace
 from conveyor.engines.queue import QueueName
 from conveyor.errors import EngineFailed
@@ -24,6 +31,47 @@ Wake = Callable[[QueueName], None]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+
+
+# A message that becomes visible later than this wakes nobody: polling finds it soon enough.
+WAKE_WITHIN = 1.0
+# Only the first of many messages wakes receivers.
+_WAKE_EVERY = 0.1
+_MAX_KNOWN = 10_000
+
+_NOTIFY = parse("SELECT pg_notify(:channel, queue) FROM unnest(:queues::text[]) AS queue")
+
+
+class Waker:
+    """The senders' side, in one process."""
+
+    def __init__(self, database: PostgresDatabase, clock: Clock, channel: str | None) -> None:
+        self._database = database
+        self._clock = clock
+        # None if nobody can listen.
+        self._channel = channel
+        self._woken: dict[QueueName, float] = {}
+        self._waiting: set[QueueName] = set()
+        self._turn = asyncio.Lock()
+
+    async def wake(self, queue: QueueName) -> None:
+        """Notify the listeners of a queue that it has a message."""
+        now = self._clock.monotonic()
+        if self._channel is None or now - self._woken.get(queue, -_WAKE_EVERY) < _WAKE_EVERY:
+            return
+        if len(self._woken) >= _MAX_KNOWN:
+            self._woken.clear()
+        self._woken[queue] = now
+        self._waiting.add(queue)
+        async with self._turn:
+            # Whoever had the turn before may have notified for this one.
+            if queue in self._waiting:
+                queues, self._waiting = sorted(self._waiting), set()
+                try:
+                    await self._database.rows(_NOTIFY, {"channel": self._channel, "queues": queues})
+                except EngineFailed as error:
+                    # The messages are stored: a send that raised now would be repeated.
+                    log.warning("receivers were not woken; polling finds the messages", error=error.message)
 
 
 @asynccontextmanager

@@ -1,69 +1,43 @@
-"""One Redis server, and calls that survive its restart.
+"""A Redis, on one node or many, and calls that survive a restart, a failover and slots that move.
 
-Calls that arrive during a round trip share the next one. When the connection breaks, it is unknown which of them were
-executed, and all are sent again: every script must be idempotent (answers.lua). A call that is not executed in time
+Each call goes to the node that serves its keys; the calls to one node share round trips (node_calls.py). The nodes are
+found at the start, and again whenever a node is unreachable or sends a call on. A call that is not executed in time
 fails.
 """
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from hashlib import sha1
-from importlib import resources
+from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import structlog
 from redis import exceptions
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from conveyor.clock import Clock
-from conveyor.engines.redis.address import RedisAddress
-from conveyor.errors import EngineFailed
+from conveyor.engines.redis.address import RedisAddress, RedisNode
+from conveyor.engines.redis.node_calls import (
+    LONGEST_PAUSE,
+    REFUSED,
+    Argument,
+    NodeCalls,
+    RedisCall,
+    Script,
+    end,
+    load_script,
+    pause_after,
+    say,
+)
+from conveyor.engines.redis.topology import connect, topology_of
+
+__all__ = ["Argument", "Script", "Server", "load_script", "open_server"]
 
 log = structlog.get_logger()
-
-Argument = str | bytes | int | float
 
 # The timeout of a call, and of one round trip, in seconds.
 PATIENCE = 10.0
 _ROUND_TRIP = 3.0
-
-_MAX_IN_ONE_TRIP = 256
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
-
-# Retryable: the server is unreachable, is starting, or has just become a replica.
-_BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-_NOT_NOW = (exceptions.ClusterDownError, exceptions.TryAgainError)
-# The client reports these as connection errors, but a retry does not help.
-_REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
-
-
-class Script(msgspec.Struct, frozen=True):
-    """A script and its hash."""
-
-    text: str
-    sha: str
-
-
-def load_script(*names: str) -> Script:
-    """Load the files of these names as one script."""
-    files = resources.files(__package__)
-    text = "\n".join(files.joinpath(f"{name}.lua").read_text() for name in ("prelude", *names))
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-class _Call(msgspec.Struct, eq=False):
-    """A pending command or script."""
-
-    script: Script | None
-    arguments: tuple[Argument, ...]
-    deadline: float
-    answer: "asyncio.Future[Any]"
+# How often a call is sent on at once, before the nodes are found again.
+_MAX_REDIRECTS = 4
 
 
 class Server:
@@ -72,152 +46,161 @@ class Server:
     def __init__(self, address: RedisAddress, clock: Clock) -> None:
         self._address = address
         self._clock = clock
-        self._client = Redis(
-            **address.options(),
-            # This module retries: the client's retries would hide which call they belong to.
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=_ROUND_TRIP,
-            socket_connect_timeout=_ROUND_TRIP,
-            protocol=2,
-        )
-        # Unanswered calls, oldest first.
-        self._open: dict[int, _Call] = {}
-        self._numbers = itertools.count()
-        self._arrived = asyncio.Event()
-        self._known: set[str] = set()
+        self._topology = topology_of(address)
+        # The master of each slot; empty until they are found.
+        self._masters: list[RedisNode | None] = []
+        self._nodes: dict[RedisNode, NodeCalls] = {}
+        # Calls whose node is not known, or not ready for them.
+        self._unplaced: dict[RedisCall, None] = {}
+        self._is_stale = asyncio.Event()
+        self._is_stale.set()
 
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """Run a script. Raises EngineFailed."""
-        return await self._call(script, (len(keys), *keys, *arguments))
+        """Run a script, whose keys have one hash tag. Concurrent calls share one round trip per node. Raises
+        EngineFailed."""
+        return await self._call(script, (len(keys), *keys, *arguments), self._topology.slot(keys[0]))
 
     async def command(self, *arguments: Argument) -> Any:
-        """Run an idempotent command."""
-        return await self._call(None, arguments)
+        """Run an idempotent command without keys, on any master."""
+        return await self._call(None, arguments, 0)
 
-    async def info(self, section: str, name: str) -> str | None:
-        """A field of the server's INFO."""
-        said: dict[str, Any] = await self.command("INFO", section)
-        return str(said[name]) if name in said else None
+    async def each(self, *arguments: Argument) -> dict[RedisNode, Any]:
+        """Run an idempotent command without keys on every master."""
+        # The masters are known once one has answered.
+        await self.command("PING")
+        nodes = self.masters()
+        answers = await asyncio.gather(*(self._call(None, arguments, 0, node) for node in nodes))
+        return dict(zip(nodes, answers, strict=True))
 
-    async def _call(self, script: Script | None, arguments: tuple[Argument, ...]) -> Any:
-        number = next(self._numbers)
+    def masters(self) -> list[RedisNode]:
+        """The masters that are known."""
+        return sorted({node for node in self._masters if node is not None})
+
+    async def _call(
+        self, script: Script | None, arguments: tuple[Argument, ...], slot: int, node: RedisNode | None = None
+    ) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._open[number] = _Call(script, arguments, self._clock.monotonic() + PATIENCE, answer)
-        self._arrived.set()
+        call = RedisCall(script, arguments, slot, self._clock.monotonic() + PATIENCE, answer, node)
+        self._place(call)
         try:
             return await answer
         finally:
-            self._open.pop(number, None)
+            call.move(None)
 
-    async def carry(self) -> None:
-        """Send calls to the server until cancelled."""
-        failures = 0
+    def _place(self, call: RedisCall) -> None:
+        """Hand the call to the node that it belongs to."""
+        node = call.asking or call.node or (self._masters[call.slot] if self._masters else None)
+        if node is None:
+            self._set_aside(call)
+        else:
+            self._calls_to(node).put(call)
+
+    def _set_aside(self, call: RedisCall) -> None:
+        """Place the call once the nodes are found again."""
+        call.move(self._unplaced)
+        self._is_stale.set()
+
+    def _calls_to(self, node: RedisNode) -> NodeCalls:
+        if node not in self._nodes:
+            client = connect(node, self._address.options(), _ROUND_TRIP)
+            self._nodes[node] = NodeCalls(
+                node, client, self._clock, self._address.shown, self._redirect, self._is_stale.set, self._place
+            )
+        return self._nodes[node]
+
+    def _redirect(self, call: RedisCall, error: Exception, by: RedisNode) -> None:
+        """A node does not serve the call. It may have named the one that does."""
+        call.asking, call.problem = None, say(error)
+        call.redirects += 1
+        if not isinstance(error, exceptions.AskError) or call.redirects > _MAX_REDIRECTS:
+            self._set_aside(call)
+            return
+        if self._address.mode != "cluster":
+            call.fail(f"The Redis at {self._address.shown} is a node of a cluster. Write redis+cluster:// in its URL.")
+            return
+        # A node that does not know the name of another leaves it out: it has its own.
+        node = RedisNode(by.host if error.host in ("", "?") else error.host, error.port)
+        if isinstance(error, exceptions.MovedError):
+            self._masters[call.slot] = node
+            self._is_stale.set()
+        else:
+            call.asking = node
+        self._place(call)
+
+    async def keep_nodes(self) -> None:
+        """Find the nodes whenever they may have changed, until cancelled."""
+        failures, found_at = 0, self._clock.monotonic()
         while True:
-            await self._arrived.wait()
-            calls = list(itertools.islice(self._waiting(), _MAX_IN_ONE_TRIP))
-            if not calls:
-                self._arrived.clear()
-                continue
-            problem = await self._attempt(calls)
-            if problem is None:
-                if failures:
-                    log.info("redis answers again", server=self._address.shown)
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            if self._clock.monotonic() - found_at > 2 * LONGEST_PAUSE:
                 failures = 0
-                continue
-            failures += 1
-            if failures == 1:
-                log.warning("redis does not answer", server=self._address.shown, error=problem)
+            problem = await self._find_nodes()
             self._give_up(problem)
-            longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**failures)
-            await self._clock.sleep(longest * (0.5 + self._clock.jitter() / 2))
+            if problem is None:
+                await self._place_again()
+            else:
+                self._is_stale.set()
+            found_at = self._clock.monotonic()
+            failures += 1
+            # Calls that are set aside meanwhile are placed after the pause, which grows while there are any.
+            await self._clock.sleep(pause_after(failures, self._clock))
 
-    def _waiting(self) -> "itertools.filterfalse[_Call]":
-        return itertools.filterfalse(lambda call: call.answer.done(), self._open.values())
-
-    async def _attempt(self, calls: list[_Call]) -> str | None:
-        """One round trip. Returns the problem if a retry may help: the unanswered calls are then sent again."""
+    async def _find_nodes(self) -> str | None:
         try:
-            answers = await self._trip(calls)
-        except _REFUSED as error:
-            answers = [error] * len(calls)
-        except _BROKEN as error:
-            return _say(error)
+            masters = await self._topology.masters()
+        except (*REFUSED, exceptions.ResponseError) as error:
+            for call in list(self._unplaced):
+                call.fail(f"The Redis at {self._address.shown} failed: {say(error)}.")
+            return say(error)
         except Exception as error:
-            # A bug, here or in the client: fail the calls, or their callers would wait forever.
-            answers = [error] * len(calls)
-        problem = None
-        for call, answer in zip(calls, answers, strict=True):
-            problem = self._settle(call, answer) or problem
-        if problem is not None:
-            # The name may resolve to another server now. A failure to close the connection must not end this loop: no
-            # call
-            # would ever be answered again.
-            with suppress(Exception):
-                await self._client.connection_pool.disconnect()
-        return problem
-
-    async def _trip(self, calls: list[_Call]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipe:
-            for call in calls:
-                pipe.execute_command(*self._spoken(call))
-            return list(await pipe.execute(raise_on_error=False))
-
-    def _spoken(self, call: _Call) -> tuple[Argument, ...]:
-        if call.script is None:
-            return call.arguments
-        if call.script.sha in self._known:
-            return ("EVALSHA", call.script.sha, *call.arguments)
-        return ("EVAL", call.script.text, *call.arguments)
-
-    def _settle(self, call: _Call, answer: Any) -> str | None:
-        if isinstance(answer, exceptions.NoScriptError) and call.script is not None:
-            # The server restarted: send the call again at once, with the text of the script.
-            self._known.discard(call.script.sha)
-            return None
-        if isinstance(answer, _NOT_NOW) or _read_only(answer):
-            return _say(answer)
-        if call.answer.done():
-            return None
-        if isinstance(answer, Exception):
-            call.answer.set_exception(EngineFailed(f"The Redis at {self._address.shown} failed: {_say(answer)}."))
-            return None
-        if call.script is not None:
-            self._known.add(call.script.sha)
-        call.answer.set_result(answer)
+            # Whatever it is: this loop must not end.
+            return say(error)
+        before = self.masters()
+        self._masters = masters
+        if before and before != self.masters():
+            log.info("redis has other masters", server=self._address.shown, masters=[str(n) for n in self.masters()])
         return None
 
-    def _give_up(self, problem: str) -> None:
+    async def _place_again(self) -> None:
+        """Place the calls that wait for a node, or wait at another than theirs."""
+        masters = set(self._masters)
+        calls = list(self._unplaced)
+        for node in [node for node in self._nodes if node not in masters]:
+            calls += await self._nodes.pop(node).close()
+        for node, there in self._nodes.items():
+            calls += [call for call in there.waiting() if (call.node or self._masters[call.slot]) != node]
+        for call in calls:
+            call.redirects, call.asking = 0, None
+            if call.node is not None and call.node not in masters:
+                call.fail(f"The Redis at {self._address.shown} has lost the master {call.node}.")
+            else:
+                self._place(call)
+
+    def _give_up(self, problem: str | None) -> None:
         now = self._clock.monotonic()
-        for call in list(self._waiting()):
+        for call in list(self._unplaced):
+            call.problem = problem or call.problem
             if call.deadline <= now:
-                reason = f"The Redis at {self._address.shown} does not answer: {problem}."
-                call.answer.set_exception(EngineFailed(reason))
+                reason = call.problem or "no node serves its slot"
+                call.fail(f"The Redis at {self._address.shown} does not answer: {reason}.")
 
     async def close(self) -> None:
-        for call in list(self._waiting()):
-            call.answer.set_exception(EngineFailed("The connection to the Redis is closed."))
-        await self._client.aclose()
-
-
-def _read_only(answer: Any) -> bool:
-    """Whether the error is retryable. For a command in a script, older servers say so only in the text."""
-    return isinstance(answer, exceptions.ResponseError) and (
-        isinstance(answer, exceptions.ReadOnlyError) or "READONLY" in str(answer)
-    )
-
-
-def _say(error: object) -> str:
-    return str(error).rstrip(".") or type(error).__name__
+        calls = list(self._unplaced)
+        for node in self._nodes.values():
+            calls += await node.close()
+        for call in calls:
+            call.fail("The connection to the Redis is closed.")
 
 
 @asynccontextmanager
 async def open_server(address: RedisAddress, clock: Clock) -> AsyncIterator[Server]:
     """Connect, yield the server, disconnect."""
+    address.check_files()
     server = Server(address, clock)
-    carrying = asyncio.create_task(server.carry(), name="redis")
+    keeping = asyncio.create_task(server.keep_nodes(), name="redis nodes")
     try:
         yield server
     finally:
-        carrying.cancel()
-        await asyncio.wait([carrying])
+        await end(keeping)
         await server.close()

@@ -9,11 +9,12 @@ import apsw
 
 from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, QueueName
-from conveyor.engines.records import Document, IdempotencyClaim, Records
+from conveyor.engines.records import Document, IdempotencyClaim, Receipts, Records, RunFlush, RunFlushed
 from conveyor.engines.sqlite.access import SqliteAccess
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import SqliteDatabase, open_database
 from conveyor.engines.sqlite.documents import SqliteDocuments
+from conveyor.engines.sqlite.flushes import flush
 from conveyor.engines.sqlite.ingests import SqliteIngests
 from conveyor.engines.sqlite.jobs import SqliteJobs, insert_job
 from conveyor.engines.sqlite.outbox import SqliteOutbox
@@ -23,7 +24,7 @@ from conveyor.model import Job, OutboxEvent, TaskSeed
 
 
 class SqliteEngine:
-    """All four seams on one database, which accepts a job atomically."""
+    """All four seams on one database, which accepts a job atomically, and records what workers did."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
@@ -66,8 +67,12 @@ class SqliteEngine:
             standing = insert_job(db, job, notice, answer, rows, now)
             if standing is None:
                 if seeds:
-                    insert_tasks(db, job.key, tasks)
+                    insert_tasks(db, job.key, [tasks])
                 insert_messages(db, now, queue, messages)
             return standing
 
         return await self._database.write(work)
+
+    async def record_flush(self, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
+        now = self._clock.now()
+        return await self._database.write(lambda db: flush(db, now, runs, acks))

@@ -5,7 +5,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from conveyor.clock import Clock
+from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.records import Claimed, IdempotencyClaim
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.model import ApiKey, TenantId, UploadRecord
@@ -21,7 +21,7 @@ class SqliteAccess:
         self._clock = clock
 
     async def claim(self, row: IdempotencyClaim) -> Claimed:
-        values = {**msgspec.structs.asdict(row), "now": self._clock.now()}
+        values = {**msgspec.structs.asdict(row), "now": self._clock.now(), "slack": CLOCK_SLACK}
 
         def work(db: apsw.Connection) -> Claimed:
             db.execute(SQL["claim"], values)

@@ -5,7 +5,11 @@ ON CONFLICT (tenant, route, key) DO UPDATE SET
     fingerprint = excluded.fingerprint,
     subject = iif(expires_at <= :now, excluded.subject, subject),
     lease_until = excluded.lease_until, status = 0, body = x'', expires_at = excluded.expires_at
-WHERE expires_at <= :now OR (status = 0 AND lease_until <= :now AND fingerprint = excluded.fingerprint);
+WHERE expires_at <= :now OR (
+    -- One that lasts longer than a new one would was set by a clock that was ahead.
+    status = 0 AND (lease_until <= :now OR lease_until > excluded.lease_until + :slack)
+    AND fingerprint = excluded.fingerprint
+);
 
 -- name: idempotency
 SELECT tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body FROM idempotency

@@ -2,16 +2,19 @@
 memory, because one process owns the database."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 import msgspec
 
-from conveyor.clock import Clock
-from conveyor.engines.coordinator import Lease
+from conveyor.clock import CLOCK_SLACK, Clock
+from conveyor.engines.coordinator import Lease, PermitRequest
+from conveyor.engines.ready import Look, LookRequest, ReadyMark
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.expiring import Expiring
+from conveyor.engines.sqlite.ready_index import MemoryReadyIndex
 from conveyor.faults import crashpoint
+from conveyor.model import RunId, TenantId
 
 SQL = named_queries("coordinator.sql")
 
@@ -27,7 +30,7 @@ class _Tally(msgspec.Struct):
 
 
 class SqliteCoordinator:
-    """Leases in SQLite; semaphores, buckets, counters and cache in memory."""
+    """Leases in SQLite; semaphores, buckets, counters, cache and ready index in memory."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
@@ -37,10 +40,11 @@ class SqliteCoordinator:
         self._buckets: Expiring[float] = Expiring()
         self._tallies: Expiring[_Tally] = Expiring()
         self._cache: Expiring[bytes] = Expiring()
+        self._ready = MemoryReadyIndex(clock)
 
     async def lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         now = self._clock.now()
-        values = {"name": name, "holder": holder, "now": now, "until": now + ttl}
+        values = {"name": name, "holder": holder, "now": now, "until": now + ttl, "slack": CLOCK_SLACK}
         crashpoint("lease.grant.before")
         row = await self._database.write(lambda db: db.execute(SQL["grant"], values).fetchone())
         crashpoint("lease.grant.after")
@@ -75,6 +79,9 @@ class SqliteCoordinator:
         else:
             self._holders.pop(semaphore, None)
         return granted
+
+    async def acquire_many(self, requests: Sequence[PermitRequest], holder: str, ttl: float) -> list[int]:
+        return [await self.acquire(each.semaphore, holder, each.want, each.limit, ttl) for each in requests]
 
     async def permits_in_use(self, semaphore: str) -> int:
         return sum(count for count, _ in self._live(semaphore, self._clock.monotonic()).values())
@@ -119,6 +126,18 @@ class SqliteCoordinator:
 
     async def cached(self, key: str) -> bytes | None:
         return self._cache.get(key, self._clock.monotonic())
+
+    async def mark_runs(self, marks: Sequence[ReadyMark], *, is_built: bool = False) -> None:
+        await self._ready.mark_runs(marks, is_built=is_built)
+
+    async def hasten_tenant(self, tenant: TenantId) -> None:
+        await self._ready.hasten_tenant(tenant)
+
+    async def look_for_runs(self, request: LookRequest) -> Look:
+        return await self._ready.look_for_runs(request)
+
+    async def known_runs(self, run_ids: Collection[RunId]) -> frozenset[RunId]:
+        return await self._ready.known_runs(run_ids)
 
     def _live(self, semaphore: str, now: float) -> dict[str, tuple[int, float]]:
         holders = self._holders.get(semaphore, {})

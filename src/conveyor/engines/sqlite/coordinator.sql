@@ -1,7 +1,8 @@
 -- name: grant
 INSERT INTO leases VALUES (:name, :holder, 1, :until)
 ON CONFLICT (name) DO UPDATE SET holder = :holder, fence = fence + 1, expires_at = :until
-WHERE expires_at <= :now OR holder = :holder
+-- One that lasts longer than a new one would was granted by a clock that was ahead.
+WHERE expires_at <= :now OR expires_at > :until + :slack OR holder = :holder
 RETURNING fence;
 
 -- name: renew

@@ -13,16 +13,27 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import apsw
 import structlog
 
 from conveyor.callers import is_in_role
-from conveyor.errors import DataDirectoryInUse, EngineFailed
+from conveyor.disk import disk_problem, full
+from conveyor.engines.sqlite.shrinking import (
+    IDLE_SECONDS,
+    PAUSE_SECONDS,
+    is_shrinkable,
+    make_shrinkable,
+    make_shrinkable_if_small,
+    shrink,
+)
+from conveyor.engines.sqlite.soundness import check_schema, damaged, open_error
+from conveyor.errors import DatabaseUnusable, DataDirectoryInUse, EngineFailed
 from conveyor.faults import crashpoint
 
 log = structlog.get_logger()
@@ -34,8 +45,14 @@ _MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
+_LOCK = "owner.lock"
+# SQLite makes the file with the mode of the lock, 0600, and its log and index with that of the file.
+_URI = "file:{path}?modeof={lock}"
+_FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
 
 WRITER_PRAGMAS = (
+    # Before anything is written: it is a property of the file.
+    "PRAGMA auto_vacuum=INCREMENTAL",
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
     # In pages: 64 MiB of log. An index page that changes with every batch is written back once per checkpoint.
@@ -72,6 +89,8 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0007_expiry_after_the_end.sql"),
     sql_file("migrations/0008_task_store.sql"),
     sql_file("migrations/0009_prior_outcomes.sql"),
+    sql_file("migrations/0010_job_buckets.sql"),
+    sql_file("migrations/0011_slabs.sql"),
 )
 
 
@@ -91,7 +110,8 @@ class SqliteDatabase:
     """Use `open_database` to create it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
+        self._path = path
+        self._uri = _URI.format(path=quote(str(path)), lock=quote(str(path.with_name(_LOCK))))
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = self._connect(WRITER_PRAGMAS)
@@ -101,9 +121,11 @@ class SqliteDatabase:
         self._request_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-reader")
         self._role_readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-role-reader")
         self._closed = False
+        # Whether there may be free pages to give back.
+        self._shrinks = self._is_shrinkable = False
 
     def _connect(self, pragmas: tuple[str, ...]) -> apsw.Connection:
-        connection = apsw.Connection(self._path, statementcachesize=256)
+        connection = apsw.Connection(self._uri, flags=_FLAGS, statementcachesize=256)
         connection.set_busy_timeout(10_000)
         for pragma in pragmas:
             connection.execute(pragma)
@@ -111,6 +133,8 @@ class SqliteDatabase:
 
     def start(self) -> None:
         _migrate(self._writer)
+        make_shrinkable_if_small(self._writer)
+        self._shrinks = self._is_shrinkable = is_shrinkable(self._writer)
         self._thread.start()
 
     async def write(self, work: Work[T]) -> T:
@@ -159,18 +183,37 @@ class SqliteDatabase:
         try:
             return work(connection)
         except apsw.Error as error:
-            raise _failed(error) from error
+            raise self._failed(error) from error
 
     def _write_loop(self) -> None:
-        while True:
-            first = self._inbox.get()
-            if first is None:
-                return
-            batch, stop = self._gather(first)
-            self._commit(batch)
-            self._loop.call_soon_threadsafe(_resolve, batch)
-            if stop:
-                return
+        while self._write_next(self._next()):
+            self._shrinks = self._is_shrinkable
+
+    def _next(self) -> _Write | None:
+        """The next write. While none comes, the file shrinks."""
+        pause = IDLE_SECONDS
+        while self._shrinks:
+            try:
+                return self._inbox.get(timeout=pause)
+            except queue.Empty:
+                pause = PAUSE_SECONDS
+            try:
+                self._shrinks = shrink(self._writer)
+            except apsw.Error as error:
+                # The next write tries again.
+                self._shrinks = False
+                log.warning("the database did not shrink", error=str(error))
+        return self._inbox.get()
+
+    def _write_next(self, first: _Write | None) -> bool:
+        """Commit a write and those that have arrived meanwhile. False at the end. A method of its own, so that the
+        thread keeps no batch alive, with all rows of it, while it waits for the next."""
+        if first is None:
+            return False
+        batch, stop = self._gather(first)
+        self._commit(batch)
+        self._loop.call_soon_threadsafe(_resolve, batch)
+        return not stop
 
     def _gather(self, first: _Write) -> tuple[list[_Write], bool]:
         batch = [first]
@@ -199,14 +242,18 @@ class SqliteDatabase:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             for entry in batch:
-                entry.error = EngineFailed(f"The database did not commit: {error}")
+                entry.error = (
+                    self._failed(error)
+                    if isinstance(error, apsw.Error)
+                    else EngineFailed(f"The database did not commit: {error}")
+                )
 
     def _run_alone(self, entry: _Write) -> None:
         """Run the only write of a transaction without a savepoint, which would copy every page that changes."""
         try:
             entry.result = entry.work(self._writer)
         except BaseException as error:
-            entry.error = _failed(error) if isinstance(error, apsw.Error) else error
+            entry.error = self._failed(error) if isinstance(error, apsw.Error) else error
             # SQLite has already rolled back after some errors.
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
@@ -218,9 +265,22 @@ class SqliteDatabase:
             entry.result = entry.work(self._writer)
             self._writer.execute("RELEASE work")
         except BaseException as error:
-            entry.error = _failed(error) if isinstance(error, apsw.Error) else error
+            entry.error = self._failed(error) if isinstance(error, apsw.Error) else error
             self._writer.execute("ROLLBACK TO work")
             self._writer.execute("RELEASE work")
+
+    def _failed(self, error: apsw.Error) -> EngineFailed:
+        """The SQLite error as the retryable error that all engines raise. A disk that cannot be written is named."""
+        directory = self._path.parent
+        if isinstance(error, apsw.FullError):
+            return full(directory)
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            return damaged(self._path, error)
+        if isinstance(error, (apsw.ReadOnlyError, apsw.IOError, apsw.CantOpenError)):
+            problem = disk_problem(directory)
+            if problem is not None:
+                return problem
+        return EngineFailed(f"The database failed: {error}")
 
     async def close(self) -> None:
         self._closed = True
@@ -228,13 +288,12 @@ class SqliteDatabase:
         await asyncio.to_thread(self._thread.join)
         for readers in (self._request_readers, self._role_readers):
             await asyncio.to_thread(readers.shutdown)
-        self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._writer.close()
-
-
-def _failed(error: apsw.Error) -> EngineFailed:
-    """The SQLite error as the retryable error that all engines raise."""
-    return EngineFailed(f"The database failed: {error}")
+        try:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._writer.close()
+        except apsw.Error as error:
+            # Nothing is lost: the next owner reads the log.
+            log.warning("database not checkpointed at its end", error=str(error))
 
 
 def _resolve(batch: list[_Write]) -> None:
@@ -249,8 +308,9 @@ def _resolve(batch: list[_Write]) -> None:
 
 def _migrate(connection: apsw.Connection) -> None:
     version = connection.pragma("user_version")
+    check_schema(connection, version)
     if version > len(MIGRATIONS):
-        raise EngineFailed(
+        raise DatabaseUnusable(
             f"The database has schema version {version}, newer than this Conveyor supports ({len(MIGRATIONS)}). "
             "Use the Conveyor version that wrote it, or a newer one."
         )
@@ -262,7 +322,7 @@ def _migrate(connection: apsw.Connection) -> None:
 
 def _own(directory: Path) -> int:
     """Lock a file beside the database, never the database itself: opening it by path would drop SQLite's own locks."""
-    descriptor = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -281,11 +341,32 @@ async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
         log.warning("this SQLite can corrupt a database under load; install a newer apsw", version=version)
     owner = _own(directory)
     try:
-        database = SqliteDatabase(directory / "conveyor.db")
-        database.start()
+        path = directory / "conveyor.db"
+        try:
+            database = SqliteDatabase(path)
+            database.start()
+        except apsw.Error as error:
+            raise open_error(path, error) from None
         try:
             yield database
         finally:
             await database.close()
+    finally:
+        os.close(owner)
+
+
+def rewrite_database(directory: Path) -> bool:
+    """Rewrite a database of an earlier version, so that it shrinks after deletes. False if it needs none, or there is
+    none. Needs as much disk space as the database has, and nobody else who uses the directory."""
+    path = directory / "conveyor.db"
+    if not path.exists():
+        return False
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+        if is_shrinkable(connection):
+            return False
+    owner = _own(directory)
+    try:
+        with closing(apsw.Connection(str(path))) as connection:
+            return make_shrinkable(connection)
     finally:
         os.close(owner)

@@ -8,7 +8,8 @@ import apsw
 import msgspec
 
 from conveyor.clock import Clock
-from conveyor.engines.records import Document, IdempotencyClaim, upload_of
+from conveyor.engines.job_records import bucket_of
+from conveyor.engines.records import Document, IdempotencyClaim, RunMove, upload_of
 from conveyor.engines.sqlite.access import answer_claim, release_upload
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.documents import insert_documents
@@ -40,7 +41,9 @@ _NEWEST = "~"
 # An unfinished job does not expire.
 _NEVER = math.inf
 # Stored options leave out their defaults.
-_DEFAULT_DAYS = Options().retention_days
+DEFAULT_DAYS = Options().retention_days
+# Point reads on the event loop, in one call.
+_READ_ON_LOOP = 64
 # The column of `runs_shown` behind those of the job and its run.
 _TASK_STORE = 29
 
@@ -91,7 +94,7 @@ class SqliteJobs:
             "version": version,
             "options": _text(options),
             "retention_days": options.retention_days,
-            "default_days": _DEFAULT_DAYS,
+            "default_days": DEFAULT_DAYS,
             "now": self._clock.now(),
         }
 
@@ -109,15 +112,27 @@ class SqliteJobs:
         row = self._database.read_one(SQL["job"], values)
         return _job(row) if row else None
 
+    async def jobs_of(self, keys: Sequence[tuple[TenantId, JobId]]) -> list[Job]:
+        if len(keys) <= _READ_ON_LOOP:
+            return [job for tenant, job_id in dict.fromkeys(keys) if (job := await self.job(tenant, job_id))]
+        values = {"job_ids": msgspec.json.encode([job_id for _, job_id in keys]).decode(), "now": self._clock.now()}
+        jobs = [_job(row) for row in await self._database.rows(SQL["jobs_of"], values)]
+        wanted = frozenset(keys)
+        return [job for job in jobs if (job.tenant, job.job_id) in wanted]
+
     async def jobs(self, tenant: TenantId, cursor: str | None, limit: int) -> Page[Job]:
         values = {"tenant": tenant, "before": cursor or _NEWEST, "limit": limit + 1, "now": self._clock.now()}
         rows = await self._database.rows(SQL["jobs"], values)
         items = [_job(row) for row in rows[:limit]]
         return Page(items, items[-1].job_id if len(rows) > limit else None)
 
-    async def active_jobs(self) -> list[Job]:
-        rows = await self._database.rows(SQL["active_jobs"], {})
-        return [_job(row) for row in rows]
+    async def active_jobs(self, buckets: Collection[int] | None = None) -> list[Job]:
+        if buckets is None:
+            return [_job(row) for row in await self._database.rows(SQL["active_jobs"], {})]
+        rows = await self._database.rows(
+            SQL["active_jobs_of_buckets"], {"buckets": msgspec.json.encode(list(buckets)).decode()}
+        )
+        return [job for row in rows if bucket_of((job := _job(row)).job_id) in buckets]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
         return await self._database.read(lambda db: _find_run(db, job_id, run_id))
@@ -148,29 +163,9 @@ class SqliteJobs:
         code: str | None = None,
     ) -> bool:
         now = self._clock.now()
-        values = {
-            "keep": keep,
-            "job_id": job_id,
-            "run_id": run_id,
-            "sources": msgspec.json.encode(sorted(sources)).decode(),
-            "target": target,
-            "reason": reason,
-            "reason_code": code,
-            "now": now,
-            "ended_at": now if target in ENDED else None,
-            "default_days": _DEFAULT_DAYS,
-        }
-
-        def work(db: apsw.Connection) -> bool:
-            db.execute(SQL["move_run"], values)
-            if db.changes() == 0:
-                return False
-            db.execute(SQL["move_job"], values)
-            if notice is not None:
-                insert_event(db, notice)
-            return True
-
-        return await self._database.write(work)
+        return await self._database.write(
+            lambda db: _move_run(db, now, job_id, run_id, sources, target, reason, notice, keep, code)
+        )
 
     async def unswept_jobs(self, limit: int) -> list[Job]:
         return [_job(row) for row in await self._database.rows(SQL["unswept_jobs"], {"limit": limit})]
@@ -247,6 +242,47 @@ def insert_job(
     return None
 
 
+def move_run(db: apsw.Connection, now: float, move: RunMove) -> bool:
+    """Part of a transaction: move a run and write its event, if it is in one of the sources."""
+    event = move.event
+    return _move_run(
+        db, now, event.job_id, event.run_id, move.sources, move.target, move.reason, event, False, move.code
+    )
+
+
+def _move_run(
+    db: apsw.Connection,
+    now: float,
+    job_id: JobId,
+    run_id: RunId,
+    sources: Collection[RunState],
+    target: RunState,
+    reason: str | None,
+    notice: OutboxEvent | None,
+    keep: bool,
+    code: str | None,
+) -> bool:
+    values = {
+        "keep": keep,
+        "job_id": job_id,
+        "run_id": run_id,
+        "sources": msgspec.json.encode(sorted(sources)).decode(),
+        "target": target,
+        "reason": reason,
+        "reason_code": code,
+        "now": now,
+        "ended_at": now if target in ENDED else None,
+        "default_days": DEFAULT_DAYS,
+    }
+    db.execute(SQL["move_run"], values)
+    if db.changes() == 0:
+        return False
+    db.execute(SQL["move_job"], values)
+    if notice is not None:
+        insert_event(db, notice)
+    return True
+
+
 def _insert_run(db: apsw.Connection, job: Job) -> None:
     run = job.run
     values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
@@ -261,6 +297,7 @@ def _job_values(job: Job) -> dict[str, Any]:
         "run_id": job.run.run_id,
         "source": job.source and _text(job.source),
         "source_key": job.source and job.source.key,
+        "bucket": bucket_of(job.job_id),
     }
 
 

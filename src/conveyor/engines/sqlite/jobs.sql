@@ -1,10 +1,11 @@
 -- name: insert_job
 INSERT INTO jobs (
     job_id, tenant, name, kind, mode, options, task_shard_count, result_layout, state, reason, created_at, expires_at,
-    run_id, source, source_key, version, task_store
+    run_id, source, source_key, version, task_store, bucket
 ) VALUES (
     :job_id, :tenant, :name, :kind, :mode, :options, :task_shard_count, :result_layout, :state, :reason, :created_at,
-    :expires_at, :run_id, :source, :source_key, :version, :task_store
+    :expires_at, :run_id, :source, :source_key, :version, :task_store,
+    :bucket
 );
 
 -- name: insert_run
@@ -36,6 +37,10 @@ WHERE job_id = :job_id AND version = :version AND expires_at > :now AND deleted 
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id = :job_id AND expires_at > :now AND deleted = 0;
 
+-- name: jobs_of
+SELECT * FROM jobs_shown
+WHERE job_id IN (SELECT value FROM json_each(:job_ids)) AND expires_at > :now AND deleted = 0;
+
 -- name: jobs
 SELECT * FROM jobs_shown
 WHERE tenant = :tenant AND job_id < :before AND expires_at > :now AND deleted = 0
@@ -44,6 +49,15 @@ ORDER BY job_id DESC LIMIT :limit;
 -- name: active_jobs
 SELECT * FROM jobs_shown
 WHERE state IN ('ingesting', 'running', 'paused')
+ORDER BY job_id;
+
+-- name: active_jobs_of_buckets
+-- A job that an earlier version wrote has no bucket: the caller computes it.
+SELECT * FROM jobs_shown
+WHERE state IN ('ingesting', 'running', 'paused') AND job_id IN (
+    SELECT job_id FROM jobs
+    WHERE state IN ('ingesting', 'running', 'paused') AND (bucket IS NULL OR bucket IN (SELECT value FROM json_each(:buckets)))
+)
 ORDER BY job_id;
 
 -- name: unswept_jobs

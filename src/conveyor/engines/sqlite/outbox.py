@@ -1,6 +1,7 @@
 """The outbox on SQLite. It is also the audit trail of a job."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 import msgspec
@@ -38,7 +39,12 @@ class SqliteOutbox:
 
 def insert_event(db: apsw.Connection, notice: OutboxEvent) -> None:
     """Part of a transaction: append an event to the outbox."""
-    values = {
+    db.execute(SQL["insert_event"], event_values(notice))
+
+
+def event_values(notice: OutboxEvent) -> dict[str, Any]:
+    """An event, by the columns of its row."""
+    return {
         "event_id": notice.notice_id,
         "tenant": notice.tenant,
         "job_id": notice.job_id,
@@ -47,4 +53,3 @@ def insert_event(db: apsw.Connection, notice: OutboxEvent) -> None:
         "at": notice.at,
         "data": msgspec.json.encode(notice.data).decode(),
     }
-    db.execute(SQL["insert_event"], values)

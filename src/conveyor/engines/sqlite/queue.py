@@ -102,10 +102,22 @@ class SqliteQueue:
         since: float | None = (await self._database.row(SQL["since"], {"queue": queue, "now": self._clock.now()}))[0]
         return since
 
+    async def next_queue(self, after: QueueName | None) -> QueueName | None:
+        name: QueueName | None = (await self._database.row(SQL["next_queue"], {"after": after or ""}))[0]
+        return name
+
     async def hasten(self, queue: QueueName) -> None:
         crashpoint("queue.hasten.before")
         await self._database.change(SQL["hasten"], {"queue": queue, "now": self._clock.now()})
         crashpoint("queue.hasten.after")
+
+    async def reveal(self, queue: QueueName, beyond: float) -> int:
+        now = self._clock.now()
+        values = {"queue": queue, "now": now, "beyond": now + beyond}
+        # Quiet runs are checked often: a read needs no commit.
+        if not await self._database.row(SQL["hidden_beyond"], {"queue": queue, "beyond": values["beyond"]}):
+            return 0
+        return await self._database.change(SQL["reveal"], values)
 
     async def drop(self, queue: QueueName) -> None:
         await self._database.change(SQL["drop"], {"queue": queue})
@@ -132,10 +144,15 @@ def _letter(row: Any) -> DeadLetter:
 
 
 def insert_messages(db: apsw.Connection, now: float, queue: QueueName, messages: Sequence[Outgoing]) -> None:
+    """Part of a transaction: insert messages of one queue."""
+    insert_queued(db, now, [(queue, message) for message in messages])
+
+
+def insert_queued(db: apsw.Connection, now: float, messages: Sequence[tuple[QueueName, Outgoing]]) -> None:
     """Part of a transaction: insert messages, many per statement (see database.py)."""
     for start in range(0, len(messages), _ROWS_IN_ONE_INSERT):
         batch = messages[start : start + _ROWS_IN_ONE_INSERT]
-        values = [value for message in batch for value in (queue, now + message.delay, message.body)]
+        values = [value for queue, message in batch for value in (queue, now + message.delay, message.body)]
         marks = ",".join(["(?,?,?)"] * len(batch))
         db.execute(f"INSERT INTO messages (queue, visible_at, body) VALUES {marks}", values)  # noqa: S608
 

@@ -30,6 +30,12 @@ UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
 -- name: hasten
 UPDATE messages SET visible_at = :now WHERE queue = :queue AND visible_at > :now AND held = 0;
 
+-- name: hidden_beyond
+SELECT id FROM messages WHERE queue = :queue AND visible_at > :beyond LIMIT 1;
+
+-- name: reveal
+UPDATE messages SET visible_at = :now WHERE queue = :queue AND visible_at > :beyond;
+
 -- name: dead_letter
 INSERT INTO dead_letters (queue, body, reason, at)
 SELECT queue, body, :reason, :now FROM messages
@@ -55,6 +61,9 @@ FROM messages WHERE queue = :queue;
 
 -- name: since
 SELECT min(visible_at) FROM messages WHERE queue = :queue AND visible_at <= :now;
+
+-- name: next_queue
+SELECT min(queue) FROM messages WHERE queue > :after;
 
 -- name: drop
 DELETE FROM messages WHERE queue = :queue;

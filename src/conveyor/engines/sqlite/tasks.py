@@ -1,7 +1,9 @@
 """Tasks on SQLite. One statement takes a batch as one JSON value."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import apsw
@@ -10,6 +12,7 @@ import msgspec
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
 from conveyor.engines.sqlite.events import after as after_seq
 from conveyor.engines.sqlite.events import events_page
+from conveyor.engines.sqlite.slabs import index_of, next_keys, sort_key, sort_keys
 from conveyor.engines.tasks import (
     MAX_CODES,
     MAX_SCANNED,
@@ -43,18 +46,24 @@ from conveyor.states import TaskStatus
 
 SQL = named_queries("tasks.sql")
 
-# A signed 64-bit integer holds at most 15 hexadecimal digits.
-_SORT_DIGITS = 15
 # Above every sort key and every index.
 _BEYOND = 1 << 62
 
+# At most a millisecond of work.
+_ROWS_IN_ONE_STEP = 400
+
 _encode = msgspec.json.encode
 _indexes = msgspec.json.Decoder(list[int])
-_detail = msgspec.json.Decoder(ResultDetail)
+_decode_detail = msgspec.json.Decoder(ResultDetail).decode
+_NO_DETAIL = ResultDetail()
+# By value: a call of the enumeration would take longer than all else of a small row.
+_STATUSES = list(TaskStatus)
 
 
 class SqliteTasks:
     """Tasks, their counts and their events."""
+
+    inline_bytes = 2048
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
@@ -66,9 +75,13 @@ class SqliteTasks:
         self._cancelled: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
-        rows = seed_rows(run, seeds)
+        rows: list[str] = []
+        for start in range(0, len(seeds), _ROWS_IN_ONE_STEP):
+            if start:
+                await asyncio.sleep(0)
+            rows.append(seed_rows(run, seeds[start : start + _ROWS_IN_ONE_STEP]))
         crashpoint("tasks.put.before")
-        is_rerun = any(seed.prior for seed in seeds)
+        is_rerun = not {seed.prior for seed in seeds} <= {None}
         await self._database.write(lambda db: insert_tasks(db, run, rows, is_rerun))
         crashpoint("tasks.put.after")
 
@@ -165,20 +178,22 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None or not is_task_id(task_id):
             return None
-        values = {
-            "run_no": number,
-            "shard": shard_of(task_id, run.shard_count),
-            "sort_key": sort_key(task_id),
-        }
-        rows = await self._database.rows(SQL["task"], values)
-        return next((task for task in (_task(run.run_id, row) for row in rows) if task.task_id == task_id), None)
+        shard = shard_of(task_id, run.shard_count)
+
+        def work(db: apsw.Connection) -> list[Any]:
+            index = index_of(db, run, number, shard, task_id)
+            wanted = {"run_no": number, "indexes": _encode([] if index is None else [index]).decode()}
+            return db.execute(SQL["at"], wanted).fetchall()
+
+        rows = await self._database.read(work)
+        return _task(run.run_id, rows[0]) if rows else None
 
     async def at(self, run: RunKey, indexes: Sequence[int]) -> list[Task]:
         number = await self._number(run)
         if number is None:
             return []
         values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
-        return [_task(run.run_id, row) for row in await self._database.rows(SQL["at"], values)]
+        return await _tasks(run.run_id, await self._database.rows(SQL["at"], values))
 
     async def page(self, run: RunKey, shard: int, after: TaskId | None, limit: int, where: TaskFilter) -> list[Task]:
         return await page_by_scans(self, run, shard, after, limit, where)
@@ -187,26 +202,9 @@ class SqliteTasks:
         number = await self._number(run)
         if number is None:
             return Scanned([], None)
-        values = {
-            "run_no": number,
-            "shard": shard,
-            "limit": limit,
-            "rows": MAX_SCANNED,
-            "after_key": -1 if after is None else sort_key(after),
-            **msgspec.structs.asdict(where),
-        }
-
-        def work(db: apsw.Connection) -> tuple[list[Any], int | None]:
-            values["after_idx"] = -1 if after is None else _index_of(db, run, values, after)
-            end = None if where == TaskFilter() else _scan_end(db, where, values)
-            values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
-            rows: list[Any] = db.execute(SQL[_page_query(where)], values).fetchall()
-            if len(rows) == limit:
-                return rows, rows[-1][0]
-            return rows, None if end is None else end[1]
-
-        rows, last = await self._database.read(work)
-        return Scanned([_task(run.run_id, row) for row in rows], None if last is None else task_id(run.run_id, last))
+        scan = _scan_failed if where.status == TaskStatus.FAILED else _scan
+        rows, last = await self._database.read(lambda db: scan(db, run, number, shard, after, limit, where))
+        return Scanned(await _tasks(run.run_id, rows), None if last is None else task_id(run.run_id, last))
 
     async def walk(self, run: RunKey, after: int, limit: int, where: TaskFilter) -> Walked:
         number = await self._number(run)
@@ -214,15 +212,16 @@ class SqliteTasks:
             return Walked([], 0, None)
         values = {"run_no": number, "after": after, "limit": limit, **msgspec.structs.asdict(where)}
 
-        def work(db: apsw.Connection) -> Walked:
+        def work(db: apsw.Connection) -> tuple[list[Any], int, int | None]:
             if where == TaskFilter():
-                tasks = [_task(run.run_id, row) for row in db.execute(SQL["walk_all"], values).fetchall()]
-                return Walked(tasks, len(tasks), tasks[-1].index if len(tasks) == limit else None)
+                rows: list[Any] = db.execute(SQL["walk_all"], values).fetchall()
+                return rows, len(rows), rows[-1][0] if len(rows) == limit else None
             read, last = _row(db, SQL["stretch"], values)
             rows = db.execute(SQL["walk"], {**values, "last": last}).fetchall() if read else []
-            return Walked([_task(run.run_id, row) for row in rows], read, last if read == limit else None)
+            return rows, read, last if read == limit else None
 
-        return await self._database.read(work)
+        rows, read, last = await self._database.read(work)
+        return Walked(await _tasks(run.run_id, rows), read, last)
 
     async def note(self, run: RunKey, events: Sequence[TaskEvent]) -> None:
         number = await self._number(run)
@@ -276,26 +275,23 @@ class SqliteTasks:
 
 def seed_rows(run: RunKey, seeds: Sequence[TaskSeed]) -> str:
     """The parameters of the statement that puts tasks."""
-    shards = run.shard_count
-    rows = []
-    for seed in seeds:
-        name = task_id(run.run_id, seed.index)
-        row = (seed.index, shard_of(name, shards), sort_key(name), seed.input)
-        rows.append(row if seed.prior is None else (*row, seed.prior))
-    return _encode(rows).decode()
+    indexes = [seed.index for seed in seeds]
+    keys = sort_keys(run.run_id, indexes)
+    shards: Iterable[int] = repeat(0, len(seeds))
+    if run.shard_count > 1:
+        shards = [shard_of(task_id(run.run_id, index), run.shard_count) for index in indexes]
+    rows = zip(indexes, shards, keys, [seed.input for seed in seeds], [seed.prior for seed in seeds], strict=True)
+    return _encode(list(rows)).decode()
 
 
-def insert_tasks(db: apsw.Connection, run: RunKey, rows: str, is_rerun: bool = False) -> None:
-    """Part of a transaction."""
+def insert_tasks(db: apsw.Connection, run: RunKey, rows: Sequence[str], is_rerun: bool = False) -> None:
+    """Part of a transaction. `rows` are those of several calls of `seed_rows`."""
     pending = _find_run(db, run)
     if pending is None:
         values = {"run_id": run.run_id, "tenant": run.tenant, "rerun": is_rerun}
         pending = _row(db, SQL["insert_run_no"], values)
-    db.execute(SQL["put"], {"run_no": pending[0], "seeds": rows})
-
-
-def sort_key(task: TaskId) -> int:
-    return int(task[:_SORT_DIGITS], 16)
+    for part in rows:
+        db.execute(SQL["put"], {"run_no": pending[0], "seeds": part})
 
 
 def _row(db: apsw.Connection, query: str, values: dict[str, Any]) -> Any:
@@ -326,11 +322,12 @@ def _finish(db: apsw.Connection, number: int, ends: Sequence[TaskEnd], is_rerun:
     if codes:
         db.execute(SQL["count_errors"], {"run_no": number, "counts": _encode(codes).decode()})
     if is_rerun:
-        _count_replaced(db, number, moving)
+        count_replaced_outcomes(db, number, moving)
     return Finished(live, _count(db, number, Counts(*by_status)))
 
 
-def _count_replaced(db: apsw.Connection, number: int, moving: Sequence[TaskEnd]) -> None:
+def count_replaced_outcomes(db: apsw.Connection, number: int, moving: Sequence[TaskEnd]) -> None:
+    """Part of a transaction: count the earlier outcomes that these ends of a rerun replace."""
     indexes = _encode([end.index for end in moving]).decode()
     rows: list[Any] = db.execute(SQL["priors"], {"run_no": number, "indexes": indexes}).fetchall()
     priors: dict[int, str | None] = dict(rows)
@@ -346,34 +343,58 @@ def _count(db: apsw.Connection, number: int, more: Counts) -> Counts:
     return Counts(*row) if row else Counts()
 
 
-def _page_query(where: TaskFilter) -> str:
-    if where.status is None:
-        return "page"
-    return "page_failed" if where.status == TaskStatus.FAILED else "page_by_status"
+def _scan(
+    db: apsw.Connection, run: RunKey, number: int, shard: int, after: TaskId | None, limit: int, where: TaskFilter
+) -> tuple[list[Any], int | None]:
+    """The rows that match, and the index of the last one that was read; None if no row follows."""
+    most = limit if where == TaskFilter() else MAX_SCANNED
+    indexes = [index for _, index in next_keys(db, run, number, shard, after, most)]
+    values = {"run_no": number, "limit": limit, "indexes": _encode(indexes).decode(), **msgspec.structs.asdict(where)}
+    rows: list[Any] = db.execute(SQL["page"], values).fetchall()
+    if len(rows) == limit:
+        return rows, rows[-1][0]
+    return rows, indexes[-1] if len(indexes) == most else None
 
 
-def _scan_end(db: apsw.Connection, where: TaskFilter, values: dict[str, Any]) -> Any:
-    """The last row of a scan; None if the shard ends first."""
-    query = "scan_end_failed" if where.status == TaskStatus.FAILED else "scan_end"
-    return db.execute(SQL[query], values).fetchone()
+def _scan_failed(
+    db: apsw.Connection, run: RunKey, number: int, shard: int, after: TaskId | None, limit: int, where: TaskFilter
+) -> tuple[list[Any], int | None]:
+    """As `_scan`. Failed tasks have an index of their own, over all slabs."""
+    values = {"run_no": number, "shard": shard, "limit": limit, "rows": MAX_SCANNED, **msgspec.structs.asdict(where)}
+    values["after_key"] = -1 if after is None else sort_key(after)
+    values["after_idx"] = -1
+    if after is not None:
+        index = index_of(db, run, number, shard, after)
+        # A deleted task counts as the last of those that share its sort key.
+        values["after_idx"] = _BEYOND if index is None else index
+    end = db.execute(SQL["scan_end_failed"], values).fetchone()
+    values["last_key"], values["last_idx"] = end or (_BEYOND, _BEYOND)
+    rows: list[Any] = db.execute(SQL["page_failed"], values).fetchall()
+    if len(rows) == limit:
+        return rows, rows[-1][0]
+    return rows, None if end is None else end[1]
 
 
-def _index_of(db: apsw.Connection, run: RunKey, values: dict[str, Any], after: TaskId) -> int:
-    """The index of a cursor's task, for the rare tasks that share a sort key. A deleted task counts as the last."""
-    rows: list[Any] = db.execute(SQL["task"], {**values, "sort_key": values["after_key"]}).fetchall()
-    return next((row[0] for row in rows if task_id(run.run_id, row[0]) == after), 1 << 62)
+async def _tasks(run_id: RunId, rows: list[Any]) -> list[Task]:
+    """The tasks of these rows. Many take milliseconds, so that others run in between."""
+    tasks: list[Task] = []
+    for start in range(0, len(rows), _ROWS_IN_ONE_STEP):
+        if start:
+            await asyncio.sleep(0)
+        tasks += [_task(run_id, row) for row in rows[start : start + _ROWS_IN_ONE_STEP]]
+    return tasks
 
 
 def _task(run_id: RunId, row: Any) -> Task:
     index, text, status, attempts, http_status, error_code, detail, finished_at = row
     return Task(
-        task_id=task_id(run_id, index),
-        index=index,
-        input=msgspec.Raw(text.encode()),
-        status=TaskStatus(status),
-        attempts=attempts,
-        http_status=http_status,
-        error_code=error_code,
-        detail=_detail.decode(detail) if detail else ResultDetail(),
-        finished_at=finished_at,
+        task_id(run_id, index),
+        index,
+        msgspec.Raw(text.encode()),
+        _STATUSES[status],
+        attempts,
+        http_status,
+        error_code,
+        _decode_detail(detail) if detail else _NO_DETAIL,
+        finished_at,
     )

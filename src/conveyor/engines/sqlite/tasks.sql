@@ -91,21 +91,11 @@ WHERE run_no = :run_no;
 -- name: error_codes
 SELECT error_code, count FROM task_errors WHERE run_no = :run_no AND count > 0 ORDER BY count DESC, error_code LIMIT :limit;
 
--- name: task
--- Left alone, the planner takes the primary key and walks the whole run.
-SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks INDEXED BY tasks_by_id
-WHERE run_no = :run_no AND shard = :shard AND sort_key = :sort_key;
-
 -- name: at
 SELECT t.idx, t.input, t.status, t.attempts, t.http_status, t.error_code, t.detail, t.finished_at
 FROM (SELECT DISTINCT :run_no AS run_no, value AS idx FROM json_each(:indexes)) AS wanted
 CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
 ORDER BY t.idx;
-
--- name: scan_end
-SELECT sort_key, idx FROM tasks INDEXED BY tasks_by_id
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx)
-ORDER BY sort_key, idx LIMIT 1 OFFSET :rows - 1;
 
 -- name: scan_end_failed
 SELECT sort_key, idx FROM tasks INDEXED BY tasks_failed
@@ -113,21 +103,15 @@ WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :af
 ORDER BY sort_key, idx LIMIT 1 OFFSET :rows - 1;
 
 -- name: page
-SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND (sort_key, idx) <= (:last_key, :last_idx)
+-- Those of the given tasks that match, in the given order.
+SELECT t.idx, t.input, t.status, t.attempts, t.http_status, t.error_code, t.detail, t.finished_at
+FROM (SELECT :run_no AS run_no, key AS place, value AS idx FROM json_each(:indexes)) AS wanted
+CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
+WHERE (:status IS NULL OR status = :status)
     AND (:error_code IS NULL OR error_code = :error_code)
     AND (:http_status IS NULL OR http_status = :http_status)
     AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
-ORDER BY sort_key, idx LIMIT :limit;
-
--- name: page_by_status
-SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks
-WHERE run_no = :run_no AND shard = :shard AND (sort_key, idx) > (:after_key, :after_idx) AND (sort_key, idx) <= (:last_key, :last_idx)
-    AND status = :status
-    AND (:error_code IS NULL OR error_code = :error_code)
-    AND (:http_status IS NULL OR http_status = :http_status)
-    AND (:tag IS NULL OR iif(json_valid(input), json_extract(input, '$.tag'), NULL) = :tag)
-ORDER BY sort_key, idx LIMIT :limit;
+ORDER BY wanted.place LIMIT :limit;
 
 -- name: page_failed
 SELECT idx, input, status, attempts, http_status, error_code, detail, finished_at FROM tasks

@@ -1,26 +1,28 @@
 """The Queue on SQS, through aiobotocore. Dead letters and marked starts are documents: SQS cannot store them."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
-from aiobotocore.session import get_session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_session import aws_session
 from conveyor.engines.queue import CONTROL, Outgoing, QueueName
 from conveyor.engines.records import DocumentRecords
 from conveyor.engines.sqs.address import SqsAddress, parse
-from conveyor.engines.sqs.calls import Calls
+from conveyor.engines.sqs.calls import Calls, SqsRefused
+from conveyor.engines.sqs.polls import MAX_OPEN
 from conveyor.engines.sqs.queue import SqsQueue
 from conveyor.engines.sqs.queues import KEEP_SECONDS
 from conveyor.errors import ConveyorError, EngineFailed
 
 RUN_QUEUE_LIMIT = 500
 
-_CONNECTIONS = 100
+# Those of long polls, and of all other calls.
+_CONNECTIONS = MAX_OPEN + 100
 # The maximum number of messages in flight per queue.
 _IN_FLIGHT = 120_000
 _HOLD = 60.0
@@ -53,7 +55,7 @@ class SqsEngine:
             max_pool_connections=_CONNECTIONS,
             retries={"total_max_attempts": 1, "mode": "standard"},
         )
-        client: Any = get_session().create_client(
+        client: Any = aws_session().create_client(
             "sqs", region_name=address.region, endpoint_url=address.endpoint, config=config
         )
         try:
@@ -69,13 +71,46 @@ class SqsEngine:
         finally:
             await client.__aexit__(None, None, None)
 
+    @asynccontextmanager
+    async def wakes(self, wake: Callable[[QueueName], None]) -> AsyncIterator[None]:
+        """Inside the block, call `wake` with the name of each queue for which a poll has brought messages."""
+        self.queue.wake = wake
+        try:
+            yield
+        finally:
+            self.queue.wake = lambda _: None
+
+    @contextmanager
+    def offers(self, offer: Callable[[QueueName, bytes], bool]) -> Iterator[None]:
+        """Inside the block, call `offer` with messages of runs that nobody here serves, which the shared queue brought:
+        their queue and body. It returns whether a worker of this process will receive from that queue."""
+        self.queue.offer = offer
+        try:
+            yield
+        finally:
+            self.queue.offer = lambda queue, body: False
+
+    @asynccontextmanager
+    async def returned(self, note: Callable[[QueueName, float], None]) -> AsyncIterator[None]:
+        """Inside the block, call `note` with each queue of which SQS redelivers a message that this process received
+        and handed to nobody, and in how many seconds. At its end all such messages are given back."""
+        self.queue.on_returned = note
+        try:
+            yield
+        finally:
+            await self.queue.close()
+            self.queue.on_returned = lambda queue, delay: None
+
     async def migrate(self) -> None:
         """Create the control queue and the dead-letter queue. Safe to repeat."""
         await self.queue.queues.to_send(CONTROL)
 
     async def checks(self) -> list[tuple[str, str | None]]:
         """Send a message through a queue of its own, and check the settings of the control queue."""
-        checks = [("send, receive and delete a message", await self._round_trip())]
+        checks = [
+            ("send, receive and delete a message", await self._round_trip()),
+            ("count of run queues", await self._counting()),
+        ]
         try:
             url = await self.queue.queues.own(CONTROL)
             if url is None:
@@ -108,6 +143,15 @@ class SqsEngine:
             return error.message
         finally:
             await self._dropped(name)
+
+    async def _counting(self) -> str | None:
+        try:
+            await self.queue.queues.runs(1)
+        except SqsRefused:
+            return "sqs:ListQueues is denied: each process counts only the run queues that it knows against the limit"
+        except ConveyorError as error:
+            return error.message
+        return None
 
     async def _dropped(self, name: QueueName) -> None:
         try:

@@ -5,6 +5,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -47,6 +48,11 @@ class SqsAddress(NamedTuple):
     def runs(self) -> str:
         """The prefix of the queues of runs."""
         return f"{self.prefix}-run-"
+
+    def runs_of(self, names: Iterable[str]) -> set[str]:
+        """The runs that these SQS queues belong to. A run queue and a recovery queue are one run: what follows its id
+        begins with a dash, which no id has."""
+        return {name.removeprefix(self.runs).partition("-")[0] for name in names if name.startswith(self.runs)}
 
     def name_of(self, queue: QueueName) -> str:
         """The unique name in SQS: at most 80 letters, digits, `_` and `-`."""

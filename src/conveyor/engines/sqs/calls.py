@@ -14,12 +14,15 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_credentials import aws_credentials
 from conveyor.errors import EngineFailed
 
 MISSING = "QueueDoesNotExist"
 DELETED_RECENTLY = "QueueDeletedRecently"
 EXISTS = "QueueNameExists"
 OVER_LIMIT = "OverLimit"
+# What IAM answers, by service and age of the endpoint.
+DENIED = ("AccessDenied", "AccessDeniedException", "AuthorizationError")
 
 # Older names of the same codes, which SQS still sends.
 _SAME = {"NonExistentQueue": MISSING, "QueueAlreadyExists": EXISTS}
@@ -36,6 +39,8 @@ _THROTTLES = frozenset(
         "TooManyRequestsException",
     }
 )
+# The credentials have expired before they were renewed.
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException"})
 _PATIENCE = 30.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
@@ -131,7 +136,9 @@ class Calls:
                 if code in expected:
                     raise SqsRefused(code) from error
                 lost, failure = _server_fault(error), error
-                if not lost and code not in _THROTTLES:
+                if code in _EXPIRED:
+                    aws_credentials().invalidate()
+                elif not lost and code not in _THROTTLES:
                     raise _failed(operation, error) from error
             except (BotoConnectionError, HTTPClientError, ResponseParserError, OSError) as error:
                 lost, failure = True, error

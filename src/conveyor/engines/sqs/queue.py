@@ -8,12 +8,11 @@ SQS lacks some operations, which this module builds from others:
 - *A delay above 15 minutes.* The message carries its due time; a process that receives it earlier sends a copy.
 - *Stale receipts.* SQS accepts a delete with an old handle and does nothing. So a receipt whose timeout has passed by
   our clock is first extended; if SQS refuses, it is stale. A receipt whose timeout has not passed is valid.
-- *Depth.* The count of SQS; for a run in the shared queue, the count of all its runs. It may be too high, never too
-  low, because a reader of 0 requeues everything. So 0 is reported only after SQS has reported it for a while.
+- *Depth.* SQS counts late, and not by run: see depths.py.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -25,10 +24,13 @@ from conveyor.engines.records import DocumentRecords
 from conveyor.engines.sqs.address import SqsAddress, plain
 from conveyor.engines.sqs.calls import Calls, EntryVerdict, SqsRefused
 from conveyor.engines.sqs.dead_letter_documents import DeadLetterDocuments, NewDeadLetter
+from conveyor.engines.sqs.depths import Depths
 from conveyor.engines.sqs.envelope import VERSION, Envelope, from_text, to_text, wrap
+from conveyor.engines.sqs.in_flight import InFlightMessage
 from conveyor.engines.sqs.polls import LONGEST_HOLD, Message, Polls, whole
 from conveyor.engines.sqs.queues import MAX_RECEIVES, QueuePlace, Queues, is_run
-from conveyor.engines.sqs.shared import Shared, depth_of
+from conveyor.engines.sqs.shared import Shared
+from conveyor.engines.sqs.shared_runs import SharedRuns
 from conveyor.engines.sqs.starts import Starts
 from conveyor.errors import EngineFailed
 from conveyor.faults import crashpoint
@@ -49,30 +51,6 @@ _FORGET_SECONDS = 3600.0
 _POLICY_LETTERS = 10
 
 
-class InFlightMessage(msgspec.Struct):
-    """A message that was received and not yet acknowledged, released or dead-lettered."""
-
-    queue: QueueName
-    message: Message
-    envelope: Envelope
-    lost: int
-    until: float
-
-    @property
-    def message_id(self) -> str:
-        return self.envelope.id or self.message.sqs_id
-
-    @property
-    def receives(self) -> int:
-        return self.envelope.before + self.message.count
-
-    def copy(self) -> Envelope:
-        """The envelope of the copy that replaces a released message."""
-        return msgspec.structs.replace(
-            self.envelope, id=self.message_id, before=self.receives - 1, lost=self.lost, due=0.0
-        )
-
-
 class SqsQueue:
     """Queue. Dead letters, marked starts and tombstones of dropped queues are documents."""
 
@@ -82,16 +60,26 @@ class SqsQueue:
         tenant = TenantId(f"~{address.prefix}")
         self._calls = calls
         self._clock = clock
-        self._settle = address.settle
-        self.queues = Queues(calls, address, clock, run_queue_limit)
-        self._polls = Polls(calls, clock, address.wait)
+        # Called with each queue for which a message has arrived.
+        self.wake: Callable[[QueueName], None] = lambda _: None
+        # Called with a queue that nobody here receives from and the body of a message of it: whether somebody will.
+        self.offer: Callable[[QueueName, bytes], bool] = lambda queue, body: False
+        # Called with a queue and the seconds in which SQS redelivers a message of it that this process received and
+        # handed to nobody.
+        self.on_returned: Callable[[QueueName, float], None] = lambda queue, delay: None
+        self.queues = Queues(calls, address, clock, run_queue_limit, SharedRuns(rows, tenant, clock))
+        self._polls = Polls(calls, clock, address.wait, self._on_arrival, self._on_returned)
         self._letters = DeadLetterDocuments(rows, tenant, clock)
         self._starts = Starts(rows, tenant, clock)
-        self._shared = Shared(calls, self.queues, self._polls, rows, tenant, clock)
+        self._shared = Shared(calls, self.queues, self._polls, rows, tenant, clock, self._wake, self._offer)
+        self._depths = Depths(calls, self.queues, clock, address.settle)
         self._held: dict[str, InFlightMessage] = {}
-        self._empty_since: dict[QueueName, float] = {}
+        # The queues that this process receives from, by URL.
+        self._received: dict[str, QueueName] = {}
 
     async def close(self) -> None:
+        """Give back what was received and not handed out."""
+        await self._shared.close()
         await self._polls.close()
 
     async def send(self, queue: QueueName, messages: Sequence[Outgoing]) -> list[int]:
@@ -106,7 +94,7 @@ class SqsQueue:
         if limit <= 0:
             return []
         taken = await self._from_own(queue, limit, visibility)
-        if is_run(queue) and len(taken) < limit:
+        if len(taken) < limit and await self.queues.may_share(queue):
             taken += await self._shared.take(queue, limit - len(taken), visibility)
         crashpoint("queue.receive.after")
         return await self._handed_out(queue, taken)
@@ -158,27 +146,18 @@ class SqsQueue:
         return await self._letters.redrive(message_ids, send)
 
     async def depth(self, queue: QueueName) -> Depth:
-        url = await self.queues.own(queue)
-        depth = Depth(0, 0, 0)
-        if url is not None:
-            try:
-                depth = await depth_of(self._calls, url)
-            except SqsRefused:
-                self.queues.forget(queue)
-                url = None
-        if is_run(queue):
-            url = url or await self.queues.shared()
-            shared = await self._shared.depth()
-            depth = Depth(depth.ready + shared.ready, depth.held + shared.held, depth.delayed + shared.delayed)
-        # A missing queue is empty.
-        return depth if url is None else self._settled(queue, depth)
+        return await self._depths.of(queue)
+
+    async def shared_depth(self) -> Depth | None:
+        return None if await self.queues.shared() is None else await self._shared.depth()
 
     async def drop(self, queue: QueueName) -> None:
         url = await self.queues.own(queue)
         if url is not None:
             self._polls.leave(url)
+            self._received.pop(url, None)
         self._held = {handle: held for handle, held in self._held.items() if held.queue != queue}
-        self._empty_since.pop(queue, None)
+        self._depths.forget(queue)
         crashpoint("sqs.drop.before")
         await self.queues.drop(queue)
         if is_run(queue):
@@ -199,9 +178,7 @@ class SqsQueue:
         if EntryVerdict.REFUSED in verdicts:
             size = len(to_text(envelopes[verdicts.index(EntryVerdict.REFUSED)][0]))
             raise EngineFailed(f"SQS does not accept a message of {size} bytes.")
-        self._empty_since.pop(queue, None)
-        if place.shared:
-            self._shared.sent()
+        self._depths.forget(queue)
         return verdicts
 
     async def _send_again(self, queue: QueueName, envelopes: Sequence[tuple[Envelope, float]]) -> list[EntryVerdict]:
@@ -221,6 +198,9 @@ class SqsQueue:
         url = await self.queues.own(queue)
         if url is None:
             return []
+        if len(self._received) >= _MAX_HELD:
+            self._received.clear()
+        self._received[url] = queue
         try:
             return await self._polls.take(url, limit, visibility)
         except SqsRefused:
@@ -367,14 +347,31 @@ class SqsQueue:
         entries = [{"ReceiptHandle": message.handle} for message in messages]
         await self._each(_DELETE, messages[0].url, entries)
 
-    def _settled(self, queue: QueueName, depth: Depth) -> Depth:
-        if depth != Depth(0, 0, 0):
-            self._empty_since.pop(queue, None)
-            return depth
-        now = self._clock.monotonic()
-        if now - self._empty_since.setdefault(queue, now) < self._settle:
-            return Depth(0, 0, 1)
-        return depth
+    def _on_arrival(self, url: str) -> None:
+        queue = self._received.get(url)
+        if queue is None:
+            self._shared.on_arrival()
+        else:
+            self._wake(queue)
+
+    def has_arrived(self, queue: QueueName) -> bool:
+        own = any(name == queue and self._polls.has_arrived(url) for url, name in self._received.items())
+        return own or self._shared.stashed(queue) > 0
+
+    async def give_back(self, queue: QueueName) -> None:
+        for url in [url for url, name in self._received.items() if name == queue]:
+            await self._polls.give_back_arrived(url)
+        await self._shared.give_back(queue)
+
+    def _on_returned(self, message: Message, delay: float) -> None:
+        if (envelope := from_text(message.text)) is not None:
+            self.on_returned(envelope.queue, max(delay, envelope.due - self._clock.now()))
+
+    def _wake(self, queue: QueueName) -> None:
+        self.wake(queue)
+
+    def _offer(self, queue: QueueName, body: bytes) -> bool:
+        return self.offer(queue, body)
 
     def _forget_old(self) -> None:
         """Evict messages whose visibility timeout passed long ago."""

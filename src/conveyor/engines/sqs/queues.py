@@ -1,26 +1,43 @@
 """The SQS queues: found by name, created by the first send, deleted when their run is done.
 
 Each queue has a redrive policy. Conveyor itself dead-letters messages with a reason; the policy catches only messages
-that were received a thousand times. A run above the limit has no queue of its own and uses the shared queue. So does a
-run whose queue was deleted less than a minute ago, because SQS cannot recreate it so soon. Receivers poll both.
+that were received a thousand times. A run above the limit has no queue of its own and uses the shared queue. So does
+a run whose queue was deleted less than a minute ago, because SQS cannot recreate it so soon. A recovery queue is
+where its run is; it is created by the first retry, because most runs need none.
+
+The absence of a queue is remembered for a while that grows while a receiver keeps asking. So a receiver finds a
+recovery queue that another process has created within 30 seconds, and a run queue within 2, and so the shared queue for
+a run without one; a receiver that has not asked lately finds it at once, and so does the process that created it.
 """
 
+import math
 from typing import Any
 
 import msgspec
+import structlog
 
 from conveyor.clock import Clock
-from conveyor.engines.queue import RUN_PREFIX, QueueName
+from conveyor.engines.queue import RUN_PREFIX, QueueName, home_queue
 from conveyor.engines.sqs.address import SqsAddress
-from conveyor.engines.sqs.calls import DELETED_RECENTLY, EXISTS, MISSING, Calls, SqsRefused
+from conveyor.engines.sqs.calls import DELETED_RECENTLY, DENIED, EXISTS, MISSING, Calls, SqsRefused
+from conveyor.engines.sqs.shared_runs import SharedRuns
+
+log = structlog.get_logger()
 
 # Dead letters outlive their queue: their age counts from the first send.
 KEEP_SECONDS = 10 * 86_400
 KEEP_DEAD_SECONDS = 14 * 86_400
 MAX_RECEIVES = 1000
 
-# How long a missing queue, and a count of queues, are cached.
-_ABSENT_SECONDS = 1.0
+# How long the absence of a queue is remembered, at first and at most.
+_FIRST_ABSENCE = 1.0
+_LONGEST_ABSENCE = 30.0
+# That of a run queue: the run is about to begin. If the run shares, it has none.
+_LONGEST_ABSENCE_OF_RUN = 2.0
+_LONGEST_ABSENCE_OF_SHARED = 600.0
+# Who did not ask for this long asks anew.
+_KEEPS_ASKING = 5.0
+# How long a count of queues is cached.
 _COUNT_SECONDS = 10.0
 _MAX_KNOWN = 10_000
 _PAGE = 1000
@@ -38,27 +55,53 @@ class QueuePlace(msgspec.Struct, frozen=True):
     shared: bool
 
 
+class Absence(msgspec.Struct):
+    """A queue that was missing at `seen`, is not looked for until `until`, and was last asked for at `asked`."""
+
+    seen: float
+    until: float
+    asked: float
+
+
 class Queues:
     """This process's knowledge of the queues in SQS."""
 
-    def __init__(self, calls: Calls, address: SqsAddress, clock: Clock, limit: int) -> None:
+    def __init__(self, calls: Calls, address: SqsAddress, clock: Clock, limit: int, shared_runs: SharedRuns) -> None:
         self._calls = calls
         self._address = address
         self._clock = clock
         self._limit = limit
+        self._shared_runs = shared_runs
         self._places: dict[QueueName, QueuePlace] = {}
         self._urls: dict[str, str] = {}
-        self._absent: dict[str, float] = {}
+        self._absent: dict[str, Absence] = {}
         self._counted: tuple[float, int] | None = None
         self._policy: str | None = None
 
-    async def own(self, queue: QueueName) -> str | None:
-        """The URL of the queue's own SQS queue, if it exists."""
-        return await self._find(self._address.name_of(queue))
+    async def own(self, queue: QueueName, memory: float = math.inf) -> str | None:
+        """The URL of the queue's own SQS queue, if it exists. Its absence is known for at most `memory` seconds."""
+        home = home_queue(queue)
+        if self._shared_runs.knows(home):
+            longest = _LONGEST_ABSENCE_OF_SHARED
+        else:
+            longest = _LONGEST_ABSENCE_OF_RUN if queue == home else _LONGEST_ABSENCE
+        return await self._find(self._address.name_of(queue), memory, longest)
 
-    async def shared(self) -> str | None:
-        """The URL of the shared queue, if it exists."""
-        return await self._find(self._address.shared)
+    async def may_share(self, queue: QueueName) -> bool:
+        """Whether the shared queue may have messages of this queue."""
+        if not is_run(queue):
+            return False
+        home = home_queue(queue)
+        has_own = await self.own(home) is not None
+        # A run without a queue may be the first that shares.
+        if await self.shared(math.inf if has_own else _LONGEST_ABSENCE_OF_RUN) is None:
+            return False
+        # One of an earlier version that shares has no document.
+        return await self._shared_runs.has(home) or not has_own
+
+    async def shared(self, memory: float = math.inf) -> str | None:
+        """The URL of the shared queue, if it exists. Its absence is known for at most `memory` seconds."""
+        return await self._find(self._address.shared, memory)
 
     async def dead(self) -> str | None:
         """The URL of the redrive policy's target."""
@@ -115,18 +158,29 @@ class Queues:
         url = await self.own(queue)
         if url is not None:
             return QueuePlace(url, shared=False)
-        if is_run(queue):
-            if await self._run_queues() >= self._limit:
-                return await self._to_shared()
-            try:
-                return QueuePlace(await self.make(self._address.name_of(queue), "run"), shared=False)
-            except SqsRefused:
-                return await self._to_shared()
-        return QueuePlace(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
+        if not is_run(queue):
+            return QueuePlace(await self.make(self._address.name_of(queue), queue[:100]), shared=False)
+        home = home_queue(queue)
+        if await self._is_over_limit(queue, home):
+            return await self._to_shared(home)
+        try:
+            return QueuePlace(await self.make(self._address.name_of(queue), "run"), shared=False)
+        except SqsRefused:
+            return await self._to_shared(home)
 
-    async def _to_shared(self) -> QueuePlace:
+    async def _is_over_limit(self, queue: QueueName, home: QueueName) -> bool:
+        """Whether the run has to share. One that shares does so for good; one with a queue gets its recovery queue."""
+        is_there = await self.shared(_LONGEST_ABSENCE_OF_RUN) is not None
+        if is_there and await self._shared_runs.has(home, fresh=True):
+            return True
+        if queue != home and await self.own(home) is not None:
+            return False
+        return await self._count_run() >= self._limit
+
+    async def _to_shared(self, home: QueueName) -> QueuePlace:
         # No policy: receivers of other runs receive these messages too, any number of times.
         url = await self.shared() or await self.make(self._address.shared, "shared", policy=False)
+        await self._shared_runs.add(home)
         return QueuePlace(url, shared=True)
 
     async def _redrive_policy(self) -> str:
@@ -137,18 +191,29 @@ class Queues:
             self._policy = msgspec.json.encode(rule).decode()
         return self._policy
 
-    async def _find(self, name: str) -> str | None:
+    async def _find(self, name: str, memory: float = math.inf, longest: float = _LONGEST_ABSENCE) -> str | None:
         now = self._clock.monotonic()
-        if name in self._urls or self._absent.get(name, 0.0) > now:
-            return self._urls.get(name)
+        if name in self._urls:
+            return self._urls[name]
+        absence = self._absent.get(name)
+        if absence is not None:
+            if now - absence.asked > _KEEPS_ASKING:
+                absence = None
+            elif now < min(absence.until, absence.seen + memory):
+                absence.asked = now
+                return None
         try:
             answer = await self._calls.ask("get_queue_url", MISSING, QueueName=name)
         except SqsRefused:
-            if len(self._absent) >= _MAX_KNOWN:
-                self._absent.clear()
-            self._absent[name] = now + _ABSENT_SECONDS
+            self._remember_absence(name, absence, now, longest)
             return None
         return self._known(name, answer["QueueUrl"])
+
+    def _remember_absence(self, name: str, before: Absence | None, now: float, longest: float) -> None:
+        if len(self._absent) >= _MAX_KNOWN:
+            self._absent.clear()
+        pause = _FIRST_ABSENCE if before is None else min(longest, 2 * (before.until - before.seen))
+        self._absent[name] = Absence(seen=now, until=now + pause, asked=now)
 
     def _known(self, name: str, url: str) -> str:
         if len(self._urls) >= _MAX_KNOWN:
@@ -157,24 +222,31 @@ class Queues:
         self._urls[name] = url
         return url
 
-    async def _run_queues(self) -> int:
-        """Roughly how many runs have a queue of their own."""
+    async def _count_run(self) -> int:
+        """Roughly how many runs have a queue of their own, not counting the one that is about to get it."""
         now = self._clock.monotonic()
         if self._counted is None or self._counted[0] + _COUNT_SECONDS < now:
             self._counted = (now, await self._count())
         at, count = self._counted
-        # The caller is about to create one more.
         self._counted = (at, count + 1)
         return count
 
     async def _count(self) -> int:
-        """Count up to the limit."""
-        count = 0
+        try:
+            return len(await self.runs(self._limit))
+        except SqsRefused:
+            # Better too many queues than no work at all: count those that this process knows.
+            log.warning("ListQueues is denied: this process counts only the run queues that it knows")
+            return len(self._address.runs_of(self._urls))
+
+    async def runs(self, limit: int) -> set[str]:
+        """The runs with a queue of their own, at least up to the limit. Raises SqsRefused if listing is denied."""
+        found: set[str] = set()
         asked: dict[str, Any] = {"QueueNamePrefix": self._address.runs, "MaxResults": _PAGE}
-        while count < self._limit:
-            answer = await self._calls.ask("list_queues", **asked)
-            count += len(answer.get("QueueUrls", ()))
+        while len(found) < limit:
+            answer = await self._calls.ask("list_queues", *DENIED, **asked)
+            found |= self._address.runs_of(url.rpartition("/")[2] for url in answer.get("QueueUrls", ()))
             if not answer.get("NextToken"):
                 break
             asked["NextToken"] = answer["NextToken"]
-        return count
+        return found

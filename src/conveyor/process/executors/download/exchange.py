@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from pyreqwest.exceptions import PyreqwestError
-from pyreqwest.http import Url
 from pyreqwest.request import StreamRequest
 from pyreqwest.response import Response
 
@@ -100,12 +99,13 @@ class Exchange:
         head: ResponseHead | None = None
         try:
             for _ in range(max_redirects + 1):
-                response, base = await self._send(stack, plan, request, patience, connect)
+                response = await self._send(stack, plan, request, patience, connect)
                 head = read_ascii_head(response) or await self._clients.read_head(response)
                 if max_redirects == 0 or head.status not in REDIRECT_STATUSES or "location" not in head.fields:
                     return OpenResponse(response, head, request)
                 await stack.aclose()
-                reached, request = request, follow_redirect(request, head, base, plan.route.origin)
+                location = plan.route.unwrap(head.fields["location"])
+                reached, request = request, follow_redirect(request, head, location)
             request = reached
             raise Failure("too_many_redirects", f"more than {max_redirects} redirects")
         except Exception as error:
@@ -116,11 +116,11 @@ class Exchange:
 
     async def _send(
         self, stack: AsyncExitStack, plan: ExchangePlan, request: OutgoingRequest, patience: float, connect: float
-    ) -> tuple[Response, Url]:
-        """Send one request. Returns its response, and what a Location in it is relative to."""
+    ) -> Response:
+        """Send one request."""
         hop = plan.route.ready(request, connect) or await plan.route.hop(request, connect, patience)
         try:
-            return await self._begin(stack, request, hop, patience), hop.base
+            return await self._begin(stack, request, hop, patience)
         except PyreqwestError as error:
             if hop.pinned is not None and is_connecting(error):
                 self._guard.avoid(*hop.pinned)

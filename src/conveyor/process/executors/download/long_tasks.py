@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from conveyor.clock import Clock
+from conveyor.egress import descriptors
 from conveyor.egress.failures import Failure, failure_of
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.blobs import Blobs
@@ -122,6 +123,8 @@ def outcome_of(error: Exception, gateway_codes: frozenset[str]) -> Outcome:
     if failure.code == "internal":
         log.error("long task failed inside Conveyor", exc_info=error)
     outcome = Outcome(TaskStatus.FAILED, error=failure)
+    if failure.code == descriptors.CODE:
+        outcome.spends_attempt, outcome.retry_after = False, descriptors.DELAY
     if isinstance(error, Failure):
         outcome.http_status = error.http_status
         outcome.final_url = error.final_url

@@ -1,24 +1,26 @@
 """A fetcher process: `python -m conveyor.process.executors.fetch.child FD`.
 
-Orders in, packs of outcomes out. It stores nothing. The costly work for each response happens here, away from the
-threads that write rows: the request, the digest of the body, the JSON of the detail. It ends with the process that
-started it, because the socket between them closes.
+Orders in, packs of outcomes out. The costly work for each response happens here, away from the threads that write rows:
+the request, the digest of the body and its deflate, the JSON of the detail, and, where blobs are a directory, storing
+the page (packs.py). It ends with the process that started it, because the socket between them closes.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
 
+from conveyor import faults
 from conveyor.clock import SystemClock
 from conveyor.egress.target_guard import TargetGuard
+from conveyor.engines.shared_logs import open_shared_logs
 from conveyor.model import Job, Outcome, TaskError, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.process.executors.fetch.frames import (
@@ -27,23 +29,19 @@ from conveyor.process.executors.fetch.frames import (
     FrameWriter,
     Order,
     Orders,
-    OutcomePack,
-    PackedOutcome,
     decode_order,
     framed,
     read_frame,
 )
-from conveyor.process.outcomes import detail_json
+from conveyor.process.executors.fetch.packs import Packer
 from conveyor.settings import Settings
 from conveyor.states import TaskStatus
 from conveyor.telemetry.plain import configure_plain_log
 
 log = logging.getLogger(__name__)
 
-_PACK_COUNT = 64
-_PACK_BYTES = 1024 * 1024
-# How long an outcome waits for others of the same pack, in seconds.
-_LINGER = 0.004
+# Objects between two collections. Hardly any object of a request is part of a cycle.
+_GC_OBJECTS = 50_000
 
 
 class AttemptsOne(Protocol):
@@ -64,17 +62,17 @@ class ChildLane:
 
 
 class ChildFetcher:
-    """Runs orders. It reads no clock; a timer of the loop limits how long an outcome waits for its pack."""
+    """Runs orders. The packer sends their outcomes."""
 
-    def __init__(self, executor: AttemptsOne, writer: FrameWriter, linger: float = _LINGER) -> None:
+    def __init__(self, executor: AttemptsOne, writer: FrameWriter, packer: Packer) -> None:
         self._executor = executor
         self._writer = writer
-        self._linger = linger
+        self._packer = packer
         self._lanes: dict[int, ChildLane] = {}
-        self._outcomes: list[PackedOutcome] = []
-        self._bodies: list[bytes | memoryview] = []
-        self._bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
+        # Over all lanes.
+        self._runners = 0
+        # The worker is gone: nobody takes an outcome any more.
+        self._is_over = False
 
     async def serve(self, reader: FrameReader) -> None:
         self._writer.write(framed(True))
@@ -87,7 +85,7 @@ class ChildFetcher:
                     self._drop(order)
                 await self._writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            return
+            self._is_over = True
 
     def _accept(self, orders: Orders) -> None:
         lane = self._lanes.get(orders.lane)
@@ -105,13 +103,14 @@ class ChildFetcher:
 
     def _fill(self, lane: ChildLane) -> None:
         """Start waiting orders, up to the width."""
-        while lane.waiting and len(lane.running) < lane.width:
+        while lane.waiting and len(lane.running) < lane.width and not self._is_over:
+            self._runners += 1
             lane.running.add(asyncio.create_task(self._run(lane, lane.waiting.popleft())))
 
     def _hand_back(self, lane: ChildLane) -> None:
         """Return orders to the worker that have not started."""
         if lane.waiting:
-            self._writer.write(framed(OutcomePack([], b"", [order.number for order in lane.waiting])))
+            self._packer.hand_back([order.number for order in lane.waiting])
             lane.waiting.clear()
 
     def _drop(self, drop: Drop) -> None:
@@ -129,60 +128,42 @@ class ChildFetcher:
     async def _run(self, lane: ChildLane, order: Order) -> None:
         """Run one order after the other, while orders wait and the lane has the width for this runner."""
         try:
-            await self._attempt(lane.job, order)
+            await self._attempt(lane, order)
             while lane.waiting and len(lane.running) <= lane.width:
-                await self._attempt(lane.job, lane.waiting.popleft())
+                # What is not recorded is fetched again after a crash, so no more is fetched while the store or the
+                # worker is behind.
+                if self._packer.is_behind:
+                    await self._packer.until_room()
+                if lane.waiting:
+                    await self._attempt(lane, lane.waiting.popleft())
+        except ConnectionError:
+            self._is_over = True
         finally:
             # In the same step as the test above, not in a callback: the next runner that ends must not count this one.
             runner = asyncio.current_task()
             assert runner is not None
             lane.running.discard(runner)
+            self._runners -= 1
             self._fill(lane)
 
-    async def _attempt(self, job: Job, order: Order) -> None:
+    async def _attempt(self, lane: ChildLane, order: Order) -> None:
         """Run one order and answer it in any case: the worker would wait for the answer until it kills the process."""
         try:
-            self._put(order.number, await self._executor.attempt_one(job, order.ref))
+            self._answer(lane, order, await self._executor.attempt_one(lane.job, order.ref))
         except asyncio.CancelledError:
             runner = asyncio.current_task()
             if runner is not None and runner.cancelling():
                 raise
-            self._put(order.number, _internal_error())
+            self._answer(lane, order, _internal_error())
         except Exception:
             # An executor must not raise.
             log.exception("executor failed")
-            self._put(order.number, _internal_error())
+            self._answer(lane, order, _internal_error())
 
-    def _put(self, number: int, outcome: Outcome) -> None:
-        body, detail = outcome.body, detail_json(outcome)
-        self._outcomes.append(
-            PackedOutcome(
-                number,
-                outcome.status,
-                outcome.http_status,
-                outcome.error,
-                outcome.retry_after,
-                detail,
-                -1 if body is None else len(body),
-                "" if body is None else sha256(body).hexdigest(),
-                outcome.elapsed,
-            )
-        )
-        if body:
-            self._bodies.append(body)
-            self._bytes += len(body)
-        if len(self._outcomes) >= _PACK_COUNT or self._bytes >= _PACK_BYTES:
-            self._send()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._linger, self._send)
-
-    def _send(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._outcomes:
-            self._writer.write(framed(OutcomePack(self._outcomes, b"".join(self._bodies), [])))
-            self._outcomes, self._bodies, self._bytes = [], [], 0
+    def _answer(self, lane: ChildLane, order: Order, outcome: Outcome) -> None:
+        has_more = len(lane.waiting) > 0
+        is_last = self._runners == 1 and not has_more
+        self._packer.put(lane.job, order.number, outcome, is_last=is_last, may_wait=has_more)
 
 
 def _internal_error() -> Outcome:
@@ -194,8 +175,14 @@ async def _main(fd: int) -> None:
     settings = Settings.load({}, **msgspec.msgpack.decode(await read_frame(reader)))
     clock = SystemClock()
     guard = TargetGuard(allow_private=settings.allow_private_targets, clock=clock)
-    executor = FetchExecutor(settings, clock, guard, room=writer.drain)
-    await ChildFetcher(executor, writer).serve(reader)
+    if settings.crash_at:
+        faults.arm(faults.kill_at(settings.crash_at))
+    packer = Packer(writer, clock, open_shared_logs(settings))
+    executor = FetchExecutor(settings, clock, guard, room=packer.until_room)
+    # All that is loaded now stays.
+    gc.freeze()
+    gc.set_threshold(_GC_OBJECTS)
+    await ChildFetcher(executor, writer, packer).serve(reader)
 
 
 def main() -> None:

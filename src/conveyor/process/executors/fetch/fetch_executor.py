@@ -18,7 +18,8 @@ from pyreqwest.request import StreamRequest
 
 from conveyor import __version__
 from conveyor.clock import Clock
-from conveyor.egress.body_budget import BodyBudget
+from conveyor.egress import descriptors
+from conveyor.egress.body_budget import BodyBudget, largest_body
 from conveyor.egress.clients import Clients, connect_step
 from conveyor.egress.decoding import ACCEPTED, codings_of, decoded_head
 from conveyor.egress.failures import Failure, failure_of, is_connecting
@@ -38,6 +39,7 @@ from conveyor.lists.inputs import (
     headers_problem,
     is_plain,
     parse_fetch_input,
+    parse_url_or_input,
     problem,
 )
 from conveyor.model import Job, JobId, Options, Outcome, TaskError, TaskRef
@@ -99,11 +101,15 @@ class FetchExecutor(LocalExecutor):
     ) -> None:
         # All fetchers share the budget of the process.
         self._budget = BodyBudget(settings.body_budget_bytes // max(1, settings.fetchers), room)
+        self._largest_body = largest_body(settings.body_budget_bytes, settings.fetchers)
         self._clock = clock
         self._guard = guard
         self._clients = Clients(clock, USER_AGENT, root_certificate)
         self._gateway = operator_gateway(settings.gateway)
         self._plans: Lru[JobId, FetchPlan] = Lru(MAX_PLANS)
+        # Most attempts are of the same job as the one before.
+        self._last_job: Job | None = None
+        self._last_plan: FetchPlan | None = None
         wrong = None if self._gateway is None else gateway_problem(self._gateway)
         if wrong is not None:
             raise InvalidSetting(f"CONVEYOR_GATEWAY: {wrong}")
@@ -126,22 +132,41 @@ class FetchExecutor(LocalExecutor):
 
     async def _attempt(self, plan: FetchPlan, ref: TaskRef) -> Outcome:
         started = self._clock.monotonic()
-        reached = ReachedHop()
-        try:
-            outcome = await self._fetch(plan, parse_fetch_input(ref.input), started, reached)
-        except Exception as error:
-            outcome = Outcome(TaskStatus.FAILED, error=failure_of(error, plan.route.gateway_codes))
-            if reached.request is not None and reached.status is not None:
-                outcome.http_status = reached.status
-                outcome.final_url = str(reached.request.url)
-        outcome.elapsed = self._clock.monotonic() - started
-        return outcome
+        while True:
+            reached = ReachedHop()
+            try:
+                outcome = await self._fetch(plan, ref.input, started, reached)
+            except Exception as error:
+                failure = failure_of(error, plan.route.gateway_codes)
+                outcome = Outcome(TaskStatus.FAILED, error=failure)
+                if reached.request is not None and reached.status is not None:
+                    outcome.http_status = reached.status
+                    outcome.final_url = str(reached.request.url)
+                elif failure.code == descriptors.CODE:
+                    if await self._may_repeat(plan, started):
+                        continue
+                    outcome.spends_attempt, outcome.retry_after = False, descriptors.DELAY
+            outcome.elapsed = self._clock.monotonic() - started
+            return outcome
 
-    async def _fetch(self, plan: FetchPlan, task_input: FetchInput, started: float, reached: ReachedHop) -> Outcome:
+    async def _may_repeat(self, plan: FetchPlan, started: float) -> bool:
+        """Wait for a file descriptor; False at the timeout of the attempt. It occupies its slot meanwhile, so that as
+        many attempts run at once as there are descriptors for."""
+        await self._clock.sleep(descriptors.PAUSE * (1 + self._clock.jitter()))
+        return self._clock.monotonic() - started < plan.timeout.total_seconds()
+
+    async def _fetch(self, plan: FetchPlan, text: str, started: float, reached: ReachedHop) -> Outcome:
         """Make all hops of one attempt, in one coroutine: at 30,000 a second, one more layer would cost throughput."""
-        request = first_request(plan, task_input)
-        connect = plan.connect if task_input.connect_timeout is None else connect_step(task_input.connect_timeout)
-        timeout = plan.timeout if task_input.timeout is None else timedelta(seconds=task_input.timeout)
+        connect, timeout = plan.connect, plan.timeout
+        task_input = parse_url_or_input(text)
+        if isinstance(task_input, str):
+            request = plain_request(plan, task_input)
+        else:
+            request = first_request(plan, task_input)
+            if task_input.connect_timeout is not None:
+                connect = connect_step(task_input.connect_timeout)
+            if task_input.timeout is not None:
+                timeout = timedelta(seconds=task_input.timeout)
         deadline = started + timeout.total_seconds()
         for _ in range(plan.options.max_redirects + 1):
             reached.request = request
@@ -154,14 +179,15 @@ class FetchExecutor(LocalExecutor):
                     answer = read_ascii_head(response) or await self._clients.read_head(response)
                     reached.status = answer.status
                     if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
-                        limit = plan.options.max_body_bytes
+                        # A job may be older than the setting, or was accepted under another one.
+                        limit = min(plan.options.max_body_bytes, self._largest_body)
                         body = await read_body(response, answer, request.method, limit, self._budget)
                         return self._outcome(plan, request, answer, body)
             except PyreqwestError as error:
                 if hop.pinned is not None and is_connecting(error):
                     self._guard.avoid(*hop.pinned)
                 raise
-            request = follow_redirect(request, answer, hop.base, plan.route.origin)
+            request = follow_redirect(request, answer, plan.route.unwrap(answer.fields["location"]))
             timeout = self._left(deadline)
         raise Failure("too_many_redirects", f"more than {plan.options.max_redirects} redirects")
 
@@ -189,6 +215,12 @@ class FetchExecutor(LocalExecutor):
         return timedelta(seconds=seconds)
 
     def _plan(self, job: Job) -> FetchPlan:
+        if job is self._last_job and self._last_plan is not None:
+            return self._last_plan
+        self._last_job, self._last_plan = job, self._known_plan(job)
+        return self._last_plan
+
+    def _known_plan(self, job: Job) -> FetchPlan:
         plan = self._plans.get(job.job_id)
         if plan is not None and (plan.options is job.options or plan.options == job.options):
             return plan
@@ -210,13 +242,21 @@ class FetchExecutor(LocalExecutor):
         )
 
 
+def plain_request(plan: FetchPlan, url: str) -> OutgoingRequest:
+    """Build the request of a task that is only a URL. Raises BadUrl or BadInput: the input may have been stored before
+    today's checks."""
+    if plan.problem is not None:
+        raise BadInput(plan.problem)
+    return OutgoingRequest("GET", parse_url(url), plan.plain_headers)
+
+
 def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
-    """Build the task's request. Raises BadUrl or BadInput: the input may have been stored before today's checks."""
+    """Build the request of a task. Raises as `plain_request` does."""
+    if is_plain(task_input):
+        return plain_request(plan, task_input.url)
     if plan.problem is not None:
         raise BadInput(plan.problem)
     url = parse_url(task_input.url)
-    if is_plain(task_input):
-        return OutgoingRequest("GET", url, plan.plain_headers)
     wrong = problem(task_input)
     if wrong is not None:
         raise BadInput(wrong)
@@ -231,7 +271,9 @@ def first_request(plan: FetchPlan, task_input: FetchInput) -> OutgoingRequest:
 def build_request(request: OutgoingRequest, hop: Hop, timeout: timedelta) -> StreamRequest:
     """Build the request of one hop."""
     builder = hop.client.request(request.method, hop.url).timeout(timeout)
-    sent = merge_headers(headers_to_send(request), hop.headers)
+    sent = request.headers
+    if request.cookies is not None or hop.headers:
+        sent = merge_headers(headers_to_send(request), hop.headers)
     if sent:
         builder = builder.headers(sent)
     if request.body is not None:

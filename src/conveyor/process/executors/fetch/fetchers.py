@@ -35,7 +35,7 @@ from conveyor.telemetry import child_processes as children
 log = structlog.get_logger()
 
 # References that a fetcher gets beyond twice its share of the width.
-_AHEAD = 48
+_AHEAD = 96
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
 _SETTLED_SECONDS = 10.0
@@ -124,7 +124,10 @@ class FetcherProcess:
         """Return how many more references of this lane it takes."""
         if width == 0 or not self.ready.is_set():
             return 0
-        return 2 * width + _AHEAD - self.owes(port)
+        owed = self.owes(port)
+        # Many small lanes share what may be ahead: all of it is attempted again if this process dies with it.
+        total = 2 * sum([share.width for share in self._shares.values()]) + _AHEAD - len(self._sent)
+        return max(2 * width - owed, min(2 * width + _AHEAD - owed, total))
 
     def owes(self, port: Port) -> int:
         """Return how many references of this lane it has."""
@@ -221,30 +224,33 @@ class FetcherProcess:
 
     def _deliver(self, pack: OutcomePack) -> list[Port]:
         """Hand a pack to its lanes and return those that got outcomes. Orders that were dropped are ignored."""
-        by_port: dict[int, tuple[Port, list[int], list[Outcome]]] = {}
+        by_port: dict[Port, tuple[list[LeasedReference], list[Outcome]]] = {}
         for number, outcome in _outcomes(pack):
-            if number in self._sent:
-                port, _ = self._sent[number]
-                _, numbers, outcomes = by_port.setdefault(port.number, (port, [], []))
-                numbers.append(number)
-                outcomes.append(outcome)
-        for port, numbers, outcomes in by_port.values():
-            port.on_outcomes(self._settle(port, numbers), outcomes)
-        dropped: dict[int, tuple[Port, list[int]]] = {}
+            order = self._sent.pop(number, None)
+            if order is not None:
+                parts = by_port.get(order[0])
+                if parts is None:
+                    parts = by_port[order[0]] = ([], [])
+                parts[0].append(order[1])
+                parts[1].append(outcome)
+        for port, (entries, outcomes) in by_port.items():
+            self._settle(port, len(entries))
+            port.on_outcomes(entries, outcomes)
+        dropped: dict[Port, list[LeasedReference]] = {}
         for number in pack.dropped:
-            if number in self._sent:
-                port, _ = self._sent[number]
-                dropped.setdefault(port.number, (port, []))[1].append(number)
-        for port, numbers in dropped.values():
-            port.on_dropped(self._settle(port, numbers))
-        return [port for port, _, _ in by_port.values()]
+            order = self._sent.pop(number, None)
+            if order is not None:
+                dropped.setdefault(order[0], []).append(order[1])
+        for port, entries in dropped.items():
+            self._settle(port, len(entries))
+            port.on_dropped(entries)
+        return list(by_port)
 
-    def _settle(self, port: Port, numbers: list[int]) -> list[LeasedReference]:
-        """Count orders as answered; returns their references."""
+    def _settle(self, port: Port, count: int) -> None:
+        """Count orders of a lane as answered."""
         share = self._shares[port.number]
-        share.owed -= len(numbers)
+        share.owed -= count
         share.heard_at = self._reading_time()
-        return [self._sent.pop(number)[1] for number in numbers]
 
     async def _end(self, early: bool) -> None:
         """End the process by closing its socket. References that it had are lost."""
@@ -387,5 +393,9 @@ def _outcomes(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
                 retry_after=packed.retry_after,
                 detail=packed.detail,
                 sha256=packed.sha256,
+                stored=packed.stored,
+                length=packed.decoded_length,
+                segment=pack.segments[packed.segment] if packed.segment >= 0 else None,
+                spends_attempt=packed.spends_attempt,
             ),
         )

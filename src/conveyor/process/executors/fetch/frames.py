@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.model import Job, TaskError, TaskRef
+from conveyor.model import Job, StoredAs, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
 _LENGTH = struct.Struct("<I")
@@ -57,7 +57,8 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
 
 
 class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An outcome without its body, which is the next `length` bytes of the pack; -1: it has none."""
+    """An outcome without its body, which is the next `length` bytes of the pack. -1: it has none, or the fetcher has
+    stored it in a segment of the pack, and the detail says where."""
 
     number: int
     status: TaskStatus
@@ -68,14 +69,22 @@ class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int
     sha256: str
     elapsed: float = 0.0
+    # How the body is encoded, if it is, and the length of the body itself.
+    stored: StoredAs | None = None
+    decoded_length: int = 0
+    # The number of the segment that holds the body, in the pack.
+    segment: int = -1
+    spends_attempt: bool = True
 
 
 class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
-    """Outcomes of about the same time, and orders that were dropped before they started."""
+    """Outcomes of about the same time, orders that were dropped before they started, and the keys of the segments that
+    the fetcher has written, which are not durable yet."""
 
     outcomes: list[PackedOutcome]
     bodies: bytes
     dropped: list[int]
+    segments: list[str] = []
 
 
 def framed(value: object) -> bytes:

@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from conveyor.process.executors.fetch.frames import FrameReader, FrameWriter, framed
 from conveyor.settings import Settings
 
-_SOCKET_BYTES = 1024 * 1024
+# Some hundred outcomes without bodies: what lies in the socket is fetched again after a crash.
+_SOCKET_BYTES = 256 * 1024
 
 
 class LaunchedProcess(Protocol):
@@ -59,9 +62,9 @@ class Subprocess:
         await asyncio.to_thread(self._process.wait)
 
 
-async def launch_fetcher(settings: Settings) -> Launched:
-    """Start the child process (child.py). It ends when its socket closes. Raises OSError if the machine is out of
-    processes or descriptors."""
+async def launch_fetcher(settings: Settings, crash_at: str | None = None) -> Launched:
+    """Start the child process (child.py). It ends when its socket closes. It dies at `crash_at` (faults.py), and not
+    where the worker is to die. Raises OSError if the machine is out of processes or descriptors."""
     ours, theirs = socket.socketpair()
     try:
         process = _start(ours, theirs)
@@ -77,7 +80,7 @@ async def launch_fetcher(settings: Settings) -> Launched:
         process.kill()
         await process.wait()
         raise
-    writer.write(framed(_plain(settings)))
+    writer.write(framed(_plain(msgspec.structs.replace(settings, crash_at=crash_at))))
     return Launched(reader, writer, process)
 
 

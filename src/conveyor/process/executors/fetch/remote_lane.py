@@ -2,7 +2,8 @@
 no coroutine and no await is spent on a single one."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor.model import Job, Outcome
@@ -85,7 +86,8 @@ class RemoteLane(Lane):
         """Count references as no longer sent and free the slots of their targets."""
         self._count_sent(-len(entries))
         for entry in entries:
-            self._targets.free_slot(entry)
+            if entry.slot is not None:
+                self._targets.free_slot(entry)
 
     def _count_sent(self, change: int) -> None:
         self._sent += change
@@ -100,14 +102,14 @@ class RemoteLane(Lane):
         if self._stopping or self._sending is not None or self._backing_off is not None:
             return
         if self._recorder.full:
-            self._send_after(self._recorder.until_capacity())
+            self._send_after(self._recorder.until_capacity)
             return
         entries: list[LeasedRef] = []
         capacity = self._capacity()
         while len(entries) < capacity and (entry := self._next()) is not None:
             may_start = self._check_gate(entry)
             if may_start is None or (may_start and entry.chunk.suspect):
-                self._send_after(self._send_one(entry, probes=may_start is None))
+                self._send_after(partial(self._send_one, entry, probes=may_start is None))
                 break
             if may_start:
                 entries.append(entry)
@@ -121,19 +123,28 @@ class RemoteLane(Lane):
 
     async def _send_one(self, entry: LeasedRef, *, probes: bool) -> None:
         """Send a reference that probes a breaker or belongs to a redelivered chunk, whose start is marked first."""
-        if (probes and not await self._acquire_probe(entry)) or not await self._mark_started([entry]):
+        # It counts as sent during the calls: without any demand the lane would lose its slots, and the reference its
+        # turn at its target.
+        self._count_sent(1)
+        try:
+            may_start = (not probes or await self._acquire_probe(entry)) and await self._mark_started([entry])
+        finally:
+            self._count_sent(-1)
+        if not may_start:
             return
         entry.chunk.suspect = False
         if self._fetchers.capacity(self) > 0:
             self._hand_over([entry])
         else:
+            # It must not keep a probe that others could use meanwhile.
+            self._gate.release([entry])
             self._targets.free_slot(entry)
             self._waiting.appendleft(entry)
 
-    def _send_after(self, first: Coroutine[Any, Any, None]) -> None:
+    def _send_after(self, first: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def send() -> None:
             try:
-                await first
+                await first()
             finally:
                 self._sending = None
             self._send()

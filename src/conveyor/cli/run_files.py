@@ -1,0 +1,45 @@
+"""The files of a local run: its archive, and its invalid lines beside it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conveyor.cli.bar_view import View, view_job
+from conveyor.cli.snapshot import Snapshot
+from conveyor.model import Job
+
+if TYPE_CHECKING:
+    from conveyor.export.growing import GrowingArchive
+    from conveyor.system import System
+
+Show = Callable[[View], None]
+
+
+async def write_archive(
+    system: "System", job: Job, out: Path, final: dict[str, Any], show: Show, archive: "GrowingArchive | None"
+) -> int:
+    """Write the archive, or finish the one that grew while the job ran. Returns its size."""
+    from conveyor.export.direct import ExportProgress, export_to_file
+
+    def report(now: ExportProgress) -> None:
+        share = min(now.tasks / max(job.run.total, 1), 1.0)
+        show(view_job(replace(Snapshot.of(final), note=f"writing the archive, {share:.0%}")))
+
+    if archive is not None and await archive.is_sound():
+        size = await archive.finish(job, report)
+    else:
+        size = await export_to_file(system.tasks, system.blobs, job, out, report=report)
+    show(view_job(Snapshot.of(final)))
+    return size
+
+
+async def write_invalid(system: "System", job: Job, out: Path) -> Path:
+    """Write the invalid lines to a file beside the archive: the data directory, which has them too, is removed."""
+    from conveyor.read.invalid_lines import invalid_lines
+
+    path = out.with_name(out.name + ".invalid.jsonl")
+    with path.open("wb") as file:
+        async for lines in invalid_lines(system.blobs, job):
+            file.write(lines)
+    return path

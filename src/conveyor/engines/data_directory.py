@@ -1,0 +1,34 @@
+"""The data directory: what Conveyor makes in it is for its owner alone. What existed before may be open to others."""
+
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+_OTHERS = 0o077
+
+
+def open_to_others(directory: Path) -> list[Path]:
+    """The directory and those of its files that other users can read. None if the directory itself keeps them out."""
+    if not _mode(directory) & _OTHERS:
+        return []
+    return [directory, *(each for each in sorted(directory.iterdir()) if _mode(each) & _OTHERS)]
+
+
+def warn_if_open(directory: Path) -> None:
+    """Log a warning if other users can read a directory that existed before, or files in it."""
+    if found := open_to_others(directory):
+        log.warning(
+            "other users can read the data directory; run chmod -R go= on it",
+            directory=str(directory),
+            files=[each.name for each in found[1:]],
+        )
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        # Files come and go while a server runs.
+        return 0

@@ -1,0 +1,159 @@
+"""Atomic flush on SQLite: what workers did in many runs, in one transaction and a few statements for all of them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from conveyor.engines.records import Receipts, RunFlush, RunFlushed, RunMove
+from conveyor.engines.sqlite.database import named_queries
+from conveyor.engines.sqlite.jobs import DEFAULT_DAYS, move_run
+from conveyor.engines.sqlite.outbox import event_values
+from conveyor.engines.sqlite.queue import insert_queued
+from conveyor.engines.sqlite.tasks import count_replaced_outcomes
+from conveyor.engines.tasks import Finished
+from conveyor.model import Counts, RunId, TaskEnd, TenantId
+from conveyor.states import RunState, TaskStatus
+
+SQL = named_queries("flushes.sql")
+
+_encode = msgspec.json.encode
+_pairs = msgspec.json.Decoder(list[tuple[int, int]])
+_STATUSES = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
+
+Moving = dict[int, list[TaskEnd]]
+
+
+def flush(db: apsw.Connection, now: float, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
+    """The whole transaction: finish and count tasks, note events, requeue, acknowledge, move runs."""
+    numbers, reruns = _numbers(db, runs)
+    # The outcomes of one run by its number. None for a run that was deleted.
+    known = [numbers.get((run.job.tenant, run.job.run.run_id)) for run in runs]
+    moving = _finish(db, known, runs)
+    counts = _count(db, moving, reruns)
+    _note(db, known, runs)
+    insert_queued(db, now, [(run.queue, message) for run in runs if run.queue for message in run.messages])
+    if acks:
+        db.execute(SQL["ack"], {"receipts": _encode([_parted(*ack) for ack in acks]).decode()})
+    decided = [
+        run.decide(counts[number]) if number is not None and run.ends else None
+        for number, run in zip(known, runs, strict=True)
+    ]
+    moved = _move(db, now, decided)
+    return [
+        RunFlushed(
+            Finished(
+                frozenset(end.index for end in moving[number]) if number is not None else frozenset(),
+                counts[number] if number is not None else Counts(),
+            ),
+            move if move is not None and move.event.run_id in moved else None,
+        )
+        for number, move in zip(known, decided, strict=True)
+    ]
+
+
+def _numbers(db: apsw.Connection, runs: Sequence[RunFlush]) -> tuple[dict[tuple[TenantId, RunId], int], set[int]]:
+    """The numbers of the runs, and which of them are reruns."""
+    run_ids = _encode([run.job.run.run_id for run in runs]).decode()
+    rows = _rows(db, "run_numbers", {"run_ids": run_ids})
+    numbers = {(tenant, run_id): number for run_id, tenant, number, _ in rows}
+    return numbers, {number for _, _, number, is_rerun in rows if is_rerun}
+
+
+def _finish(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> Moving:
+    """Finish pending tasks. Returns the ends that moved one, by the number of the run."""
+    # If a batch finishes a task twice, the first outcome must win; the update would keep the last.
+    firsts = {
+        number: {end.index: end for end in reversed(run.ends)}
+        for number, run in zip(known, runs, strict=True)
+        if number is not None
+    }
+    # In the order of the rows: neighbours share pages.
+    ends = [(number, by_index[index]) for number, by_index in sorted(firsts.items()) for index in sorted(by_index)]
+    if ends and not _finish_all(db, ends):
+        ends = _unfinished(db, ends)
+        db.execute(SQL["finish"], {"ends": _encode(ends).decode()})
+        assert db.changes() == len(ends)
+    moving: Moving = {number: [] for number in firsts}
+    for number, end in ends:
+        moving[number].append(end)
+    return moving
+
+
+def _finish_all(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> bool:
+    """Finish these tasks if all of them are pending, as nearly always: it takes no read. False: nothing has changed."""
+    db.execute("SAVEPOINT finishing")
+    db.execute(SQL["finish"], {"ends": _encode(ends).decode()})
+    is_done = db.changes() == len(ends)
+    if not is_done:
+        db.execute("ROLLBACK TO finishing")
+    db.execute("RELEASE finishing")
+    return is_done
+
+
+def _unfinished(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> list[tuple[int, TaskEnd]]:
+    """The ends of pending tasks."""
+    wanted = [(number, end.index) for number, end in ends]
+    ((live,),) = _rows(db, "unfinished", {"tasks": _encode(wanted).decode()})
+    pending = set(_pairs.decode(live))
+    return [(number, end) for number, end in ends if (number, end.index) in pending]
+
+
+def _count(db: apsw.Connection, moving: Moving, reruns: set[int]) -> dict[int, Counts]:
+    """Count what moved. Returns the counts of all runs afterwards."""
+    more, errors = [], []
+    for number, ends in moving.items():
+        statuses = Counter([end.status for end in ends])
+        more.append((number, *(statuses[status] for status in _STATUSES)))
+        if statuses[TaskStatus.FAILED]:
+            codes = Counter(end.error_code for end in ends if end.status == TaskStatus.FAILED and end.error_code)
+            errors += [(number, code, count) for code, count in codes.items()]
+        if number in reruns:
+            count_replaced_outcomes(db, number, ends)
+    if errors:
+        db.execute(SQL["count_errors"], {"counts": _encode(errors).decode()})
+    rows = _rows(db, "count", {"counts": _encode(more).decode()}) if more else []
+    return {number: Counts(*counts) for number, *counts in rows}
+
+
+def _note(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[RunFlush]) -> None:
+    events = [
+        (number, event) for number, run in zip(known, runs, strict=True) if number is not None for event in run.events
+    ]
+    if events:
+        db.execute(SQL["note"], {"events": _encode(events).decode()})
+
+
+def _parted(queue: str, receipt: str) -> tuple[str, int, int]:
+    message, _, delivery = receipt.partition(".")
+    return queue, int(message), int(delivery)
+
+
+def _move(db: apsw.Connection, now: float, decided: Sequence[RunMove | None]) -> set[RunId]:
+    """Make the moves that are still possible. Returns the runs that moved."""
+    completing = {move.event.run_id: move for move in decided if move is not None and move.target is RunState.COMPLETED}
+    moved = _complete(db, now, completing) if completing else set()
+    for move in decided:
+        if move is not None and move.event.run_id not in completing and move_run(db, now, move):
+            moved.add(move.event.run_id)
+    return moved
+
+
+def _complete(db: apsw.Connection, now: float, moves: Mapping[RunId, RunMove]) -> set[RunId]:
+    sources = next(iter(moves.values())).sources
+    values = {"run_ids": _encode(list(moves)).decode(), "sources": _encode(sorted(sources)).decode(), "now": now}
+    rows = _rows(db, "complete_runs", values)
+    events = [moves[run_id].event for (run_id,) in rows]
+    if events:
+        pairs = _encode([(event.job_id, event.run_id) for event in events]).decode()
+        db.execute(SQL["complete_jobs"], {"moved": pairs, "now": now, "default_days": DEFAULT_DAYS})
+        rows = [tuple(event_values(event).values()) for event in events]
+        db.execute(SQL["insert_events"], {"events": _encode(rows).decode()})
+    return {event.run_id for event in events}
+
+
+def _rows(db: apsw.Connection, query: str, values: dict[str, Any]) -> list[Any]:
+    rows: list[Any] = db.execute(SQL[query], values).fetchall()
+    return rows

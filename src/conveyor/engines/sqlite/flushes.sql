@@ -1,0 +1,69 @@
+-- name: run_numbers
+SELECT run_id, tenant, run_no, rerun FROM task_runs WHERE run_id IN (SELECT value FROM json_each(:run_ids));
+
+-- name: unfinished
+SELECT json_group_array(json_array(t.run_no, t.idx))
+FROM (SELECT value ->> 0 AS run_no, value ->> 1 AS idx FROM json_each(:tasks)) AS wanted
+CROSS JOIN tasks AS t ON t.run_no = wanted.run_no AND t.idx = wanted.idx
+WHERE t.status = 0;
+
+-- name: finish
+WITH ends AS MATERIALIZED (
+    SELECT value ->> 0 AS run_no, value ->> '$[1][0]' AS idx, value ->> '$[1][1]' AS status,
+        value ->> '$[1][2]' AS attempts, value ->> '$[1][3]' AS http_status, value ->> '$[1][4]' AS error_code,
+        value ->> '$[1][5]' AS detail, value ->> '$[1][6]' AS at
+    FROM jsonb_each(:ends)
+)
+UPDATE tasks
+SET status = ends.status, attempts = ends.attempts, http_status = ends.http_status,
+    error_code = ends.error_code, detail = ends.detail, finished_at = ends.at
+FROM ends
+WHERE tasks.run_no = ends.run_no AND tasks.idx = ends.idx AND tasks.status = 0;
+
+-- name: count
+WITH more AS MATERIALIZED (
+    SELECT value ->> 0 AS run_no, value ->> 1 AS succeeded, value ->> 2 AS failed, value ->> 3 AS cancelled
+    FROM json_each(:counts)
+)
+UPDATE task_runs
+SET succeeded = task_runs.succeeded + more.succeeded, failed = task_runs.failed + more.failed,
+    cancelled = task_runs.cancelled + more.cancelled
+FROM more WHERE task_runs.run_no = more.run_no
+RETURNING run_no, succeeded, failed, cancelled;
+
+-- name: count_errors
+INSERT INTO task_errors (run_no, error_code, count)
+SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:counts) WHERE TRUE
+ON CONFLICT (run_no, error_code) DO UPDATE SET count = count + excluded.count;
+
+-- name: note
+INSERT INTO task_events (run_no, idx, at, event, data)
+SELECT value ->> 0, value ->> '$[1][0]', value ->> '$[1][1]', value ->> '$[1][2]', value ->> '$[1][3]'
+FROM jsonb_each(:events);
+
+-- name: ack
+DELETE FROM messages WHERE id IN (
+    SELECT m.id
+    FROM (SELECT value ->> 0 AS queue, value ->> 1 AS id, value ->> 2 AS delivery FROM json_each(:receipts)) AS r
+    CROSS JOIN messages AS m ON m.id = r.id AND m.queue = r.queue AND m.delivery = r.delivery AND m.held = 1
+);
+
+-- name: complete_runs
+UPDATE runs SET state = 'completed', ended_at = :now, swept = 0
+WHERE run_id IN (SELECT value FROM json_each(:run_ids))
+    AND state IN (SELECT value FROM json_each(:sources))
+    AND last_batch = 1
+    -- A job that has expired or was deleted may be half purged.
+    AND EXISTS (SELECT 1 FROM jobs AS j WHERE j.job_id = runs.job_id AND j.expires_at > :now)
+RETURNING run_id;
+
+-- name: complete_jobs
+UPDATE jobs SET state = 'completed',
+    expires_at = :now + 86400.0 * coalesce(options ->> '$.retention_days', :default_days)
+WHERE job_id IN (SELECT value ->> 0 FROM json_each(:moved))
+    AND run_id IN (SELECT value ->> 1 FROM json_each(:moved));
+
+-- name: insert_events
+INSERT INTO outbox (event_id, tenant, job_id, run_id, event, at, data)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6
+FROM jsonb_each(:events);

@@ -1,0 +1,231 @@
+"""The ready index in memory: the embedded system has one process."""
+
+import heapq
+import itertools
+from bisect import insort
+from collections.abc import Collection, Iterator, Sequence
+from math import inf
+
+import msgspec
+
+from conveyor.clock import Clock
+from conveyor.engines.ready import (
+    MAX_DUE_TIMES,
+    Look,
+    LookRequest,
+    ReadyMark,
+    SeatAction,
+    SeatedRun,
+    SeatNews,
+)
+from conveyor.model import JobId, RunId, TenantId
+
+
+class _Entry(msgspec.Struct):
+    """A run. `due_times` are those of its messages, sorted; `recheck_at` is when the last worker wanted it to be looked
+    at again; `help_at` is when a worker asked for help."""
+
+    tenant: TenantId
+    job_id: JobId
+    due_times: list[float]
+    pause: float = 0.0
+    seats: set[str] = msgspec.field(default_factory=set)
+    recheck_at: float = inf
+    help_at: float = inf
+    is_finished: bool = False
+
+
+class _Tenant(msgspec.Struct):
+    """A heap of listed runs, with entries that are no longer valid; and when it was last served, as a count."""
+
+    runs: list[tuple[float, RunId]]
+    served: int = 0
+
+
+class _WorkerSeats(msgspec.Struct):
+    """A worker: when its seats expire, and changes of its runs that it may not have seen."""
+
+    expires_at: float = 0.0
+    runs: dict[RunId, None] = msgspec.field(default_factory=dict)
+    changed: dict[RunId, int] = msgspec.field(default_factory=dict)
+
+
+class MemoryReadyIndex:
+    """A ReadyIndex."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[RunId, _Entry] = {}
+        self._listed: dict[RunId, float] = {}
+        self._tenants: dict[TenantId, _Tenant] = {}
+        self._workers: dict[str, _WorkerSeats] = {}
+        self._changes = itertools.count(1)
+        self._turns = itertools.count(1)
+        self._is_built = False
+
+    async def mark_runs(self, marks: Sequence[ReadyMark], *, is_built: bool = False) -> None:
+        now = self._clock.monotonic()
+        for mark in marks:
+            self._mark(mark, now)
+        self._is_built = self._is_built or is_built
+
+    async def hasten_tenant(self, tenant: TenantId) -> None:
+        now = self._clock.monotonic()
+        for run_id in [run_id for run_id, at in self._listed.items() if at > now]:
+            entry = self._entries[run_id]
+            if entry.tenant == tenant:
+                _add_due(entry, now, now)
+                self._list(run_id, entry)
+
+    async def known_runs(self, run_ids: Collection[RunId]) -> frozenset[RunId]:
+        return frozenset(run_id for run_id in run_ids if run_id in self._entries)
+
+    async def look_for_runs(self, request: LookRequest) -> Look:
+        now = self._clock.monotonic()
+        self._free_seats_of_dead(now, request.visibility)
+        worker = self._workers.setdefault(request.holder, _WorkerSeats())
+        worker.expires_at = now + request.ttl
+        for news in request.news:
+            self._apply(news, request.holder, worker, now)
+        worker.changed = {run_id: at for run_id, at in worker.changed.items() if at > request.since}
+        seats = None
+        if len(worker.runs) != request.seat_count:
+            seats = [self._seated(run_id) for run_id in worker.runs]
+        taken = [self._seat(run_id, request.holder, worker, now) for run_id in self._take(request, now)]
+        changed = list(worker.changed)
+        seen = max(worker.changed.values(), default=request.since)
+        if request.ttl <= 0 and not worker.runs:
+            del self._workers[request.holder]
+        return Look(taken, changed, seen, self._is_built, seats)
+
+    def _mark(self, mark: ReadyMark, now: float) -> None:
+        entry = self._entries.get(mark.run_id)
+        if entry is None:
+            if not mark.tenant or mark.is_finished:
+                return
+            entry = self._entries[mark.run_id] = _Entry(mark.tenant, mark.job_id, [])
+        if mark.is_changed or mark.is_finished:
+            change = next(self._changes)
+            for holder in entry.seats:
+                self._workers[holder].changed[mark.run_id] = change
+        # A message for a run that had finished: it may have been resumed. Whoever takes it looks.
+        entry.is_finished = mark.is_finished or (entry.is_finished and mark.delay == inf)
+        if mark.delay < inf and not (mark.is_restored and (entry.seats or mark.run_id in self._listed)):
+            _add_due(entry, now + mark.delay, now)
+            entry.pause = 0.0
+        self._list(mark.run_id, entry)
+
+    def _apply(self, news: SeatNews, holder: str, worker: _WorkerSeats, now: float) -> None:
+        entry = self._entries.get(news.run_id)
+        if entry is None and news.action is SeatAction.CLAIM:
+            entry = self._entries[news.run_id] = _Entry(news.tenant, news.job_id, [])
+        if entry is None:
+            return
+        if news.action is SeatAction.CLAIM:
+            entry.seats.add(holder)
+            worker.runs[news.run_id] = None
+        elif news.action is SeatAction.HELP:
+            entry.help_at = min(entry.help_at, now)
+        else:
+            entry.seats.discard(holder)
+            worker.runs.pop(news.run_id, None)
+            worker.changed.pop(news.run_id, None)
+            entry.pause = news.pause
+            entry.is_finished = entry.is_finished or news.action is SeatAction.FINISH
+            entry.recheck_at = now + news.delay
+        self._list(news.run_id, entry)
+
+    def _free_seats_of_dead(self, now: float, visibility: float) -> None:
+        for holder in [holder for holder, worker in self._workers.items() if worker.expires_at <= now]:
+            for run_id in self._workers.pop(holder).runs:
+                entry = self._entries[run_id]
+                entry.seats.discard(holder)
+                # What waits in the queue is due now; what the dead worker had in flight is visible later.
+                for at in (now, now + visibility):
+                    _add_due(entry, at, now)
+                self._list(run_id, entry)
+
+    def _take(self, request: LookRequest, now: float) -> Iterator[RunId]:
+        """Choose runs, of the tenants in turn. Runs that the worker may not take keep their places."""
+        latest, left = now - request.overdue, request.limit
+        skipped, unjoined = frozenset(request.skipped), frozenset(request.unjoined)
+        aside: list[tuple[_Tenant, tuple[float, RunId]]] = []
+        due = [tenant for tenant in self._tenants.values() if self._is_due(tenant, latest)]
+        tenants = sorted(due, key=lambda tenant: tenant.served)
+        while left > 0 and tenants:
+            turn, tenants = tenants, []
+            for tenant in turn:
+                if left == 0:
+                    break
+                while (first := self._first(tenant)) is not None and first[0] <= latest:
+                    heapq.heappop(tenant.runs)
+                    entry = self._entries[first[1]]
+                    may_join = not entry.seats or (request.holder not in entry.seats and entry.tenant not in unjoined)
+                    if first[1] in skipped or not may_join:
+                        aside.append((tenant, first))
+                        continue
+                    tenant.served = next(self._turns)
+                    tenants.append(tenant)
+                    left -= 1
+                    yield first[1]
+                    break
+        for tenant, first in aside:
+            heapq.heappush(tenant.runs, first)
+        for name in [name for name, tenant in self._tenants.items() if self._first(tenant) is None]:
+            del self._tenants[name]
+
+    def _seat(self, run_id: RunId, holder: str, worker: _WorkerSeats, now: float) -> SeatedRun:
+        entry = self._entries[run_id]
+        entry.seats.add(holder)
+        worker.runs[run_id] = None
+        entry.help_at = inf
+        entry.due_times = [at for at in entry.due_times if at > now]
+        entry.recheck_at = inf
+        self._list(run_id, entry)
+        return self._seated(run_id)
+
+    def _seated(self, run_id: RunId) -> SeatedRun:
+        entry = self._entries[run_id]
+        return SeatedRun(run_id, entry.tenant, entry.job_id, entry.pause)
+
+    def _first(self, tenant: _Tenant) -> tuple[float, RunId] | None:
+        """The tenant's listed run that is due first."""
+        while tenant.runs and self._listed.get(tenant.runs[0][1]) != tenant.runs[0][0]:
+            heapq.heappop(tenant.runs)
+        return tenant.runs[0] if tenant.runs else None
+
+    def _is_due(self, tenant: _Tenant, latest: float) -> bool:
+        first = self._first(tenant)
+        return first is not None and first[0] <= latest
+
+    def _list(self, run_id: RunId, entry: _Entry) -> None:
+        """List the run at the time that its entry says, or not at all."""
+        if entry.is_finished:
+            self._listed.pop(run_id, None)
+            if not entry.seats:
+                del self._entries[run_id]
+            return
+        at = entry.help_at if entry.seats else min(*entry.due_times[:1], entry.recheck_at, inf)
+        if at == self._listed.get(run_id, inf):
+            return
+        if at == inf:
+            del self._listed[run_id]
+            return
+        self._listed[run_id] = at
+        heapq.heappush(self._tenants.setdefault(entry.tenant, _Tenant([])).runs, (at, run_id))
+
+
+def _add_due(entry: _Entry, at: float, now: float) -> None:
+    """Add the time of a message. Of too many, one between two that are close together, as seen from now, is dropped;
+    the first and the last stay."""
+    times = entry.due_times
+    if at in times or (at <= now and times and times[0] <= now):
+        return
+    insort(times, at)
+    if len(times) > MAX_DUE_TIMES:
+        # A time that has passed is as good as the first.
+        spans = (
+            0.0 if times[i] <= now else (times[i + 1] - times[i - 1]) / (times[i] - now + 1.0)
+            for i in range(1, len(times) - 1)
+        )
+        del times[min(enumerate(spans, 1), key=lambda span: span[1])[0]]

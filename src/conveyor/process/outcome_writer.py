@@ -1,0 +1,337 @@
+"""Outcome writer: gets outcomes of many runs and makes them durable.
+
+Where records, tasks and queue are one database, the outcomes of all runs are written together (`_write_together`):
+store the bodies → name the runs that have dead letters → one transaction that finishes the tasks, notes failures and
+retries, requeues, acknowledges complete messages and moves runs that are complete → settle the other runs → count
+durations.
+
+Elsewhere, and where that fails, so that one run does not stop the others, each run is written by itself (`_write`), in
+the same order: bodies, rows, notes, the run's state, retries, and the acknowledgement last.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import structlog
+
+from conveyor.clock import Clock
+from conveyor.coordination.durations import count_durations
+from conveyor.coordination.waits import publish_disk_wait
+from conveyor.engines.coordinator import Coordinator
+from conveyor.engines.queue import Outgoing, Queue, QueueName, kind_of, recovery_queue
+from conveyor.engines.records import AtomicFlush, DocumentRecords, RunFlush, RunFlushed
+from conveyor.engines.tasks import TaskEvent, Tasks, is_configured
+from conveyor.errors import DiskUnwritable
+from conveyor.faults import crashpoint
+from conveyor.jobs.chunks import delayed_messages, encode, send_all
+from conveyor.jobs.dead_lettered_tasks import write_run_document
+from conveyor.lifecycle import Lifecycle
+from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.process.body_store import BodyStore
+from conveyor.process.outcomes import detail_json, with_body, with_dead_letter
+from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, by_run
+from conveyor.telemetry import metrics
+from conveyor.telemetry.attempts import record_attempts
+
+log = structlog.get_logger()
+
+_MAX_TRIES = 5
+
+_json = msgspec.json.encode
+
+Group = list[RecordedOutcome]
+
+
+class OutcomeWriter:
+    """One for each recorder. It calls `on_requeued` with a run and the delay of its first requeued reference."""
+
+    def __init__(
+        self,
+        documents: DocumentRecords,
+        tasks: Tasks,
+        queue: Queue,
+        bodies: BodyStore,
+        lifecycle: Lifecycle,
+        coordinator: Coordinator,
+        clock: Clock,
+        atomic: AtomicFlush | None,
+        on_requeued: Callable[[RunId, float], None],
+    ) -> None:
+        self._documents = documents
+        self._tasks = tasks
+        self._queue = queue
+        self._bodies = bodies
+        self._lifecycle = lifecycle
+        self._coordinator = coordinator
+        self._clock = clock
+        self._atomic = atomic
+        self._on_requeued = on_requeued
+
+    async def write(self, batch: Sequence[RecordedOutcome]) -> None:
+        """Write outcomes. Those that cannot be written are left to redelivery, and so are retries of lost messages."""
+        together: list[Group] = []
+        alone: list[Group] = []
+        for group in by_run(record for record in batch if not _is_lost_retry(record)):
+            is_together = self._atomic is not None and is_configured(self._tasks, group[0].job.key)
+            (together if is_together else alone).append(group)
+        if together and self._atomic is not None:
+            alone += await self._try_together(self._atomic, together)
+        await asyncio.gather(*(self._persist(group) for group in alone))
+
+    async def _try_together(self, atomic: AtomicFlush, groups: list[Group]) -> list[Group]:
+        """Write the outcomes of these runs together. Returns the runs that are to be written by themselves."""
+        began = self._clock.now()
+        try:
+            done = await self._write_together(atomic, groups)
+        except Exception as error:
+            log.warning("outcomes not written together; writing each run", runs=len(groups), error=repr(error))
+            for group in groups:
+                for record in group:
+                    record.may_be_written = True
+            return groups
+        written = self._clock.now()
+        unwritten = []
+        for group, is_done in zip(groups, done, strict=True):
+            if is_done:
+                record_attempts(group[0].job, group, began, written)
+            else:
+                unwritten.append(group)
+        return unwritten
+
+    async def _write_together(self, atomic: AtomicFlush, groups: list[Group]) -> list[bool]:
+        """Returns for each run whether it is done."""
+        finals = [[record for record in group if record.delay is None] for group in groups]
+        kept = await self._bodies.keep(
+            [(group[0].job, [record.outcome for record in final]) for group, final in zip(groups, finals, strict=True)]
+        )
+        now = self._clock.now()
+        for final in finals:
+            if any(record.is_dead_letter for record in final):
+                await write_run_document(self._documents, final[0].job, now)
+        flushes = [
+            self._flush_of(group, final, bodies, now) for group, final, bodies in zip(groups, finals, kept, strict=True)
+        ]
+        records = [record for group in groups for record in group]
+        acks = _complete_after(records)
+        crashpoint("recorder.flush.before")
+        flushed = await atomic.record_flush(flushes, [(chunk.queue, chunk.receipt) for chunk in acks])
+        crashpoint("recorder.flush.after")
+        for record in records:
+            record.noted = record.requeued = True
+        await self._acknowledge_late(atomic, records, acks)
+        after = [
+            self._after(group, final, flush, result)
+            for group, final, flush, result in zip(groups, finals, flushes, flushed, strict=True)
+        ]
+        return await asyncio.gather(*after)
+
+    def _flush_of(self, group: Group, final: Group, bodies: list[BodyRef | None], now: float) -> RunFlush:
+        job = group[0].job
+        retried = [record for record in group if record.delay is not None and not record.requeued]
+        return RunFlush(
+            job,
+            [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)],
+            [_event(record, now) for record in group if record.outcome.error is not None and not record.noted],
+            recovery_queue(job.run.run_id),
+            self._outgoing(job, retried, now),
+            self._lifecycle.decision(job) or (lambda counts: None),
+        )
+
+    async def _acknowledge_late(
+        self, atomic: AtomicFlush, records: Iterable[RecordedOutcome], acked: Sequence[LeasedChunk]
+    ) -> None:
+        """Acknowledge messages of which another flush has recorded a part meanwhile."""
+        _count_recorded(records)
+        known = {id(chunk) for chunk in acked}
+        late = {record.chunk.receipt: record.chunk for record in records if record.chunk.left == 0}
+        receipts = [(chunk.queue, chunk.receipt) for chunk in late.values() if id(chunk) not in known]
+        if receipts:
+            crashpoint("recorder.ack.before")
+            await atomic.record_flush([], receipts)
+
+    async def _after(self, group: Group, final: Group, flush: RunFlush, flushed: RunFlushed) -> bool:
+        """What follows the transaction. False if the run is to be written once more, by itself."""
+        job, finished = group[0].job, flushed.finished
+        if flush.messages:
+            self._on_requeued(job.run.run_id, min(message.delay for message in flush.messages))
+        if not final:
+            return True
+        _count_dead_letters(record for record in final if record.is_dead_letter and record.ref.index in finished.moved)
+        try:
+            if flushed.moved is not None:
+                self._lifecycle.on_moved(job, flushed.moved, finished.counts)
+            else:
+                await self._settle(job, flush, flushed)
+            await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
+        except Exception as error:
+            log.warning("run not settled; retrying", run=job.run.run_id, error=repr(error))
+            return False
+        return True
+
+    async def _settle(self, job: Job, flush: RunFlush, flushed: RunFlushed) -> None:
+        """Settle a run whose move needs a read, or whose last tasks two workers have finished at the same time."""
+        counts = flushed.finished.counts
+        if self._lifecycle.decision(job) is None or flush.decide(counts) is not None:
+            await self._lifecycle.settle(job, counts)
+
+    async def _persist(self, group: list[RecordedOutcome]) -> None:
+        """Write one run's outcomes, with retries while the store fails; at last leave the messages to redelivery."""
+        pause = 0.1
+        began = self._clock.now()
+        job = group[0].job
+        for attempt in range(1, _MAX_TRIES + 1):
+            try:
+                await self._write(group)
+                record_attempts(job, group, began, self._clock.now())
+                return
+            except Exception as error:
+                # Any error: a message whose outcomes are neither written nor lost would be leased for ever.
+                log.warning("outcomes not written; retrying", run=job.run.run_id, attempt=attempt, error=repr(error))
+                if isinstance(error, DiskUnwritable):
+                    await publish_disk_wait(self._coordinator, [job.run.run_id], error)
+                await self._clock.sleep(pause)
+                pause *= 3
+        log.error("outcomes not written; the queue will redeliver their messages", count=len(group))
+        for record in group:
+            record.chunk.lost = True
+
+    async def _write(self, group: list[RecordedOutcome]) -> None:
+        job = group[0].job
+        final = [record for record in group if record.delay is None]
+        retried = [record for record in group if record.delay is not None and not record.requeued]
+        if final:
+            (bodies,) = await self._bodies.keep([(job, [record.outcome for record in final])])
+            now = self._clock.now()
+            ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
+            dead = [record for record in final if record.is_dead_letter]
+            if dead:
+                await write_run_document(self._documents, job, now)
+            finished = await self._tasks.finish(job.key, ends)
+            for record in final:
+                # A transaction whose answer was lost has finished the task, and noted it.
+                record.noted |= record.may_be_written and record.ref.index not in finished.moved
+                record.may_be_written = False
+            if dead:
+                crashpoint("recorder.dead_letter.after")
+                _count_dead_letters(record for record in dead if record.ref.index in finished.moved)
+            await self._note(job, final)
+            await self._lifecycle.settle(job, finished.counts)
+            await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
+        if retried:
+            await self._note(job, retried)
+            await self._requeue(job, retried)
+        crashpoint("recorder.ack.before")
+        await self._acknowledge(group)
+
+    async def _note(self, job: Job, records: list[RecordedOutcome]) -> None:
+        now = self._clock.now()
+        failed = [record for record in records if record.outcome.error is not None and not record.noted]
+        if failed:
+            await self._tasks.note(job.key, [_event(record, now) for record in failed])
+            for record in failed:
+                record.noted = True
+
+    async def _requeue(self, job: Job, retried: list[RecordedOutcome]) -> None:
+        outgoing = self._outgoing(job, retried, self._clock.now())
+        await send_all(self._queue, recovery_queue(job.run.run_id), outgoing, self._clock)
+        for record in retried:
+            record.requeued = True
+        self._on_requeued(job.run.run_id, min(message.delay for message in outgoing))
+
+    def _outgoing(self, job: Job, retried: Sequence[RecordedOutcome], now: float) -> list[Outgoing]:
+        """The messages that requeue references: failed ones each alone, postponed ones in batches."""
+        postponed: list[tuple[float, TaskRef]] = []
+        outgoing: list[Outgoing] = []
+        for record in retried:
+            outcome, ref, delay = record.outcome, _next_ref(record, now), record.delay or 0.0
+            if outcome.spends_attempt or outcome.error is not None or job.kind in LONG_KINDS:
+                due = 0.0 if outcome.is_blocked else now + delay
+                outgoing.append(encode(Chunk(job.key, [ref], turn=record.chunk.generation, due=due), delay))
+            else:
+                postponed.append((delay, ref))
+        return outgoing + delayed_messages(job.key, postponed, job.options.chunk_size)
+
+    async def _acknowledge(self, group: list[RecordedOutcome]) -> None:
+        _count_recorded(group)
+        complete: dict[QueueName, set[str]] = {}
+        for record in group:
+            if record.chunk.left == 0:
+                complete.setdefault(record.chunk.queue, set()).add(record.chunk.receipt)
+        for queue, receipts in complete.items():
+            await self._queue.ack(queue, list(receipts))
+
+
+def _is_lost_retry(record: RecordedOutcome) -> bool:
+    """Whether the record is a retry of a message that this worker no longer leases. The message still has the
+    reference; and the sweeper may have dropped the run's queues for good, because none was in flight."""
+    return record.delay is not None and record.chunk.lost
+
+
+def _complete_after(records: Iterable[RecordedOutcome]) -> list[LeasedChunk]:
+    """The messages of which these are the last outcomes: no other flush has one of them."""
+    counts = Counter([record.chunk.receipt for record in records if not record.counted])
+    chunks = {record.chunk.receipt: record.chunk for record in records}
+    return [chunks[receipt] for receipt, count in counts.items() if chunks[receipt].left == count]
+
+
+def _count_recorded(records: Iterable[RecordedOutcome]) -> None:
+    """Count outcomes as durable, once."""
+    for record in records:
+        if not record.counted:
+            record.counted = True
+            record.chunk.left -= 1
+
+
+def _count_dead_letters(records: Iterable[RecordedOutcome]) -> None:
+    for record in records:
+        metrics.DEAD_LETTERED.add(1, kind_of(record.chunk.queue))
+
+
+def _next_ref(record: RecordedOutcome, now: float) -> TaskRef:
+    """Return the reference of the next attempt."""
+    ref = with_since(record.ref, record.outcome, now)
+    return TaskRef(ref.index, ref.input, ref.attempt + 1, ref.since)
+
+
+def with_since(ref: TaskRef, outcome: Outcome, now: float) -> TaskRef:
+    """Return the reference with the time when the task's first attempt began, if there was one."""
+    attempted = outcome.spends_attempt or outcome.error is not None or outcome.elapsed > 0
+    if ref.since or not attempted:
+        return ref
+    return TaskRef(ref.index, ref.input, ref.attempt, outcome.since or int(now - outcome.elapsed))
+
+
+def _task_end(record: RecordedOutcome, body: BodyRef | None, now: float) -> TaskEnd:
+    outcome = record.outcome
+    detail = detail_json(outcome)
+    if record.is_dead_letter:
+        detail = with_dead_letter(detail)
+    return TaskEnd(
+        record.ref.index,
+        outcome.status,
+        record.ref.attempt,
+        outcome.http_status,
+        outcome.error.code if outcome.error else None,
+        with_body(detail, body),
+        now,
+    )
+
+
+def _event(record: RecordedOutcome, now: float) -> TaskEvent:
+    event = "task.failed"
+    if record.delay is not None:
+        event = "task.retried"
+    elif record.is_dead_letter:
+        event = "task.dead_lettered"
+    data: dict[str, object] = {
+        "attempt": record.ref.attempt,
+        "error": record.outcome.error,
+        "http_status": record.outcome.http_status,
+    }
+    if record.delay is not None:
+        data["retry_in"] = round(record.delay, 3)
+    if record.is_dead_letter and record.outcome.error is not None:
+        data["reason"] = record.outcome.error.message
+    return TaskEvent(record.ref.index, now, event, _json(data).decode())

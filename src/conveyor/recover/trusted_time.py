@@ -1,0 +1,138 @@
+"""TrustedTime: the time by which retention purges. A wall clock that jumps forward makes everything look expired, and
+what is purged does not come back when the clock is right again. So a jump counts only after the clock has run on evenly
+for an hour. Until then trusted time goes on without the jump, and only what expired by it is purged.
+
+The last trusted time is a document, so that a process that starts after the jump sees it, too.
+"""
+
+import msgspec
+import structlog
+
+from conveyor.clock import CLOCK_SLACK, Clock, iso_text
+from conveyor.engines.records import Document, DocumentRecords
+from conveyor.model import TenantId
+
+log = structlog.get_logger()
+
+# The kind, the tenant and the id of the document.
+_KIND = "clock"
+_TENANT = TenantId("~retention")
+_ID = "trusted"
+# A jump that a process sees; it may have been suspended.
+_JUMP = 3600.0
+# A jump between two processes; there may have been none for a while.
+_GAP = 86_400.0
+# How long the clock must run on evenly after a jump.
+_HOLD = 3600.0
+_WRITE_EVERY = 600.0
+
+
+class TrustedMark(msgspec.Struct, frozen=True):
+    """The body of the document: the last trusted time, and since when the wall clock has been ahead of it; 0: it is
+    not."""
+
+    at: float
+    since: float = 0.0
+
+
+_marks = msgspec.json.Decoder(TrustedMark)
+
+
+class TrustedTime:
+    """As one process sees it. Lives as long as the role that asks."""
+
+    def __init__(self, documents: DocumentRecords, clock: Clock) -> None:
+        self._documents = documents
+        self._clock = clock
+        # The wall clock at the last look; None before the first.
+        self._wall: float | None = None
+        self._looked_at = 0.0
+        # By how many seconds the wall clock is ahead, and since when.
+        self._ahead = 0.0
+        self._since = 0.0
+        self._written: tuple[float, float] | None = None
+
+    async def now(self) -> float:
+        """The trusted time. It is never ahead of the wall clock."""
+        wall, monotonic = self._clock.now(), self._clock.monotonic()
+        if self._wall is None:
+            await self._start(wall)
+        else:
+            self._compare(wall, wall - self._wall - (monotonic - self._looked_at))
+        self._wall, self._looked_at = wall, monotonic
+        if self._ahead and wall - self._since >= _HOLD:
+            log.warning("clock ran on evenly after its jump: it is trusted", seconds=round(self._ahead))
+            self._ahead = self._since = 0.0
+        await self._write(wall - self._ahead, monotonic)
+        return wall - self._ahead
+
+    async def is_held(self) -> bool:
+        """Whether the wall clock is ahead of the trusted time."""
+        await self.now()
+        return self._ahead > 0
+
+    async def _start(self, wall: float) -> None:
+        mark = _mark(await self._documents.document(_KIND, _TENANT, _ID))
+        if mark is not None and wall < mark.at - CLOCK_SLACK:
+            log.warning("clock was set back", seconds=round(mark.at - wall))
+        elif mark is not None and wall - mark.at > _GAP:
+            self._jumped(wall, wall - mark.at)
+            if 0 < mark.since <= wall:
+                self._since = mark.since
+
+    def _compare(self, wall: float, jump: float) -> None:
+        if jump > _JUMP:
+            self._jumped(wall, jump)
+        elif jump < -CLOCK_SLACK:
+            self._ahead = max(0.0, self._ahead + jump)
+            # What is left is no jump of its own.
+            if self._ahead <= _JUMP:
+                self._ahead = 0.0
+            self._since = wall if self._ahead else 0.0
+            log.warning("clock was set back", seconds=round(-jump))
+
+    def _jumped(self, wall: float, seconds: float) -> None:
+        self._ahead += seconds
+        self._since = wall
+        log.error(
+            "clock jumped forward, or nothing ran for long: what expired since is purged after an hour; set the clock"
+            " right before that if it is wrong",
+            seconds=round(seconds),
+            now=iso_text(wall),
+            purged_up_to=iso_text(wall - self._ahead),
+        )
+
+    async def _write(self, at: float, monotonic: float) -> None:
+        """Store the trusted time every ten minutes, and when a hold begins or ends. Of several processes that write it
+        at the same time, the first succeeds."""
+        if self._written is not None:
+            since, written_at = self._written
+            if since == self._since and monotonic - written_at < _WRITE_EVERY:
+                return
+        body = msgspec.json.encode(TrustedMark(at, self._since))
+        stored = await self._documents.document(_KIND, _TENANT, _ID)
+        if stored is None:
+            await self._documents.create_documents([Document(_KIND, _TENANT, _ID, body)])
+        else:
+            await self._documents.replace_document(msgspec.structs.replace(stored, body=body))
+        self._written = (self._since, monotonic)
+
+
+async def clock_problem(documents: DocumentRecords, clock: Clock) -> str | None:
+    """What is odd about the wall clock, compared with the last trusted time; None if nothing is."""
+    mark, now = _mark(await documents.document(_KIND, _TENANT, _ID)), clock.now()
+    if mark is None:
+        return None
+    if now < mark.at - CLOCK_SLACK:
+        return f"{round(mark.at - now)} s behind the last stored time: it was set back, or had been ahead"
+    if mark.since:
+        return f"jumped forward from {iso_text(mark.at)}: what expired since is purged an hour after the jump"
+    return None
+
+
+def _mark(row: Document | None) -> TrustedMark | None:
+    try:
+        return None if row is None else _marks.decode(row.body)
+    except msgspec.MsgspecError:
+        # Written by another version.
+        return None

@@ -1,0 +1,1 @@
+"""Verify: checks that all stored data of an installation fits together."""

@@ -1,0 +1,39 @@
+"""A small simulated fleet, as `python -m bench fleet` has it: what its workers cost, and that no message is lost."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from bench import fleet_world
+
+LIMIT = 1000
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """The simulation silences them."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+def test_a_quiet_fleet_calls_for_its_workers_and_not_for_its_runs() -> None:
+    few, many = (
+        fleet_world.quiet("", workers=2, runs=runs, warm=70.0, seconds=60.0, queue_limit=LIMIT) for runs in (6, 60)
+    )
+    assert few["calls"]["redis look_for_runs"] == pytest.approx(8, abs=1)
+    assert many["calls"]["redis look_for_runs"] == pytest.approx(few["calls"]["redis look_for_runs"], abs=1)
+    assert many["units"]["sqs request"] < 60 / 10, "four polls of a run in a minute, and the sweeper"
+
+
+def test_messages_that_arrive_at_a_worker_that_has_left_the_run_are_worked_on_there() -> None:
+    result = fleet_world.steady("", workers=4, runs=24, warm=20.0, seconds=20.0, queue_limit=LIMIT, dying=0)
+    assert result["repeated"] == 0
+    assert result["first_start"]["most"] < 2.0, "given back, they would wait for five seconds"
+
+
+def test_tasks_of_workers_that_die_are_done_by_others() -> None:
+    result = fleet_world.steady("", workers=4, runs=12, warm=5.0, seconds=5.0, queue_limit=LIMIT, dying=1)
+    assert result["recovery"]["tasks"] > 0
+    assert 30.0 < result["recovery"]["most"] < 60.0, "the lease, and a while"
