@@ -10,7 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench import archive, aws, fetch, flood, ingest, machine, nginx, noop, postgres, serve
+from bench import (
+    archive,
+    aws,
+    command,
+    fetch,
+    fleet,
+    flood,
+    growth,
+    house,
+    ingest,
+    latency,
+    machine,
+    nginx,
+    noop,
+    postgres,
+    serve,
+    small,
+)
 from bench.child import ROOT, MeasurementFailed, Setup
 from bench.figures import Figure, table
 
@@ -18,11 +35,17 @@ BENCHES: dict[str, ModuleType] = {
     "noop": noop,
     "fetch": fetch,
     "ingest": ingest,
+    "growth": growth,
     "archive": archive,
+    "command": command,
     "postgres": postgres,
     "serve": serve,
     "aws": aws,
     "flood": flood,
+    "house": house,
+    "small": small,
+    "fleet": fleet,
+    "latency": latency,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 # On the disk that the code is on: what is in memory (/tmp, often) has no fsync to pay for.
@@ -32,7 +55,7 @@ SCRATCH = ROOT / ".cache" / "bench"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     names = options.names or list(BENCHES)
-    if "fetch" in names and nginx.found() is None:
+    if {"fetch", "command", "small", "latency"} & set(names) and nginx.found() is None:
         print(nginx.INSTALL, file=sys.stderr)
         return 1
     SCRATCH.mkdir(parents=True, exist_ok=True)
@@ -42,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     figures, failed = _run_all(names, options)
     if figures:
-        report = _report(figures, names, known, options)
+        report = _report(figures, known, options)
         print(f"\n{report}\n")
     for figure in figures:
         print(figure.as_json())
@@ -99,13 +122,8 @@ def _run(name: str, options: argparse.Namespace) -> list[Figure]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _report(figures: Sequence[Figure], names: Sequence[str], known: str, options: argparse.Namespace) -> str:
+def _report(figures: Sequence[Figure], known: str, options: argparse.Namespace) -> str:
     parts = [table(figures)]
-    for name in names:
-        elsewhere = getattr(BENCHES[name], "ELSEWHERE", {})
-        if elsewhere:
-            rows = "; ".join(f"{who} {what}" for who, what in elsewhere.items())
-            parts.append(f"For `{name}`, measured elsewhere, not in this run: {rows}.")
     scale = "" if options.size == 1 else f", size {options.size:g}"
     disturbed = max((share for figure in figures for share in figure.more.get("disturbed", [])), default=0.0)
     parts.append(

@@ -1,6 +1,7 @@
 """What the benches run as tasks: functions of kind python, and executors in the place of fetches."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 from conveyor.handlers import task
@@ -8,7 +9,10 @@ from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors import LocalExecutor
 from conveyor.states import TaskStatus
 
-_WORDS = "The belt carries one page after the other. "
+_TEXT = (
+    "the belt carries one page after other and each has some words of its own so that it shrinks to a third as texts "
+    "do while every number names another page with a title <p> </p> <a href='/page'> </a> <li> </li> that nobody reads"
+)
 
 
 @task("bench.noop")
@@ -18,9 +22,9 @@ def noop(_: object) -> None:
 
 @task("bench.page")
 def page(number: int) -> str:
-    """A page of about 2 KB, another one for each number."""
-    head = f"page {number}\n"
-    return (head + _WORDS * 50)[:2000]
+    """A page of about 2.7 KB, another one for each number. It is too large for a row, and shrinks as texts do."""
+    words = random.Random(number).choices(_TEXT.split(), k=700)
+    return f"page {number}\n{' '.join(words)}"[:2700]
 
 
 @task("bench.uneven")

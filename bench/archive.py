@@ -1,8 +1,9 @@
 """archive: small results out of the store into one zip, made offline, against bare loops that write the same bytes.
 
 The bare loops have names and bytes in memory before their clock starts: one writes by zipfile, one by the writer that
-exports use. Ours finds the tasks, makes the names, reads the bodies from their segments, checks each against its
-sha256, hashes the archive, and can be taken up by another process after any piece. All end with an fsync.
+exports use. Ours finds the tasks, makes the names, reads the bodies from their segments, where they are deflated,
+checks each, inflates them for a stored archive, hashes the archive, and can be taken up by another process after any
+piece. All end with an fsync.
 """
 
 import os
@@ -46,10 +47,10 @@ def run(setup: Setup) -> list[Figure]:
         name = {"none": "export, stored", "deflate": "export, deflated"}[compression]
         by_zipfile, by_writer = "zipfile, bytes in memory", "our zip writer, bytes in memory"
         more = {"count": count, "mib": limits[-1]["mib"], **details(exports)}
-        goal = ("at least", 0.5)
+        goal, own_goal = ("at least", 0.5), ("at least", 0.6)
         figures += [
             Figure("archive", name, "results/s", rates(exports), by_zipfile, rates(limits), goal, more),
-            Figure("archive", name, "results/s", rates(exports), by_writer, rates(writers)),
+            Figure("archive", name, "results/s", rates(exports), by_writer, rates(writers), own_goal),
             Figure("archive", f"CPU time, {compression}", "µs/result", cpu_each(exports), by_zipfile, cpu_each(limits)),
         ]
     killed = [setup.bare("bench.archive:killed", count=count, data=data) for _ in range(setup.repeat)]

@@ -3,7 +3,7 @@
 cost: a staged list runs through the whole system on DynamoDB, SQS and S3, on an emulator behind a proxy that counts
 every call and what it would be billed as; a table of public prices turns that into dollars. Beside it the same list in
 the layout that most begin with: a message for each task and an object for each result, which here are two options of
-the job.
+the job. The cost to the end of its life adds what is stored for 14 days and what the purge deletes.
 
 shards: the ingest of a list behind a proxy that lets no partition have more than 1,000 writes a second, as DynamoDB
 does, with the tasks of the run in eight partitions and in one. A small job stays in one, and is read with one query.
@@ -42,6 +42,9 @@ PRICES = {
     "s3 put": 5.00,
     "s3 get": 0.40,
 }
+# Dollars for a GB and month.
+DYNAMODB_STORAGE, S3_STORAGE = 0.25, 0.023
+_MONTHS = 14 / 30
 
 
 def run(setup: Setup) -> list[Figure]:
@@ -56,10 +59,14 @@ def run(setup: Setup) -> list[Figure]:
         small.append(setup.bare("bench.aws:small_job", count=SMALL))
     layout = "a message a task, an object a result"
     dollars = [[each["dollars"] for each in side] for side in (ours, plain)]
+    life = [[each["life"]["dollars"] for each in side] for side in (ours, plain)]
     calls = [[each["calls_each"] for each in side] for side in (ours, plain)]
     spent = {"calls": ours[-1]["calls"], "units": ours[-1]["units"], "layout_calls": plain[-1]["calls"]}
     return [
         Figure("aws", "cost of a million tasks", "$", dollars[0], layout, dollars[1], ("at most", 0.5), spent),
+        Figure(
+            "aws", "the same to the end of its life", "$", life[0], layout, life[1], ("at most", 0.5), ours[-1]["life"]
+        ),
         Figure("aws", "calls", "calls/task", calls[0], layout, calls[1], None, {"by": ours[-1]["dollars_by"]}),
         Figure(
             "aws",
@@ -89,8 +96,14 @@ class Bill:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.units: Counter[str] = Counter()
-        # What each task is in bytes: ending it writes all of it again.
+        # What each task is in bytes: ending it writes all of it again, and so does deleting it.
         self._sizes: dict[str, int] = {}
+        self.object_bytes = 0
+
+    @property
+    def task_bytes(self) -> int:
+        """The tasks that are stored."""
+        return sum(self._sizes.values())
 
     def clear(self) -> None:
         self.calls.clear()
@@ -109,6 +122,7 @@ class Bill:
             self.units["s3 put" if "list-type" in call.path else "s3 get"] += 1
         elif call.action != "DELETE":
             self.units["s3 put"] += 1
+            self.object_bytes += len(call.body)
         return answer
 
     def dollars(self) -> dict[str, float]:
@@ -120,17 +134,30 @@ class Bill:
             self.units[writes] += sum(self._statement(each) for each in payload["Statements"])
         elif action == "BatchWriteItem":
             for requests in payload["RequestItems"].values():
-                self.units[writes] += sum(_written(_size(each)) for each in requests)
+                self.units[writes] += sum(map(self._batched, requests))
         elif action == "TransactWriteItems":
             self.units[writes] += sum(2 * _indexed(each) for each in payload["TransactItems"])
-        elif action in ("PutItem", "UpdateItem"):
+        elif action in ("PutItem", "UpdateItem", "DeleteItem"):
             self.units[writes] += _written(len(answer.body))
         elif action == "BatchGetItem":
             # A consistent read of a small item is one unit, of one that is not there too.
             self.units[reads] += sum(len(each["Keys"]) for each in payload["RequestItems"].values())
         elif action == "Query":
-            each = math.ceil(len(answer.body) / 4096) or 1
+            each = math.ceil(self._read(payload, answer) / 4096) or 1
             self.units[reads] += each if payload.get("ConsistentRead") else math.ceil(each / 2)
+
+    def _batched(self, request: dict[str, Any]) -> int:
+        if "DeleteRequest" in request:
+            return _written(self._sizes.pop(request["DeleteRequest"]["Key"]["sk"]["S"], 200))
+        return _written(_size(request))
+
+    def _read(self, payload: dict[str, Any], answer: Any) -> int:
+        """The bytes that a query read: whole items, although it returns only some of them, or a part of each."""
+        items = answer.payload.get("Items", [])
+        if "ProjectionExpression" in payload:
+            return sum(self._sizes.get(item.get("sk", {}).get("S", ""), 200) for item in items)
+        scanned = answer.payload.get("ScannedCount", len(items))
+        return len(answer.body) * scanned // len(items) if items else 300 * scanned
 
     def _statement(self, statement: dict[str, Any]) -> int:
         parameters = statement["Parameters"]
@@ -139,7 +166,8 @@ class Bill:
             self._sizes[parameters[1]["S"]] = size
             return _written(size)
         ended, _, sk = parameters[:3]
-        return _written(self._sizes.get(sk["S"], 200) + _size(ended))
+        self._sizes[sk["S"]] = self._sizes.get(sk["S"], 200) + _size(ended)
+        return _written(self._sizes[sk["S"]])
 
 
 def _size(value: Any) -> int:
@@ -248,16 +276,41 @@ async def cost(count: int, place: str, **options: Any) -> dict[str, Any]:
             spent = meter.stop()
             calls, units, dollars = dict(bill.calls), dict(bill.units), bill.dollars()
         await check_counts(system, job, count)
+        stored = {"dynamodb": bill.task_bytes * DYNAMODB_STORAGE, "s3": bill.object_bytes * S3_STORAGE}
+        bill.clear()
+        await purge(system, job)
+        removal = bill.dollars()
     million = 1e6 / count
+    stay = {name: value / 1e9 * _MONTHS * million for name, value in stored.items()}
+    gone = {name: value * million for name, value in removal.items()}
+    life = sum(dollars.values()) * million + sum(stay.values()) + sum(gone.values())
     return {
         "count": count,
         "dollars": sum(dollars.values()) * million,
+        "life": {
+            "dollars": life,
+            "stored": {name: round(value, 3) for name, value in sorted(stay.items())},
+            "purged": {name: round(value, 3) for name, value in sorted(gone.items())},
+        },
         "dollars_by": {name: round(value * million, 3) for name, value in sorted(dollars.items())},
         "units": {name: round(number / count, 4) for name, number in sorted(units.items())},
         "calls": {name: round(number / count, 5) for name, number in sorted(calls.items())},
         "calls_each": sum(calls.values()) / count,
         **spent,
     }
+
+
+async def purge(system: Any, job: Any) -> None:
+    """What retention does to a job that has expired."""
+    from conveyor.recover import retention
+
+    retention.SETTLE_SECONDS = -1.0
+    role = retention.Retention(
+        system.records, system.tasks, system.queue, system.coordinator, system.blobs, system.clock
+    )
+    await system.records.jobs.mark_deleted(job.tenant, job.job_id)
+    while await system.records.jobs.purgeable_jobs(system.clock.now() + 1, 1):
+        await role.run_once()
 
 
 async def capped_ingest(count: int, shards: int, place: str) -> dict[str, Any]:

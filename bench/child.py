@@ -74,14 +74,19 @@ class Setup:
         return best
 
 
-def measure(function: str, scratch: Path, profile: bool = False, **arguments: Any) -> dict[str, Any]:
-    """Run a measurement in a fresh process, with a directory of its own as `place`; what it returned."""
+def measure(
+    function: str, scratch: Path, profile: bool = False, source: Path | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """Run a measurement in a fresh process, with a directory of its own as `place`; what it returned. `source` has
+    another revision of the package."""
     with tempfile.TemporaryDirectory(dir=scratch) as place:
         answer = Path(place) / "answer.json"
         call = Call(function, {"place": place, **arguments}, str(answer), profile)
         command = [sys.executable, "-m", "bench.child", json.dumps(asdict(call))]
         # Settings of this machine's user must not change what is measured.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CONVEYOR_")}
+        if source is not None:
+            environ["PYTHONPATH"] = str(source)
         try:
             ended = subprocess.run(command, cwd=ROOT, env=environ, timeout=_TIMEOUT, check=False)
         except subprocess.TimeoutExpired:

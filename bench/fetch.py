@@ -20,14 +20,6 @@ from bench.meter import Meter
 
 COUNT = 50_000
 CONCURRENCY = 100
-# Fixed numbers from the issue, on 2 cores.
-ELSEWHERE = {
-    "bare pyreqwest, a file for each body": "13,000/s",
-    "curl --parallel": "13,300/s",
-    "bare aiohttp script": "4,600/s",
-    "Scrapy": "410/s",
-    "Crawlee on disk": "220/s",
-}
 
 _SMALL = 10
 _SAMPLE = 500

@@ -26,6 +26,7 @@ SUBMITS = 21
 
 _CHUNK = 100
 _COMMIT = 5000
+_STRETCH = 500_000
 
 
 def run(setup: Setup) -> list[Figure]:
@@ -41,7 +42,7 @@ def run(setup: Setup) -> list[Figure]:
     limit = "bare apsw loop"
     peaks, small_peaks = ([each["peak_mib"] for each in side] for side in (ours, small))
     return [
-        Figure("ingest", "rows", "tasks/s", rates(ours), limit, rates(limits), ("at least", 0.5), details(ours)),
+        Figure("ingest", "rows", "tasks/s", rates(ours), limit, rates(limits), ("at least", 0.65), details(ours)),
         Figure("ingest", "CPU time", "µs/task", cpu_each(ours), limit, cpu_each(limits)),
         Figure("ingest", "peak memory", "MiB", peaks, f"ours, {SMALL:,} lines", small_peaks, ("at most", 1.2)),
         Figure(
@@ -102,7 +103,7 @@ async def ours(count: int, place: str) -> dict[str, Any]:
         depth = await system.queue.depth(f"run:{job.run.run_id}")
         if job.run.total != count or depth.ready < count // _CHUNK:
             raise MeasurementFailed(f"total {job.run.total}, messages {depth.ready}")
-    return {"count": count, **spent}
+    return {"count": count, "bytes": _database_bytes(f"{place}/conveyor.db", count), **spent}
 
 
 async def first_done(count: int, place: str) -> dict[str, Any]:
@@ -161,7 +162,7 @@ CREATE TABLE tasks (
     status INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, http_status INTEGER, error_code TEXT,
     finished_at REAL, input TEXT NOT NULL, detail TEXT, PRIMARY KEY (run_no, idx)
 ) WITHOUT ROWID;
-CREATE INDEX tasks_by_id ON tasks (run_no, shard, sort_key);
+CREATE INDEX tasks_by_id ON tasks (run_no, shard, idx >> 15, sort_key);
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, visible_at REAL NOT NULL, body BLOB NOT NULL
 );
@@ -172,16 +173,29 @@ CREATE INDEX messages_due ON messages (queue, visible_at, id);
 def bare(count: int, place: str) -> dict[str, Any]:
     from conveyor.engines.sqlite.database import WRITER_PRAGMAS
 
-    rows = [(1, index, _sort_key(index), f'"{url(index)}"') for index in range(count)]
-    pack = msgspec.msgpack.Encoder().encode
-    chunks = [pack([(row[1], row[3]) for row in rows[start : start + _CHUNK]]) for start in range(0, count, _CHUNK)]
     db = apsw.Connection(f"{place}/bare.db")
     for pragma in WRITER_PRAGMAS:
         db.execute(pragma)
     db.execute(_SCHEMA)
+    parts = [_bare_stretch(db, range(start, min(count, start + _STRETCH))) for start in range(0, count, _STRETCH)]
+    spent = {name: sum(part[name] for part in parts) for name in ("seconds", "cpu_seconds")}
+    most = {name: max(part[name] for part in parts) for name in ("disturbed", "peak_mib")}
+    found = db.execute("SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM messages)").fetchone()
+    if found != (count, -(-count // _CHUNK)):
+        raise MeasurementFailed(f"the bare loop came to {found}")
+    db.close()
+    return {"count": count, "bytes": _database_bytes(f"{place}/bare.db", count), **spent, **most}
+
+
+def _bare_stretch(db: apsw.Connection, indexes: range) -> dict[str, Any]:
+    """Its rows are made before the clock starts; those of the whole list would not fit into memory."""
+    rows = [(1, index, _sort_key(index), f'"{url(index)}"') for index in indexes]
+    pack = msgspec.msgpack.Encoder().encode
+    starts = range(0, len(rows), _CHUNK)
+    chunks = [pack([(row[1], row[3]) for row in rows[start : start + _CHUNK]]) for start in starts]
     meter = Meter()
     now = time.time()
-    for start in range(0, count, _COMMIT):
+    for start in range(0, len(rows), _COMMIT):
         db.execute("BEGIN IMMEDIATE")
         db.executemany(
             "INSERT INTO tasks (run_no, idx, shard, sort_key, status, input) VALUES (?, ?, 0, ?, 0, ?)",
@@ -192,11 +206,11 @@ def bare(count: int, place: str) -> dict[str, Any]:
             [(now, body) for body in chunks[start // _CHUNK : (start + _COMMIT) // _CHUNK]],
         )
         db.execute("COMMIT")
-    spent = meter.stop()
-    found = db.execute("SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM messages)").fetchone()
-    if found != (count, len(chunks)):
-        raise MeasurementFailed(f"the bare loop came to {found}")
-    return {"count": count, **spent}
+    return meter.stop()
+
+
+def _database_bytes(path: str, count: int) -> float:
+    return Path(path).stat().st_size / count
 
 
 def _sort_key(index: int) -> int:

@@ -26,7 +26,8 @@ pid nginx.pid;
 error_log stderr error;
 events {{ worker_connections 4096; }}
 http {{
-    access_log off;
+    log_format number $uri;
+    access_log {log};
     keepalive_timeout 75s;
     keepalive_requests 100000000;
     tcp_nodelay on;
@@ -63,15 +64,16 @@ class Site(NamedTuple):
 
 
 @contextmanager
-def serving(scratch: Path) -> Iterator[Site]:
-    """The server, until the block ends."""
+def serving(scratch: Path, log: Path | None = None) -> Iterator[Site]:
+    """The server, until the block ends. With `log`, it writes the path of each request there."""
     program = found()
     if program is None:
         raise MeasurementFailed(INSTALL)
     place = scratch / "nginx"
     place.mkdir(parents=True)
     port = _free_port()
-    (place / "nginx.conf").write_text(_CONFIG.format(port=port, filler=_FILLER))
+    logged = "off" if log is None else f"{log.absolute()} number"
+    (place / "nginx.conf").write_text(_CONFIG.format(port=port, filler=_FILLER, log=logged))
     command = [program, "-e", "stderr", "-p", str(place), "-c", "nginx.conf"]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:

@@ -4,15 +4,15 @@ Ingest: the bare limit is one connection that puts the same rows, and the same c
 the same keys and indexes, by two COPY statements and nothing else; its rows are made before the clock starts. Against
 it stand the engine alone (put and send, two at once, as two ingesters do) and the whole ingest of a staged list.
 
-noop: the same job as in `noop`, with records, tasks and queue on Postgres, beside pgqueuer on the same server: jobs
-that do nothing, enqueued in batches, then drained by one worker. It is imported only here: pip install pgqueuer.
+Sends: small messages, each to a queue of its own, by many senders at once, as many small jobs make them. Against them
+stand the same sends that wake nobody.
+
+noop: the same job as in `noop`, with records, tasks and queue on Postgres, beside the embedded engine.
 """
 
 import asyncio
-import sys
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,14 +24,12 @@ from bench.meter import Meter
 
 COUNT = 1_000_000
 NOOPS = 100_000
-# Fixed numbers from the issue, on 2 cores.
-ELSEWHERE = {"pgqueuer": "12,700/s end to end", "procrastinate": "820/s end to end"}
+SENDS = 20_000
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
 
 _CHUNK = 100
 _BATCH = 1500
-_ENQUEUE = 5000
-_DEQUEUE = 1000
+_SENDERS = 64
 _COLUMNS = ("run_no", "idx", "shard", "sort_key", "tag", "input")
 
 
@@ -65,11 +63,9 @@ class Backends(Sequence[int]):
 def run(setup: Setup) -> list[Figure]:
     from tests.servers.postgres import Server
 
-    count, noops = setup.count(COUNT), setup.count(NOOPS)
-    rival = find_spec("pgqueuer") is not None
-    if not rival:
-        print("pgqueuer is not measured: pip install pgqueuer", file=sys.stderr)
-    alone, lists, copies, belts, rivals = [], [], [], [], []
+    count, noops, sends = setup.count(COUNT), setup.count(NOOPS), setup.count(SENDS)
+    alone, lists, copies, belts, embedded = [], [], [], [], []
+    silent, woken = [], []
     # Beside the other scratch, not in it: Postgres runs as another user where this one is root.
     server = Server(ROOT / ".cache" / "bench", SETTINGS)
     try:
@@ -78,31 +74,28 @@ def run(setup: Setup) -> list[Figure]:
             copies.append(setup.bare("bench.postgres:bare_copy", count=count, **where))
             alone.append(setup.ours("bench.postgres:put_and_send", count=count, **where))
             lists.append(setup.ours("bench.postgres:ingest", count=count, **where))
+            silent.append(setup.bare("bench.postgres:send_each", count=sends, wakes=False, **where))
+            woken.append(setup.ours("bench.postgres:send_each", count=sends, wakes=True, **where))
             belts.append(setup.ours("bench.postgres:noop", count=noops, **where))
-            if rival:
-                rivals.append(setup.bare("bench.postgres:pgqueuer", count=noops, **where))
+            embedded.append(setup.bare("bench.noop:ours", count=noops))
     finally:
         server.close()
     limit = "bare COPY, same indexes"
-    goal, ahead = ("at least", 0.4), ("at least", 1.0)
-    figures = [
+    goal = ("at least", 0.4)
+    return [
         Figure("postgres", "put and send", "tasks/s", rates(alone), limit, rates(copies), goal, details(alone)),
         Figure("postgres", "ingest of a list", "tasks/s", rates(lists), limit, rates(copies), goal, details(lists)),
         Figure("postgres", "CPU time, put and send", "µs/task", cpu_each(alone), limit, cpu_each(copies)),
+        Figure("postgres", "noop end to end", "tasks/s", rates(belts), "ours, embedded", rates(embedded)),
+        Figure("postgres", "sends, a queue each", "sends/s", rates(woken), "no wake-ups", rates(silent), goal),
     ]
-    if rival:
-        figures += [
-            Figure("postgres", "noop end to end", "tasks/s", rates(belts), "pgqueuer", rates(rivals), ahead),
-            Figure("postgres", "noop drain", "tasks/s", rates(belts, "drain"), "pgqueuer", rates(rivals, "drain")),
-        ]
-    return figures
 
 
 def _input(index: int) -> str:
     return f'"https://www.example.com/catalogue/item/{index}?from=list"'
 
 
-async def _fresh(url: str, name: str) -> str:
+async def fresh_schema(url: str, name: str) -> str:
     """A schema with nothing in it."""
     import asyncpg
 
@@ -131,7 +124,7 @@ async def bare_copy(count: int, url: str, pid: int, place: str) -> dict[str, Any
         (f"run:{run}", 0.0, pack([(row[1], row[5]) for row in rows[start : start + _CHUNK]]))
         for start in range(0, count, _CHUNK)
     ]
-    await _fresh(url, "bare")
+    await fresh_schema(url, "bare")
     connection = await asyncpg.connect(url, server_settings={"search_path": "bare"})
     await connection.execute(
         "CREATE TABLE bare_tasks (LIKE tasks, PRIMARY KEY (idx)); CREATE INDEX ON bare_tasks (shard, sort_key, idx)"
@@ -158,7 +151,7 @@ async def put_and_send(count: int, url: str, pid: int, place: str) -> dict[str, 
     clock = SystemClock()
     run = RunKey(TenantId("bench"), JobId("job"), RunId(clock.new_id("run")))
     queue = run_queue(run.run_id)
-    async with PostgresEngine.open(await _fresh(url, "put"), clock) as engine:
+    async with PostgresEngine.open(await fresh_schema(url, "put"), clock) as engine:
 
         async def part(first: int, end: int) -> None:
             for start in range(first, end, _BATCH):
@@ -176,6 +169,25 @@ async def put_and_send(count: int, url: str, pid: int, place: str) -> dict[str, 
     return {"count": count, **spent}
 
 
+async def send_each(count: int, url: str, pid: int, place: str, wakes: bool) -> dict[str, Any]:
+    """Each message goes to a queue of its own."""
+    from conveyor.clock import SystemClock
+    from conveyor.engines.postgres import PostgresEngine
+    from conveyor.engines.postgres.wakes import WAKE_WITHIN
+    from conveyor.engines.queue import Outgoing, QueueName
+
+    message = Outgoing(b"x" * 500, delay=0.0 if wakes else 2 * WAKE_WITHIN)
+    async with PostgresEngine.open(await fresh_schema(url, "sends"), SystemClock()) as engine:
+
+        async def sender(first: int) -> None:
+            for number in range(first, count, _SENDERS):
+                await engine.queue.send(QueueName(f"run:{number}"), [message])
+
+        meter = Meter(Backends(pid))
+        await asyncio.gather(*map(sender, range(_SENDERS)))
+        return {"count": count, **meter.stop()}
+
+
 async def ingest(count: int, url: str, pid: int, place: str) -> dict[str, Any]:
     """From the message that asks for the ingest of a staged list to the latch."""
     from bench.belt import TENANT, store
@@ -186,7 +198,7 @@ async def ingest(count: int, url: str, pid: int, place: str) -> dict[str, Any]:
     from conveyor.states import RunState
 
     path = write_list(place, count)
-    schema = await _fresh(url, "ingest")
+    schema = await fresh_schema(url, "ingest")
     async with store(place, records=schema, tasks=schema, queue=schema) as system:
         embedded = Embedded(system)
         services = [Service(role, system.clock) for role in embedded.ingesters()]
@@ -214,7 +226,7 @@ async def noop(count: int, url: str, pid: int, place: str) -> dict[str, Any]:
     from conveyor.accept.spec import decode_spec
 
     body = request(count)
-    schema = await _fresh(url, "noop")
+    schema = await fresh_schema(url, "noop")
     engines = {"records": schema, "tasks": schema, "queue": schema}
     async with belt(place, app="bench.app", max_inline_tasks=count, **engines) as embedded:
         meter = Meter(Backends(pid))
@@ -223,42 +235,4 @@ async def noop(count: int, url: str, pid: int, place: str) -> dict[str, Any]:
         job = await ended(embedded, accepted.subject)
         spent = meter.stop()
         await check_counts(embedded.system, job, count)
-    return {"count": count, "submit": submitted, "drain": spent["seconds"] - submitted, **spent}
-
-
-async def pgqueuer(count: int, url: str, pid: int, place: str) -> dict[str, Any]:
-    import asyncpg
-    from pgqueuer import PgQueuer
-    from pgqueuer.db import AsyncpgDriver
-    from pgqueuer.domain.types import QueueExecutionMode
-    from pgqueuer.queries import Queries
-
-    connection = await asyncpg.connect(url)
-    await connection.execute("SET client_min_messages = warning; DROP SCHEMA IF EXISTS rival CASCADE")
-    await connection.execute("CREATE SCHEMA rival; CHECKPOINT")
-    await connection.close()
-    settings = {"search_path": "rival"}
-    connection = await asyncpg.connect(url, server_settings=settings)
-    queries = Queries(AsyncpgDriver(connection))
-    await queries.install()
-    rival = PgQueuer.from_asyncpg_connection(connection)
-    called = 0
-
-    @rival.entrypoint("noop")
-    async def nothing(_: Any) -> None:
-        nonlocal called
-        called += 1
-
-    meter = Meter(Backends(pid))
-    for start in range(0, count, _ENQUEUE):
-        some = min(_ENQUEUE, count - start)
-        await queries.enqueue(["noop"] * some, [b"%d" % index for index in range(start, start + some)], [0] * some)
-    submitted = meter.lap()
-    await rival.qm.run(batch_size=_DEQUEUE, mode=QueueExecutionMode.drain)
-    spent = meter.stop()
-    check = await asyncpg.connect(url, server_settings=settings)
-    left = await check.fetchval("SELECT count(*) FROM pgqueuer")
-    await check.close()
-    if called != count or left:
-        raise MeasurementFailed(f"pgqueuer called {called} of {count}, and {left} are left")
     return {"count": count, "submit": submitted, "drain": spent["seconds"] - submitted, **spent}

@@ -1,0 +1,139 @@
+"""fleet: what many workers and many runs cost while nothing happens, and what a task costs while they are busy; beside
+the design before the ready index, in which every worker looked at every active run.
+
+Real: the workers with their lanes, seats, feeders and recorders, the sweeper, the SQS engine of each process, the ready
+index and the semaphores of the embedded coordinator. Modelled: the services under them (fleet_services.py), which count
+calls and charge what AWS would: SQS, on a virtual clock, and DynamoDB by the intent of each call. A call to Redis is
+counted, not priced: a node has a price by the hour. The housekeeping roles beside the sweeper are a constant.
+
+The design of before is the package at revision BEFORE, taken from the history of this repository when the bench runs.
+A fleet of it that is too large to be simulated is extrapolated: idle workers of it do not know of each other, so that
+what the second one adds is what each of them costs. The JSON of a figure says what was simulated.
+"""
+
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from bench.aws import PRICES
+from bench.child import ROOT, MeasurementFailed, Setup, measure
+from bench.figures import Figure
+from bench.fleet_services import READS
+
+BEFORE = "8df530b"
+# Workers and runs.
+SIZES = ((10, 100), (100, 1_000), (100, 10_000))
+# Each run has a queue of its own; with the setting as it comes, those beyond the limit share one.
+QUEUE_LIMIT = 20_000
+# Simulated seconds: until the pauses between two looks at a quiet run have grown, and of the measurement.
+QUIET = {"warm": 130.0, "seconds": 60.0}
+BUSY = {"warm": 15.0, "seconds": 20.0}
+# Of the design of before, pauses are at most a second.
+QUIET_BEFORE = {"warm": 10.0, "seconds": 10.0}
+# Workers that die of a hundred.
+DYING = 0.1
+# Read units a second of the other housekeeping roles (outbox, deliveries, retention, monitor, scheduler): ten roles
+# that look at sixteen partitions every two seconds.
+OTHER_ROLES = 10 * 16 * 0.5 / 2
+IDLE_DOLLARS = 20.0
+_DAY = 86_400
+
+
+def run(setup: Setup) -> list[Figure]:
+    source = _source_before(setup.scratch)
+    sizes = [size for size in SIZES if size[0] * size[1] <= SIZES[-1][0] * SIZES[-1][1] * setup.size] or [SIZES[0]]
+    figures: list[Figure] = []
+    for workers, runs in sizes:
+        figures += _idle(setup, source, workers, runs)
+    first: dict[str, float] = {}
+    for workers, runs in sizes:
+        figures += _busy(setup, source, workers, runs, first)
+    return figures
+
+
+def _idle(setup: Setup, source: Path, workers: int, runs: int) -> list[Figure]:
+    ours = _ours(setup, "quiet", workers=workers, runs=runs, **QUIET)
+    one, two = (_before(setup, source, "quiet", workers=count, runs=runs, **QUIET_BEFORE) for count in (1, 2))
+    before = _extrapolated(one["units"], two["units"], workers)
+    name = f"idle, {workers:,} x {runs:,}"
+    spent = {"units_a_second": ours["units"], "calls_a_second": ours["calls"]}
+    dollars = _dollars_a_day(ours["units"])
+    more = {**spent, "before_units_a_second": before, "before": f"2 of {workers} workers simulated"}
+    figures = [Figure("fleet", name, "$/day", [dollars], "before", [_dollars_a_day(before)], None, more)]
+    if (workers, runs) == SIZES[1]:
+        goal = ("at most", 1.0)
+        figures.append(Figure("fleet", f"{name}: the goal", "$/day", [dollars], "$20", [IDLE_DOLLARS], goal))
+    return figures
+
+
+def _busy(setup: Setup, source: Path, workers: int, runs: int, first: dict[str, float]) -> list[Figure]:
+    name = f"busy, {workers:,} x {runs:,}"
+    ours = _ours(setup, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **BUSY)
+    calls, dollars = _calls_each(ours), _dollars_a_million(ours)
+    first.setdefault("calls", calls)
+    more = {key: ours[key] for key in ("units", "calls", "tasks", "first_start", "recovery")}
+    smallest = f"{SIZES[0][0]} x {SIZES[0][1]}"
+    figures = [
+        Figure("fleet", f"{name}: calls", "calls/task", [calls], smallest, [first["calls"]], ("at most", 1.5), more),
+        Figure("fleet", f"{name}: first start, p99", "ms", [ours["first_start"]["p99"] * 1e3], "1 s", [1e3]),
+        Figure("fleet", f"{name}: recovery, last task", "s", [ours["recovery"]["most"]], "lease", [30.0]),
+    ]
+    if (workers, runs) == SIZES[0]:
+        before = _before(setup, source, "steady", workers=workers, runs=runs, dying=int(workers * DYING), **BUSY)
+        more = {key: before[key] for key in ("units", "calls", "tasks", "first_start", "recovery")}
+        figures.append(
+            Figure("fleet", f"{name}: calls", "calls/task", [calls], "before", [_calls_each(before)], None, more)
+        )
+        figures.append(
+            Figure("fleet", f"{name}: cost", "$/million", [dollars], "before", [_dollars_a_million(before)], None)
+        )
+    if runs <= SIZES[1][1]:
+        shares = _ours(setup, "crowded", workers=workers, runs=runs, **BUSY)
+        more = {key: shares[key] for key in ("tenants", "least", "tasks")}
+        figures.append(
+            Figure("fleet", f"{name}: fairness", "Jain", [shares["fairness"]], "equal", [1.0], ("at least", 0.9), more)
+        )
+    return figures
+
+
+def _ours(setup: Setup, what: str, **arguments: Any) -> dict[str, Any]:
+    return measure(f"bench.fleet_world:{what}", setup.scratch, setup.profile, queue_limit=QUEUE_LIMIT, **arguments)
+
+
+def _before(setup: Setup, source: Path, what: str, **arguments: Any) -> dict[str, Any]:
+    return measure(f"bench.fleet_world:{what}", setup.scratch, source=source, queue_limit=QUEUE_LIMIT, **arguments)
+
+
+def _source_before(scratch: Path) -> Path:
+    """The package at the revision of before."""
+    command = ["git", "-C", str(ROOT), "archive", BEFORE, "src"]
+    packed = subprocess.run(command, capture_output=True, check=False)
+    if packed.returncode:
+        raise MeasurementFailed(f"the history has no revision {BEFORE}: {packed.stderr.decode().strip()}")
+    place = scratch / "before"
+    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+        archive.extractall(place, filter="data")
+    return place / "src"
+
+
+def _extrapolated(one: Mapping[str, float], two: Mapping[str, float], workers: int) -> dict[str, float]:
+    return {name: one[name] + (workers - 1) * max(0.0, two[name] - one[name]) for name in one}
+
+
+def _dollars(units: Mapping[str, float]) -> float:
+    return sum(count * PRICES[name] / 1e6 for name, count in units.items() if name in PRICES)
+
+
+def _dollars_a_day(units: Mapping[str, float]) -> float:
+    return _DAY * (_dollars(units) + OTHER_ROLES * PRICES[READS] / 1e6)
+
+
+def _dollars_a_million(spent: Mapping[str, Any]) -> float:
+    return 1e6 * _dollars(spent["units"]) * float(spent["seconds"]) / max(1, spent["tasks"])
+
+
+def _calls_each(spent: Mapping[str, Any]) -> float:
+    return sum(spent["calls"].values()) * float(spent["seconds"]) / max(1, spent["tasks"])
