@@ -387,6 +387,14 @@ class TestReplaced:
         assert await tasks.replaced(run) == Replaced()
         assert await tasks.replaced(make_run(clock)) == Replaced()
 
+    async def test_a_part_of_a_rerun_without_tasks_decides_nothing(self, tasks: Tasks, clock: ManualClock) -> None:
+        """One range of its ingest selects no task, and it may be the first."""
+        run = make_run(clock)
+        await tasks.put(run, [])
+        await tasks.put(run, [TaskSeed(0, InputJson('"input 0"'), "2timeout")])
+        await tasks.finish(run, [end(0)])
+        assert await tasks.replaced(run) == Replaced(Counts(0, 1, 0), {"timeout": 1})
+
     async def test_a_task_keeps_its_first_prior(self, tasks: Tasks, clock: ManualClock) -> None:
         """An ingest that resumes after a crash puts its tasks again."""
         run = await self.rerun(tasks, clock, 1)

@@ -127,6 +127,17 @@ async def test_what_failed_is_run_again(server: Api) -> None:
     assert all(times == 1 for times in echo.ran.values())
 
 
+async def test_a_rerun_replaces_outcomes_of_a_later_run_alone(server: Api) -> None:
+    """No task of the first run is selected: the first range of the ingest is empty."""
+    async with working(server.system, Flaky(lambda job, index: 503 if job.run.number == FIRST or index % 2 else None)):
+        job_id = await submit(server, 10)
+        assert (await ended(server, job_id))["counts"]["failed"] == 10
+        await again(server, job_id)
+        done = await again(server, job_id, {"http_status": 200})
+    assert (done["run"]["number"], done["run"]["counts"]["succeeded"]) == (3, 5)
+    assert done["counts"] == {"pending": 0, "running": 0, "succeeded": 5, "failed": 5, "cancelled": 0}
+
+
 async def test_what_the_earlier_run_came_to_stays_readable(server: Api) -> None:
     async with working(server.system, Flaky(every(4))):
         job_id = await submit(server, 40)

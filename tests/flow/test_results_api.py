@@ -146,6 +146,9 @@ class TestLines:
         for item in found:
             msgspec.convert(item, shapes.TaskShape)
         paged = await all_items(server, f"/v1/jobs/{job_id}/results")
+        for item in (*found, *paged):
+            # A link is signed anew for each answer, until a later second.
+            item["body_url"] = item["body_url"] and item["body_url"].partition("?")[0]
         assert sorted(found, key=lambda item: item["task_id"]) == paged
 
     async def test_of_nothing(self, server: Api) -> None:

@@ -78,7 +78,8 @@ class Tasks(Scans, Protocol):
     inline_bytes: int
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
-        """Write tasks as pending. A task that already exists stays as it is, whatever its status."""
+        """Write tasks as pending. A task that already exists stays as it is, whatever its status. The first tasks of a
+        run decide whether it is a rerun, whose tasks have earlier outcomes; without tasks nothing is written."""
 
     async def unfinished(self, run: RunKey, indexes: Sequence[int]) -> frozenset[int]:
         """The status guard: which of these tasks exist and are not finished."""

@@ -75,6 +75,8 @@ class SqliteTasks:
         self._cancelled: dict[tuple[TenantId, RunId], int] = {}
 
     async def put(self, run: RunKey, seeds: Sequence[TaskSeed]) -> None:
+        if not seeds:
+            return
         rows: list[str] = []
         for start in range(0, len(seeds), _ROWS_IN_ONE_STEP):
             if start:
