@@ -54,5 +54,8 @@ def _in_order(runs: list[Demand], rounds: int) -> list[Demand]:
 
 def _requeue(runs: deque[Demand], demand: Demand) -> None:
     """Insert a demand behind its equals and before those of a lower priority."""
+    if not runs or runs[-1].priority >= demand.priority:
+        runs.append(demand)
+        return
     at = next((i for i, other in enumerate(runs) if other.priority < demand.priority), len(runs))
     runs.insert(at, demand)

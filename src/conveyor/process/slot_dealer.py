@@ -67,8 +67,12 @@ class SlotDealer:
 
     def has_free_slots(self, lanes: Collection[Lane], new_runs: int) -> bool:
         """Whether slots are left. Of new runs nothing is known yet: each counts as one task."""
-        wanted = sum(min(max(1, lane.demand), lane.job.options.concurrency) for lane in lanes)
-        return wanted + new_runs < self._settings.worker_concurrency
+        left = self._settings.worker_concurrency - new_runs
+        for lane in lanes:
+            if left <= 0:
+                break
+            left -= min(max(1, lane.demand), lane.job.options.concurrency)
+        return left > 0
 
     async def _slots(self, demands: Collection[Demand], lanes: Collection[Lane]) -> int:
         """Return how many tasks this worker may run at once: within its own limit and the fleet's."""

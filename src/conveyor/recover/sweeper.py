@@ -205,6 +205,9 @@ class Sweeper:
         counts = await self._tasks.counts(job.key)
         if await self._lifecycle.settle(job, counts):
             swept.completed += 1
+        elif job.run.last_batch and counts.ended >= job.run.total:
+            # Its worker has completed it since the job was read: its queues are empty, and nothing is lost.
+            return counts
         elif before in (None, counts) and await self._reveal(job, swept):
             return counts
         elif job.run.last_batch and before in (None, counts) and await self._has_lost(job, counts):

@@ -135,7 +135,8 @@ class SqliteJobs:
         return [job for row in rows if bucket_of((job := _job(row)).job_id) in buckets]
 
     async def run(self, job_id: JobId, run_id: RunId) -> Run | None:
-        return await self._database.read(lambda db: _find_run(db, job_id, run_id))
+        row = self._database.read_one(SQL["run"], {"job_id": job_id, "run_id": run_id})
+        return _run(row) if row else None
 
     async def set_total(self, job_id: JobId, run_id: RunId, total: int, invalid: int) -> None:
         values = {"job_id": job_id, "run_id": run_id, "total": total, "invalid": invalid}

@@ -37,7 +37,7 @@ class SqliteQueue:
         now = self._clock.now()
         values = {"queue": queue, "now": now, "until": now + visibility, "limit": limit}
         # Idle queues are polled often: a read needs no commit.
-        if not await self._database.row(SQL["due"], values):
+        if self._database.read_one(SQL["is_due"], {"queue": queue, "now": now}) is None:
             return []
         rows: list[Any] = await self._database.write(lambda db: db.execute(SQL["take"], values).fetchall())
         crashpoint("queue.receive.after")
@@ -115,7 +115,7 @@ class SqliteQueue:
         now = self._clock.now()
         values = {"queue": queue, "now": now, "beyond": now + beyond}
         # Quiet runs are checked often: a read needs no commit.
-        if not await self._database.row(SQL["hidden_beyond"], {"queue": queue, "beyond": values["beyond"]}):
+        if self._database.read_one(SQL["hidden_beyond"], {"queue": queue, "beyond": values["beyond"]}) is None:
             return 0
         return await self._database.change(SQL["reveal"], values)
 

@@ -1,5 +1,5 @@
--- name: due
-SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now ORDER BY visible_at, id LIMIT :limit;
+-- name: is_due
+SELECT id FROM messages WHERE queue = :queue AND visible_at <= :now LIMIT 1;
 
 -- name: take
 UPDATE messages SET visible_at = :until, receives = receives + 1, delivery = delivery + 1, held = 1

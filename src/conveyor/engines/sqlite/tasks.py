@@ -266,7 +266,7 @@ class SqliteTasks:
         known = (run.tenant, run.run_id)
         number = self._numbers.get(known)
         if number is None:
-            row = await self._database.read(lambda db: _find_run(db, run))
+            row = self._database.read_one(SQL["run_no"], {"run_id": run.run_id, "tenant": run.tenant})
             if row is not None:
                 number, is_rerun = row
                 self._numbers[known] = number
