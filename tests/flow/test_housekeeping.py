@@ -1,6 +1,7 @@
 """Housekeeping in numbers: what quiet runs cost, what several processes share, and what the sampler publishes."""
 
 import ast
+import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
@@ -46,6 +47,7 @@ class Counting:
             self._calls[name] += 1
             self._now += 1
             self.most = max(self.most, self._now)
+            await asyncio.sleep(0)
             try:
                 return await call(*given, **named)
             finally:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from conveyor.clock import Clock
 from conveyor.coordination.breaker import Breakers
 from conveyor.coordination.breaker_states import MAX_RUNS, split_key
+from conveyor.coordination.parallel import at_once
 from conveyor.engines.coordinator import Coordinator
 from conveyor.engines.queue import Hastens, Queue, recovery_queue
 from conveyor.engines.ready import ReadyMark
@@ -96,13 +97,15 @@ class BreakerSharing:
 
     async def hasten(self) -> None:
         """Make tasks that waited for a breaker start soon."""
-        for run_id in list(self.to_hasten):
-            if isinstance(self._queue, Hastens):
-                await self._queue.hasten(recovery_queue(run_id))
-            self.to_hasten.discard(run_id)
-            lane = self._lanes.get(run_id)
-            if lane is not None:
-                lane.next_recovery = lane.recovery_pause = 0.0
+        await at_once(self.to_hasten, self._hasten)
+
+    async def _hasten(self, run_id: RunId) -> None:
+        if isinstance(self._queue, Hastens):
+            await self._queue.hasten(recovery_queue(run_id))
+        self.to_hasten.discard(run_id)
+        lane = self._lanes.get(run_id)
+        if lane is not None:
+            lane.next_recovery = lane.recovery_pause = 0.0
 
     async def _needed_runs(self) -> Collection[RunId] | None:
         """Which runs of open breakers have not finished; None if that is not known, or was asked lately."""

@@ -70,7 +70,7 @@ class DroppedLanes:
             if any(chunk.unwritten for chunk in chunks):
                 self._leaving.append((lane, chunks))
                 continue
-            # A finished one was acknowledged with its last outcome. If that failed, whoever receives it acknowledges it.
+            # A finished one was acknowledged with its last outcome; if that failed, its next receiver does it.
             await self.release([chunk for chunk in chunks if chunk.left > 0])
             for chunk in chunks:
                 chunk.lost = True

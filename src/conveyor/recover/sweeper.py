@@ -27,7 +27,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Counts, Job, Mode, RunId, lifetime_of
 from conveyor.process.retry import longest_delay
 from conveyor.recover.stalled_runs import StalledRuns
-from conveyor.states import ReasonCode, RunState
+from conveyor.states import ENDED, ReasonCode, RunState
 from conveyor.telemetry import metrics
 
 log = structlog.get_logger()
@@ -203,11 +203,11 @@ class Sweeper:
         swept.checked += 1
         before = self._visits.last_found(job.run.run_id)
         counts = await self._tasks.counts(job.key)
+        if job.run.last_batch and counts.ended >= job.run.total and await self._is_finished(job):
+            # Since the job was read: its queues are empty, and nothing is lost.
+            return counts
         if await self._lifecycle.settle(job, counts):
             swept.completed += 1
-        elif job.run.last_batch and counts.ended >= job.run.total:
-            # Its worker has completed it since the job was read: its queues are empty, and nothing is lost.
-            return counts
         elif before in (None, counts) and await self._reveal(job, swept):
             return counts
         elif job.run.last_batch and before in (None, counts) and await self._has_lost(job, counts):
@@ -218,6 +218,10 @@ class Sweeper:
             else:
                 await self._repair(job, counts, swept)
         return counts
+
+    async def _is_finished(self, job: Job) -> bool:
+        run = await self._records.jobs.run(job.job_id, job.run.run_id)
+        return run is None or run.state in ENDED
 
     async def _reveal(self, job: Job, swept: Swept) -> int:
         """Make messages visible that are hidden for longer than any lease or delay of the run: the clock was set

@@ -107,8 +107,11 @@ class SqliteQueue:
         return name
 
     async def hasten(self, queue: QueueName) -> None:
+        values = {"queue": queue, "now": self._clock.now()}
         crashpoint("queue.hasten.before")
-        await self._database.change(SQL["hasten"], {"queue": queue, "now": self._clock.now()})
+        # After a restart, all runs are hastened: a read needs no commit.
+        if self._database.read_one(SQL["is_delayed"], values) is not None:
+            await self._database.change(SQL["hasten"], values)
         crashpoint("queue.hasten.after")
 
     async def reveal(self, queue: QueueName, beyond: float) -> int:
@@ -120,7 +123,9 @@ class SqliteQueue:
         return await self._database.change(SQL["reveal"], values)
 
     async def drop(self, queue: QueueName) -> None:
-        await self._database.change(SQL["drop"], {"queue": queue})
+        # The queues of finished runs are nearly always empty.
+        if self._database.read_one(SQL["has_messages"], {"queue": queue}) is not None:
+            await self._database.change(SQL["drop"], {"queue": queue})
 
     async def release_all(self) -> None:
         """Release the messages in flight of the last owner, when a new owner opens the database."""

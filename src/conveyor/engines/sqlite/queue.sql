@@ -27,6 +27,9 @@ WHERE id = :id AND queue = :queue AND delivery = :delivery AND held = 1;
 -- name: release_all
 UPDATE messages SET visible_at = :now, held = 0 WHERE held = 1;
 
+-- name: is_delayed
+SELECT id FROM messages WHERE queue = :queue AND visible_at > :now AND held = 0 LIMIT 1;
+
 -- name: hasten
 UPDATE messages SET visible_at = :now WHERE queue = :queue AND visible_at > :now AND held = 0;
 
@@ -35,6 +38,9 @@ SELECT id FROM messages WHERE queue = :queue AND visible_at > :beyond LIMIT 1;
 
 -- name: reveal
 UPDATE messages SET visible_at = :now WHERE queue = :queue AND visible_at > :beyond;
+
+-- name: has_messages
+SELECT id FROM messages WHERE queue = :queue LIMIT 1;
 
 -- name: dead_letter
 INSERT INTO dead_letters (queue, body, reason, at)
