@@ -39,7 +39,7 @@ quick: python-check ## Run the inner loop: Python checks, unit tests, conformanc
 
 .PHONY: test
 test: check packages ## Run the checks, then every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m tests.suite -n $(JOBS) --dist worksteal $(ARGS)
 
 # How long the nets are out, together.
 MINUTES ?= 60
