@@ -156,14 +156,16 @@ async def _make(data: str, export_id: str, reads: str) -> None:
 
     descriptor = os.open(reads, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     async with store(data) as system:
-        real: Any = system.tasks.walk  # type: ignore[attr-defined]
+        # The engine behind the router, if there is one.
+        engine: Any = getattr(system.tasks, "configured", system.tasks)
+        real: Any = engine.walk
 
         async def counted(*given: Any) -> Any:
             walked = await real(*given)
             os.write(descriptor, b"%d\n" % walked.read)
             return walked
 
-        system.tasks.walk = counted  # type: ignore[attr-defined]
+        engine.walk = counted
         await _ready(system, export_id, _role(system))
 
 
