@@ -167,6 +167,12 @@ class SqliteDatabase:
             raise EngineFailed("The database is closed.")
         return self._read(lambda db: db.execute(query, values).fetchone())
 
+    def read_few(self, query: str, values: dict[str, Any]) -> list[Any]:
+        """Read a few neighbouring rows in the same way."""
+        if self._closed:
+            raise EngineFailed("The database is closed.")
+        return self._read(lambda db: db.execute(query, values).fetchall())
+
     async def change(self, query: str, values: dict[str, Any]) -> int:
         """Run one writing statement. Returns how many rows it changed."""
 

@@ -17,6 +17,8 @@ SQL = named_queries("documents.sql")
 
 # The maximum that every engine can write in one transaction.
 _MAX_DOCUMENTS = 25
+# Documents of one job that are read on the event loop.
+_READ_ON_LOOP = 20
 
 
 class SqliteDocuments:
@@ -89,7 +91,10 @@ class SqliteDocuments:
             "now": self._clock.now(),
             "limit": limit + 1,
         }
-        stored = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
+        if job_id is not None and limit <= _READ_ON_LOOP:
+            stored = self._database.read_few(SQL["documents_of_job"], values)
+        else:
+            stored = await self._database.rows(SQL["documents" if job_id is None else "documents_of_job"], values)
         items = [Document(*each) for each in stored[:limit]]
         return Page(items, items[-1].id if len(stored) > limit else None)
 

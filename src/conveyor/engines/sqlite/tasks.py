@@ -51,6 +51,8 @@ _BEYOND = 1 << 62
 
 # At most a millisecond of work.
 _ROWS_IN_ONE_STEP = 400
+# Tasks that are looked up on the event loop, in one call: those of one message.
+_READ_ON_LOOP = 100
 
 _encode = msgspec.json.encode
 _indexes = msgspec.json.Decoder(list[int])
@@ -92,6 +94,8 @@ class SqliteTasks:
         if number is None:
             return frozenset()
         values = {"run_no": number, "indexes": _encode(list(indexes)).decode()}
+        if len(indexes) <= _READ_ON_LOOP:
+            return frozenset(_indexes.decode(self._database.read_one(SQL["unfinished"], values)[0]))
         return await self._database.read(lambda db: _unfinished(db, values))
 
     async def finish(self, run: RunKey, ends: Sequence[TaskEnd]) -> Finished:
