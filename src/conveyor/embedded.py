@@ -132,19 +132,22 @@ class Embedded:
         tenant: TenantId,
         progress: Callable[[int], None] = lambda _: None,
         *,
+        url_column: str | None = None,
         like: Job | None = None,
         job_id: JobId | None = None,
     ) -> Job:
-        """Stage the lists as one and create a job; `progress` gets the number of bytes staged so far. With `like`, the
-        job has the options of that job."""
+        """Stage the lists as one and create a job; `progress` gets the number of bytes staged so far. `url_column` is
+        the column of a csv that has the URLs. With `like`, the job has the options of that job."""
         job_spec = decode_spec(msgspec.json.encode(spec)) if like is None else spec_of(like)
         system, job_id = self.system, job_id or JobId(self.system.clock.new_id("job"))
         note = await note_submit(system, tenant, job_id, is_repeated=True)
         key = f"lists/{tenant}/{job_id}/{system.clock.new_id('list')}"
         digest = sha256()
-        pieces = _hashed(pieces_of(paths, self.system.settings.max_list_bytes), digest.update, progress)
-        size = await self.system.blobs.put_stream(key, pieces)
-        source = Source(key, size, digest.hexdigest(), list_format(paths))
+        raw = pieces_of(paths, self.system.settings.max_list_bytes, job_spec.kind, url_column)
+        size = await self.system.blobs.put_stream(key, _hashed(raw, digest.update, progress))
+        # Several lists are joined into one of tasks, which has no columns.
+        of_source = url_column if len(paths) == 1 else None
+        source = Source(key, size, digest.hexdigest(), list_format(paths), url_column=of_source)
         job = await self.submit.submit_source(tenant, job_spec, source, job_id)
         await forget_note(system.records, note)
         return job

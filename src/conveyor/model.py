@@ -91,9 +91,10 @@ _LIST_SUFFIXES = {
     ".jsonl": ListFormat.JSONL,
     ".ndjson": ListFormat.JSONL,
     ".csv": ListFormat.CSV,
+    ".tsv": ListFormat.CSV,
     ".txt": ListFormat.TEXT,
 }
-_COMPRESSED_SUFFIXES = frozenset({".gz", ".zst", ".zstd"})
+_COMPRESSED_SUFFIXES = frozenset({".gz", ".zst", ".zstd", ".bz2"})
 
 
 def format_from_name(path: str) -> ListFormat | None:
@@ -110,6 +111,7 @@ class Compression(StrEnum):
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
+    BZIP2 = "bzip2"
 
 
 class Mode(StrEnum):
@@ -349,6 +351,8 @@ class Source(msgspec.Struct, frozen=True):
     format: ListFormat | None = None
     compression: Compression | None = None
     remote: RemoteSource | None = None
+    # The column of a csv that has the URLs; None: `url`.
+    url_column: str | None = None
 
 
 class Walk(NamedTuple):

@@ -15,8 +15,8 @@ import msgspec
 from conveyor.accept.option_limits import RANGES
 from conveyor.api.openapi_document import EVERYWHERE
 from conveyor.jobs.event_names import EVENTS
+from conveyor.lists.csv_columns import _FIELDS
 from conveyor.lists.inputs import METHODS, DownloadInput, FetchInput
-from conveyor.lists.reader import _COLUMNS
 from conveyor.model import JobKind, Options
 from conveyor.process.retry import FINAL_ERRORS, RETRYABLE_ERRORS
 from conveyor.states import ReasonCode, TaskStatus
@@ -111,6 +111,7 @@ INPUTS = {
     "tag": "A label to filter by.",
     "timeout": "Replaces the job's `timeout`.",
     "connect_timeout": "Replaces the job's `connect_timeout`.",
+    "data": "An object of your own, which the result carries. In a CSV: all other columns.",
     "sha256": "Expected sha256 of the file, in hexadecimal.",
 }
 OPTIONS = {
@@ -176,7 +177,7 @@ def inputs_part() -> str:
     rows = []
     for field in fields:
         of = [kind.value for kind, shape in kinds.items() if field in shape.__struct_fields__]
-        in_csv = [kind.value for kind in kinds if field in _COLUMNS[kind]]
+        in_csv = [kind.value for kind in kinds if field in _FIELDS[kind]]
         shown = "yes" if in_csv == of else ""
         rows.append(f"| `{field}` | {', '.join(of)} | {shown} | {INPUTS[field]} |")
     return "\n".join(["| field | kinds | in CSV | |", "|---|---|---|---|", *rows])

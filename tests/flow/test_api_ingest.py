@@ -342,12 +342,25 @@ class TestLists:
             (b"\x28\xb5\x2f\xfd" + b"\xff" * 60, "not valid zstd"),
             (b"\x1f\x8b", "ends too early"),
             (b"url,url\n1,2\n", "a duplicate name"),
-            (b"url,secret\n1,2\n", "column `secret`"),
+            (b"link,id\n1,2\n", "no column `url`"),
+            (b"PK\x03\x04" + b"x" * 100, "Excel"),
             (b"url,id", "a header and no rows"),
             (b'url,id\nhttp://example.com/,"open\n', "quoted"),
             (b"x" * 400_000, "line of more than"),
         ],
-        ids=["cut gzip", "bad gzip", "cut zstd", "bad zstd", "no gzip", "header", "column", "rows", "quote", "line"],
+        ids=[
+            "cut gzip",
+            "bad gzip",
+            "cut zstd",
+            "bad zstd",
+            "no gzip",
+            "header",
+            "column",
+            "excel",
+            "rows",
+            "quote",
+            "line",
+        ],
     )
     async def test_a_list_that_is_damaged(self, server: Api, data: bytes, reason: str) -> None:
         async with working(server.system):

@@ -252,7 +252,7 @@ def test_run_with_bad_input(cli: Cli, arguments: list[str], lines: list[str], co
 def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
     bad = [f"no url {number}" for number in range(12)]
     cli.write("list.txt", f"{site}/quick/1", *bad, f"{site}/quick/2")
-    refused = cli("run", "list.txt", "-o", "out.zip")
+    refused = cli("run", "list.txt", "-o", "out.zip", "--on-invalid", "reject")
     assert refused.returncode == 2
     assert refused.stdout == ""
     *shown, last = refused.stderr.splitlines()
@@ -263,7 +263,7 @@ def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
     assert last.endswith("[list_rejected]")
     assert [path.name for path in cli.place.iterdir()] == ["list.txt"], "nothing is left behind"
 
-    done = cli("run", "list.txt", "-o", "out.zip", "--on-invalid", "skip")
+    done = cli("run", "list.txt", "-o", "out.zip")
     assert done.returncode == 0, done.stderr
     assert "12 invalid lines" in done.stdout
     assert [line["index"] for line in manifest(cli.place / "out.zip")] == [0, 13]

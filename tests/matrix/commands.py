@@ -27,7 +27,16 @@ FLAGS = {
     "--on-exhausted": "on_exhausted",
 }
 # Flags of a job that say something else, or whose text is not the value itself.
-OTHER_FLAGS = {"--name", "--header", "--gateway", "--handler", "--download", "--export", "--no-breaker"}
+OTHER_FLAGS = {
+    "--name",
+    "--header",
+    "--gateway",
+    "--handler",
+    "--download",
+    "--export",
+    "--no-breaker",
+    "--url-column",
+}
 COMMANDS = ("run", "submit", "rerun", "change", "schedules create")
 
 

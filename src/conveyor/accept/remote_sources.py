@@ -56,4 +56,4 @@ def remote_source(system: System, tenant: TenantId, spec: SourceSpec) -> Source:
     assert spec.url is not None
     check_url(system, tenant, spec.url, spec.headers)
     remote = RemoteSource(spec.url, spec.headers, spec.version_id, spec.etag)
-    return Source("", 0, (spec.sha256 or "").lower(), spec.format, spec.compression, remote)
+    return Source("", 0, (spec.sha256 or "").lower(), spec.format, spec.compression, remote, spec.url_column)

@@ -59,6 +59,7 @@ class ListSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     headers: dict[str, str] = {}
     format: ListFormat | None = None
     compression: Compression | None = None
+    url_column: str | None = None
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,8 @@ class Sources:
         SourceUnavailable for one that cannot be read now."""
         if source.url is not None and source.url.startswith(SCHEME):
             # The ingest reads it in its bucket.
-            return Source("", 0, "", source.format, source.compression, RemoteSource(source.url))
+            remote = RemoteSource(source.url)
+            return Source("", 0, "", source.format, source.compression, remote, source.url_column)
         pieces = self._uploaded(tenant, source.upload_id) if source.upload_id is not None else self._fetched(source)
         await note_submit(self._system, tenant, job_id, is_repeated=True)
         # Each attempt has a key of its own: a slow earlier one never overwrites the list of the accepted job.
@@ -35,7 +36,7 @@ class Sources:
         crashpoint("schedule.stage.before")
         size = await self._system.blobs.put_stream(key, _hashed(pieces, digest.update))
         crashpoint("schedule.stage.after")
-        return Source(key, size, digest.hexdigest(), source.format, source.compression)
+        return Source(key, size, digest.hexdigest(), source.format, source.compression, url_column=source.url_column)
 
     async def drop(self, source: Source) -> None:
         """Remove a copy that no job uses."""

@@ -34,6 +34,8 @@ class SourceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str | None = None
     format: ListFormat | None = None
     compression: Compression | None = None
+    # The column of a csv that has the URLs, if that is not `url`.
+    url_column: str | None = None
 
 
 class TasksSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

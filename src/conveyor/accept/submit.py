@@ -198,7 +198,14 @@ class Submit:
         # Until the job is written: from then on the list is kept as long as the job.
         until = self._system.clock.now() + self._system.settings.upload_seconds
         await self._system.records.access.keep_upload(upload.upload_id, until)
-        return Source(upload.key, upload.size, upload.sha256, spec.source.format, spec.source.compression)
+        return Source(
+            upload.key,
+            upload.size,
+            upload.sha256,
+            spec.source.format,
+            spec.source.compression,
+            url_column=spec.source.url_column,
+        )
 
     async def _check_stored(self, upload: UploadRecord) -> None:
         """A list that went straight to the blob store was not checked on its way: its size is checked here, and its

@@ -57,6 +57,8 @@ class RunPlan:
     # The data directory belongs to this run alone, and is removed once the archive is written.
     temporary: bool
     title: str
+    # The column of a csv that has the URLs, if that is not `url`.
+    url_column: str | None = None
 
 
 class ListNotAccepted(Exception):
@@ -300,7 +302,9 @@ async def _submit(
         show(view_bytes("staging", size, total))
 
     progress(0)
-    return await embedded.submit_list(plan.lists, plan.spec, _TENANT, progress, like=like, job_id=job_id)
+    return await embedded.submit_list(
+        plan.lists, plan.spec, _TENANT, progress, url_column=plan.url_column, like=like, job_id=job_id
+    )
 
 
 async def _resume_ingest(embedded: "Embedded", job: Job) -> Job:

@@ -23,10 +23,11 @@ from conveyor.cli.shared_options import (
     Patience,
     Rate,
     Timeout,
+    UrlColumn,
     WhenInvalid,
     job_spec,
 )
-from conveyor.model import MAX_RETENTION_DAYS, OnInvalid
+from conveyor.model import MAX_RETENTION_DAYS
 from conveyor.settings import Settings
 
 # How long tasks wait by default while their target is down, in seconds.
@@ -60,6 +61,7 @@ def run(
     handler: Handler = None,
     download: Download = False,
     export: ExportSpec = None,
+    url_column: UrlColumn = None,
     on_invalid: WhenInvalid = None,
     name: Name = None,
     app: App = None,
@@ -101,8 +103,7 @@ def run(
         patience=_PATIENCE if patience is None and not no_breaker else patience,
         no_breaker=no_breaker,
         name=name,
-        # Rejecting reports invalid lines before any task runs, so that the user can fix them first.
-        on_invalid=on_invalid or OnInvalid.REJECT,
+        on_invalid=on_invalid,
     )
     # An unfinished run does not expire. One whose list failed has ended, and may be resumed as long as a job is kept.
     spec["retention_days"] = MAX_RETENTION_DAYS
@@ -115,6 +116,13 @@ def run(
         settings = Settings.load(data=default_data(out), **flags)
     check_data(settings.data)
     plan = RunPlan(
-        lists=lists, spec=spec, out=out, settings=settings, resume=resume, temporary=temporary, title=name or out.name
+        lists=lists,
+        spec=spec,
+        out=out,
+        settings=settings,
+        resume=resume,
+        temporary=temporary,
+        title=name or out.name,
+        url_column=url_column,
     )
     raise typer.Exit(run_here(plan, as_json))

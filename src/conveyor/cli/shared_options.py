@@ -121,8 +121,12 @@ WhenInvalid = Annotated[
     typer.Option(
         "--on-invalid",
         rich_help_panel=_JOB,
-        help="skip: leave out invalid lines. reject: refuse a list with invalid lines. [run: reject, submit: skip]",
+        help="skip: leave out invalid lines, and list them. reject: refuse a list with invalid lines. [skip]",
     ),
+]
+UrlColumn = Annotated[
+    str | None,
+    typer.Option("--url-column", metavar="NAME", rich_help_panel=_JOB, help="Column of a csv that has the URLs. [url]"),
 ]
 RetentionDays = Annotated[
     float | None,

@@ -15,13 +15,19 @@ from conveyor.errors import NoTasks
 
 
 @contextmanager
-def single_file(lists: Sequence[str], max_bytes: int, progress: Callable[[int], None]) -> Iterator[Path]:
+def single_file(
+    lists: Sequence[str],
+    max_bytes: int,
+    progress: Callable[[int], None],
+    kind: str | None = None,
+    url_column: str | None = None,
+) -> Iterator[Path]:
     """Yield the file. A temporary one is removed after the block. `progress` gets the number of bytes joined so far."""
     if len(lists) == 1 and is_plain_file(lists[0]):
         yield _check_not_empty(Path(lists[0]))
         return
     with tempfile.NamedTemporaryFile(prefix="conveyor-") as file:
-        _join(lists, max_bytes, file, progress)
+        _join(lists, max_bytes, file, progress, kind, url_column)
         yield _check_not_empty(Path(file.name))
 
 
@@ -33,14 +39,22 @@ def format_of(lists: Sequence[str]) -> Any:
     return None if implied is None else implied.value
 
 
-def _join(lists: Sequence[str], max_bytes: int, file: IO[bytes], progress: Callable[[int], None]) -> None:
+def _join(
+    lists: Sequence[str],
+    max_bytes: int,
+    file: IO[bytes],
+    progress: Callable[[int], None],
+    kind: str | None,
+    url_column: str | None,
+) -> None:
     from conveyor.cli.loop import Stopped, leave, run_async
     from conveyor.lists.list_files import pieces_of
+    from conveyor.model import JobKind
 
     async def join() -> None:
         size = 0
         try:
-            async for piece in pieces_of(lists, max_bytes):
+            async for piece in pieces_of(lists, max_bytes, JobKind(kind or JobKind.FETCH), url_column):
                 file.write(piece)
                 size += len(piece)
                 progress(size)

@@ -25,6 +25,7 @@ from conveyor.cli.shared_options import (
     RetentionDays,
     Server,
     Timeout,
+    UrlColumn,
     WhenExhausted,
     WhenInvalid,
     job_spec,
@@ -52,6 +53,7 @@ def submit(
     handler: Handler = None,
     download: Download = False,
     export: ExportSpec = None,
+    url_column: UrlColumn = None,
     on_invalid: WhenInvalid = None,
     retention_days: RetentionDays = None,
     max_lifetime: MaxLifetime = None,
@@ -100,7 +102,7 @@ def submit(
         on_exhausted=on_exhausted,
     )
     with connect(settings) as client:
-        job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes)
+        job = _send(client, lists, {**spec, "replaces": replaces}, settings.max_list_bytes, url_column)
         if wait:
             raise typer.Exit(watch_job(job, as_json, _name_of(lists)))
     if as_json:
@@ -109,7 +111,9 @@ def submit(
         print(job.id)
 
 
-def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], max_bytes: int) -> "Job":
+def _send(
+    client: "Client", lists: Sequence[str], spec: dict[str, Any], max_bytes: int, url_column: str | None
+) -> "Job":
     """Upload the list and create the job. Retries share one idempotency key, so there is one upload and one job."""
     from conveyor.cli.bar import progress_bar
     from conveyor.cli.bar_view import view_bytes
@@ -121,14 +125,19 @@ def _send(client: "Client", lists: Sequence[str], spec: dict[str, Any], max_byte
 
     if _is_remote(lists):
         with progress_bar(spec.get("name") or _name_of(lists)) as show:
-            return client.submit(RemoteList(lists[0], format=format_of([_name_of(lists)])), progress=uploading, **spec)
+            remote = RemoteList(lists[0], format=format_of([_name_of(lists)]))
+            return client.submit(remote, url_column=url_column, progress=uploading, **spec)
     with (
         progress_bar(spec.get("name") or _name_of(lists)) as show,
-        single_file(lists, max_bytes, lambda size: show(view_bytes("reading", size, None))) as path,
+        single_file(
+            lists, max_bytes, lambda size: show(view_bytes("reading", size, None)), spec.get("kind"), url_column
+        ) as path,
     ):
         return client.submit(
             path,
             format=format_of(lists),
+            # Several lists are joined into one of tasks, which has no columns.
+            url_column=url_column if len(lists) == 1 else None,
             progress=uploading,
             **spec,
         )

@@ -47,6 +47,7 @@ class Client:
         name: str | None = None,
         format: ListFormat | None = None,
         compression: Compression | None = None,
+        url_column: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         replaces: str | None = None,
@@ -59,13 +60,13 @@ class Client:
         python with `handler`, export_download with `export`, else fetch.
 
         Retries never create a second job; with your own `idempotency_key`, neither do repeated calls. `format` and
-        `compression` describe a file whose name and first bytes do not. `progress`: True shows the upload; a function
-        is called with the bytes sent and the total.
+        `compression` describe a file whose name and first bytes do not; `url_column` is the column of a csv that has
+        the URLs. `progress`: True shows the upload; a function is called with the bytes sent and the total.
 
         `replaces` is the id of a job, or the `idempotency_key` of its submission: that job is cancelled, and no
         task of this one starts before nothing of it is running."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
-        form = _drop_none(format=format, compression=compression)
+        form = _drop_none(format=format, compression=compression, url_column=url_column)
         with display_bytes(progress, name or "list", "uploading") as report:
             return JobHandle(
                 self._session, drive(submission.submit(self._session, tasks, spec, form, idempotency_key, report))
@@ -189,6 +190,7 @@ class AsyncClient:
         name: str | None = None,
         format: ListFormat | None = None,
         compression: Compression | None = None,
+        url_column: str | None = None,
         result_layout: ResultLayout | None = None,
         notify: Sequence[Mapping[str, Any]] | None = None,
         replaces: str | None = None,
@@ -198,7 +200,7 @@ class AsyncClient:
     ) -> AsyncJob:
         """As Client.submit, also for async iterables. Other iterables are read on the event loop."""
         spec = _spec(kind, options, name=name, result_layout=result_layout, notify=notify, replaces=replaces)
-        form = _drop_none(format=format, compression=compression)
+        form = _drop_none(format=format, compression=compression, url_column=url_column)
         with display_bytes(progress, name or "list", "uploading") as report:
             return AsyncJob(
                 self._session, await submission.submit(self._session, tasks, spec, form, idempotency_key, report)

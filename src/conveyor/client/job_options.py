@@ -10,7 +10,7 @@ from conveyor.errors import BadInput
 
 Kind: TypeAlias = Literal["fetch", "download", "export_download", "python"]
 ListFormat: TypeAlias = Literal["text", "jsonl", "csv"]
-Compression: TypeAlias = Literal["none", "gzip", "zstd"]
+Compression: TypeAlias = Literal["none", "gzip", "zstd", "bzip2"]
 ResultLayout: TypeAlias = Literal["object", "packed"]
 Status: TypeAlias = Literal["pending", "succeeded", "failed", "cancelled"]
 ExportFormat: TypeAlias = Literal["zip", "jsonl", "csv", "parquet"]

@@ -32,6 +32,8 @@ MAX_URL_LENGTH = 8192
 MAX_HOST_LENGTH = 253
 LOOKUP_THREADS = 32
 _SCHEMES = ("http://", "https://")
+# example.com/a, www.example.com:8080
+_LIKE_A_HOST = re.compile(r"(?:[\w-]+\.)+[a-zA-Z]{2,}(?:[:/?#]|$)")
 _AUTHORITY = re.compile(r"https?://[^/\\]", re.IGNORECASE)
 
 
@@ -64,7 +66,8 @@ def parse_url(text: str) -> Url:
     try:
         url = Url(text)
     except ValueError as error:
-        raise BadUrl(f"not a URL: {error}") from None
+        reason = "https:// is missing" if _LIKE_A_HOST.match(text) else str(error)
+        raise BadUrl(f"not a URL: {reason}") from None
     problem = _url_problem(url, text)
     if problem is not None:
         raise BadUrl(problem)

@@ -108,7 +108,7 @@ class IngestPipeline:
         crashpoint("ingest.copy.after")
         if digest.hexdigest() != (source.sha256 or digest.hexdigest()):
             raise ListChanged("The list has another sha256 than the job named.")
-        return Source(key, size, digest.hexdigest(), source.format, source.compression)
+        return msgspec.structs.replace(source, key=key, size=size, sha256=digest.hexdigest(), remote=None)
 
     async def _write_plan(self, job: Job, ranges: list[Range]) -> bool:
         crashpoint("ingest.split.before")

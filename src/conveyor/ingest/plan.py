@@ -136,7 +136,17 @@ def reading_of(range_: Range, kind: JobKind) -> ListReading:
     """How to read the rest of the range."""
     header = None if range_.header is None else range_.header.encode()
     without_task = range_.index - range_.first_index - range_.tasks
-    return ListReading(kind, range_.format, range_.index, range_.offset, range_.end, header, range_.tasks, without_task)
+    return ListReading(
+        kind,
+        range_.format,
+        range_.index,
+        range_.offset,
+        range_.end,
+        header,
+        list_of(range_).url_column,
+        tasks=range_.tasks,
+        without_task=without_task,
+    )
 
 
 async def range_pieces(lists: ListBytes, range_: Range) -> AsyncIterator[bytes]:
@@ -160,13 +170,13 @@ async def _form(lists: ListBytes, source: Source, kind: JobKind) -> ListForm:
     head = raw
     if compression is not Compression.NONE:
         head = await take(decompressed(lists.stream(source), compression, lists.max_bytes), _HEAD)
-    form = source.format or detect_format(head)
+    form = source.format or (ListFormat.CSV if source.url_column else detect_format(head))
     if form is not ListFormat.CSV:
         return ListForm(form, compression)
     header, newline, _ = head.partition(b"\n")
     if not newline:
         raise ListUnreadable(f"The csv has a header and no rows, or a header of more than {_HEAD} bytes.")
-    check_header(header, kind)
+    check_header(header, kind, source.url_column)
     return ListForm(form, compression, header)
 
 

@@ -56,7 +56,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 
 class FetchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One task of kind fetch. `id` and `tag` are the user's own labels."""
+    """One task of kind fetch. `id`, `tag` and `data`, an object, are the user's own."""
 
     url: str
     method: str = "GET"
@@ -67,6 +67,7 @@ class FetchInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tag: str | None = None
     timeout: float | None = None
     connect_timeout: float | None = None
+    data: msgspec.Raw = msgspec.Raw(b"")
 
 
 class DownloadInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,6 +80,7 @@ class DownloadInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     tag: str | None = None
     timeout: float | None = None
     connect_timeout: float | None = None
+    data: msgspec.Raw = msgspec.Raw(b"")
 
 
 _decoder = msgspec.json.Decoder(str | FetchInput)
@@ -221,7 +223,7 @@ def _timeout_problem(task_input: FetchInput | DownloadInput) -> str | None:
 def _label_problem(task_input: FetchInput | DownloadInput) -> str | None:
     if len(task_input.id or "") > MAX_LABEL or len(task_input.tag or "") > MAX_LABEL:
         return f"id and tag are at most {MAX_LABEL} characters long"
-    return None
+    return None if bytes(task_input.data)[:1] in (b"", b"{") else "data must be an object"
 
 
 def _proxy_problem(proxy: str) -> str | None:

@@ -35,30 +35,34 @@ def list_format(paths: Sequence[str]) -> ListFormat | None:
     return format_from_name(paths[0]) if len(paths) == 1 else ListFormat.JSONL
 
 
-async def pieces_of(paths: Sequence[str], max_bytes: int) -> AsyncIterator[bytes]:
-    """The bytes of one list, or of several joined. Raises ListUnreadable."""
+async def pieces_of(
+    paths: Sequence[str], max_bytes: int, kind: JobKind = JobKind.FETCH, url_column: str | None = None
+) -> AsyncIterator[bytes]:
+    """The bytes of one list, or of several joined, for a job of this kind. Raises ListUnreadable."""
     if len(paths) == 1:
         async for piece in _raw_pieces(paths[0]):
             yield piece
         return
     for path in paths:
-        async for piece in _input_lines(path, max_bytes):
+        async for piece in _input_lines(path, max_bytes, kind, url_column):
             yield piece
 
 
-async def _input_lines(path: str, max_bytes: int) -> AsyncIterator[bytes]:
+async def _input_lines(path: str, max_bytes: int, kind: JobKind, url_column: str | None) -> AsyncIterator[bytes]:
     """The inputs in a file as JSON lines. The ingester validates them."""
     raw = aiter(_raw_pieces(path))
     head = await take(raw, _HEAD)
     compression = detect_compression(head)
     plain = aiter(decompressed(_chain(head, raw), compression, max_bytes))
     first = await take(plain, _HEAD)
-    form = format_from_name(path) or detect_format(first)
+    form = format_from_name(path) or (ListFormat.CSV if url_column else detect_format(first))
     header = None
     if form is ListFormat.CSV:
         header, _, first = first.partition(b"\n")
-        check_header(header, JobKind.PYTHON)
-    async for batch in read(_chain(first, plain), ListReading(JobKind.PYTHON, form, header=header)):
+        check_header(header, kind, url_column)
+    # Any value is taken: the ingester says which are not valid.
+    reading = ListReading(JobKind.PYTHON, form, header=header, url_column=url_column, columns_of=kind)
+    async for batch in read(_chain(first, plain), reading):
         if batch.invalid:
             line = batch.invalid[0]
             raise ListUnreadable(f"{path}:{line.line}: {line.reason}")

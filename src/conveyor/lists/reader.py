@@ -1,23 +1,23 @@
 """The list reader: turns the bytes of a staged list into validated inputs, batch by batch, in constant memory.
 
 A list is text (one URL per line), jsonl (one input per line) or csv (a header, then rows), plain or compressed with
-gzip or zstd. The index of a task is the number of its line (of its row, in csv), counted from 0, so that no task id
-depends on where a reader starts or stops. Blank lines and comments have no task. The reader returns invalid lines; it
-does not raise for them.
+gzip, zstd or bzip2. The index of a task is the number of its line (of its row, in csv), counted from 0, so that no task
+id depends on where a reader starts or stops. Blank lines and comments have no task. The reader returns invalid lines;
+it does not raise for them.
 
 A few kilobytes of a compressed list may contain a million lines: the reader yields to the event loop after each batch
 and after each piece.
 """
 
 import asyncio
-import csv
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from conveyor.errors import ListTooSparse, ListUnreadable
-from conveyor.lists.decoders import GzipDecoder, ZstdDecoder
+from conveyor.lists.csv_columns import CsvColumns, has_url_column, read_columns
+from conveyor.lists.decoders import decoder_of
 from conveyor.lists.inputs import MAX_INPUT_BYTES, compact_json, task_problem
 from conveyor.lists.usual_lines import UsualLines
 from conveyor.model import Compression, JobKind, ListFormat, TaskSeed
@@ -37,16 +37,17 @@ MAX_WITHOUT_TASK = 1_000_000
 MAX_WITHOUT_PER_TASK = 10
 
 _LONGEST_LINE = MAX_INPUT_BYTES + 1024
-_COLUMNS = {
-    JobKind.FETCH: ("url", "method", "body", "id", "tag"),
-    JobKind.DOWNLOAD: ("url", "sha256", "id", "tag"),
-}
 _SNIPPET = 200
 # A stretch of blank lines.
 _BLANK = re.compile(rb"(?:[ \t\r]*+\n)*+")
 # A line that needs no escaping in JSON, and is not a comment: visible ASCII.
 _VISIBLE = re.compile(rb"[!$-\[\]-~][!#-\[\]-~]*")
 # Of a frame, and of a skippable frame, which parallel compressors write first.
+_BZIP2_MAGIC = b"BZh"
+_UNREADABLE = {
+    b"PK\x03\x04": "The list is a zip archive or an Excel file. Unpack it, or save it as csv.",
+    b"\xfd7zXZ": "The list is compressed with xz. Use gzip, zstd or bzip2.",
+}
 _ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 
 
@@ -84,8 +85,11 @@ class ListReading(msgspec.Struct, frozen=True):
     offset: int = 0
     # None: to the end.
     end: int | None = None
-    # The first line of a csv.
+    # The first line of a csv, and its column with the URLs, if that is not `url`.
     header: bytes | None = None
+    url_column: str | None = None
+    # The kind of job whose columns a csv has; None: `kind`.
+    columns_of: JobKind | None = None
     # Lines before `index` that have a task, and that have none.
     tasks: int = 0
     without_task: int = 0
@@ -129,18 +133,21 @@ async def decompressed(pieces: AsyncIterator[bytes], compression: Compression, m
 
 
 def detect_compression(head: bytes) -> Compression:
-    """Detect the compression from the first bytes of the object."""
+    """Detect the compression from the first bytes of the object. Raises ListUnreadable for one that cannot be read."""
+    for magic, name in _UNREADABLE.items():
+        if head.startswith(magic):
+            raise ListUnreadable(name)
     if head.startswith(b"\x1f\x8b"):
         return Compression.GZIP
+    if head.startswith(_BZIP2_MAGIC) and head[3:4].isdigit():
+        return Compression.BZIP2
     return Compression.ZSTD if _ZSTD_MAGIC.match(head) else Compression.NONE
 
 
 def detect_format(head: bytes) -> ListFormat:
     """Detect the format from the first bytes of the list: JSON, a csv header with a column `url`, or else text."""
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
-    columns = [column.strip(b' "') for column in first.split(b",")]
-    # A URL may contain commas; a header contains no URL.
-    if b"url" in columns and b"://" not in first and first != b'"url"':
+    if has_url_column(first.decode(errors="replace")):
         return ListFormat.CSV
     return ListFormat.JSONL if first[:1] in (b"{", b'"', b"[") else ListFormat.TEXT
 
@@ -155,19 +162,9 @@ async def take(pieces: AsyncIterator[bytes], count: int) -> bytes:
     return head
 
 
-def check_header(header: bytes, kind: JobKind) -> list[str]:
+def check_header(header: bytes, kind: JobKind, url_column: str | None = None) -> CsvColumns:
     """The columns of a csv. Raises ListUnreadable if they do not fit the inputs of this kind."""
-    columns = [column.strip() for column in next(csv.reader([_text(header.removeprefix(b"\xef\xbb\xbf"))]), [])]
-    if kind in _COLUMNS:
-        unknown = [column for column in columns if column not in _COLUMNS[kind]]
-        if "url" not in columns:
-            raise ListUnreadable("The header of the csv has no column `url`.")
-        if unknown:
-            known = ", ".join(_COLUMNS[kind])
-            raise ListUnreadable(f"The csv has a column `{unknown[0][:100]}`; a list of URLs may have {known}.")
-    if len(set(columns)) < len(columns) or "" in columns:
-        raise ListUnreadable("The header of the csv has a column without a name, or a duplicate name.")
-    return columns
+    return read_columns(_text(header), kind, url_column)
 
 
 def _parse_all(
@@ -229,8 +226,8 @@ def _parser(reading: ListReading) -> Callable[[bytes], bytes | None]:
         return _parse_text
     if reading.format is ListFormat.JSONL:
         return _parse_json
-    columns = check_header(reading.header or b"", reading.kind)
-    return lambda line: _parse_row(line, columns)
+    columns = check_header(reading.header or b"", reading.columns_of or reading.kind, reading.url_column)
+    return lambda line: columns.parse(_text(line))
 
 
 def _parse_text(line: bytes) -> bytes | None:
@@ -248,18 +245,6 @@ def _parse_json(line: bytes) -> bytes | None:
         # Checks UTF-8 now: strings are not decoded before a worker needs them.
         _text(text)
     return text or None
-
-
-def _parse_row(line: bytes, columns: list[str]) -> bytes | None:
-    if not line.strip():
-        return None
-    try:
-        values = next(csv.reader([_text(line)], strict=True))
-    except csv.Error as error:
-        raise ListUnreadable(f"The row is not csv: {error}.") from None
-    if len(values) != len(columns):
-        raise ListUnreadable(f"The row has {len(values)} fields, the header {len(columns)}.")
-    return msgspec.json.encode({column: value for column, value in zip(columns, values, strict=True) if value != ""})
 
 
 async def _until(pieces: AsyncIterator[bytes], reading: ListReading) -> AsyncIterator[bytes]:
@@ -359,7 +344,7 @@ async def _plain(pieces: AsyncIterator[bytes], compression: Compression) -> Asyn
         async for piece in pieces:
             yield piece
         return
-    inflate = GzipDecoder() if compression is Compression.GZIP else ZstdDecoder()
+    inflate = decoder_of(compression)
     async for piece in pieces:
         for plain in inflate.feed(piece):
             yield plain

@@ -53,19 +53,20 @@ async def read_small_list(
 
 
 async def _read(plain: bytes, source: Source, kind: JobKind, max_lines: int) -> SmallList | None:
-    form = source.format or detect_format(plain)
+    form = source.format or (ListFormat.CSV if source.url_column else detect_format(plain))
     header: bytes | None = None
     start = 0
     if form is ListFormat.CSV:
         header, newline, _ = plain.partition(b"\n")
         if not newline:
             return None
-        check_header(header, kind)
+        check_header(header, kind, source.url_column)
         start = len(header) + 1
     seeds: list[TaskSeed] = []
     invalid: list[InvalidListLine] = []
     lines = 0
-    async for batch in read(_pieces(plain[start:]), ListReading(kind, form, offset=start, header=header)):
+    reading = ListReading(kind, form, offset=start, header=header, url_column=source.url_column)
+    async for batch in read(_pieces(plain[start:]), reading):
         seeds += batch.seeds
         invalid += batch.invalid
         lines = batch.index

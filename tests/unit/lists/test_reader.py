@@ -1,6 +1,7 @@
 """Lists: what each form takes, which line is named when it does not, and that a reader may start anywhere."""
 
 import asyncio
+import bz2
 import gzip
 import io
 import json
@@ -38,8 +39,9 @@ COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {
     Compression.NONE: bytes,
     Compression.GZIP: gzip.compress,
     Compression.ZSTD: zstd.compress,
+    Compression.BZIP2: bz2.compress,
 }
-PACKED = [Compression.GZIP, Compression.ZSTD]
+PACKED = [Compression.GZIP, Compression.ZSTD, Compression.BZIP2]
 
 
 async def cut(data: bytes, size: int = 1 << 16) -> AsyncIterator[bytes]:
@@ -193,10 +195,39 @@ class TestCsv:
 
     def test_invalid_headers(self) -> None:
         assert "no column `url`" in refused(ListFormat.CSV, f"link\n{A}\n")
-        assert "`color`" in refused(ListFormat.CSV, f"url,color\n{A},red\n")
         assert "duplicate" in refused(ListFormat.CSV, f"url,url\n{A},{A}\n")
         assert "name" in refused(ListFormat.CSV, "a,\n1,2\n", JobKind.PYTHON)
-        assert check_header(b"url,method,body,id,tag\r", JobKind.FETCH) == ["url", "method", "body", "id", "tag"]
+        assert "duplicate" in refused(ListFormat.CSV, f"url,Name,name\n{A},1,2\n")
+        assert "`link`, `sku`" in refused(ListFormat.CSV, f"link,sku\n{A},7\n")
+
+    def test_columns_of_the_user_are_data(self) -> None:
+        rows = f"Url,Price,ID,color\n{A},1.50,7,\n{B},,8,red\n"
+        assert taken(ListFormat.CSV, rows) == {
+            0: {"url": A, "id": "7", "data": {"Price": "1.50"}},
+            1: {"url": B, "id": "8", "data": {"color": "red"}},
+        }
+        assert taken(ListFormat.CSV, f"url,method\n{A},x\n", JobKind.DOWNLOAD) == {
+            0: {"url": A, "data": {"method": "x"}}
+        }
+
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+    def test_other_separators(self, delimiter: str) -> None:
+        row = delimiter.join([A, '"a;b,c|d\te"', "x"])
+        header = delimiter.join(["url", "note", "tag"])
+        assert taken(ListFormat.CSV, BOM + f"{header}\r\n{row}\r\n".encode()) == {
+            0: {"url": A, "tag": "x", "data": {"note": "a;b,c|d\te"}}
+        }
+        assert detect_format(f"{header}\n{row}\n".encode()) is ListFormat.CSV
+        values = taken(ListFormat.CSV, f"{delimiter.join('ab')}\n{delimiter.join('12')}\n", JobKind.PYTHON)
+        assert values == {0: {"a": "1", "b": "2"}}
+
+    def test_another_column_has_the_urls(self) -> None:
+        header = b"url;Link;n"
+        reading = ListReading(JobKind.FETCH, ListFormat.CSV, header=header, url_column="link")
+        (batch,) = asyncio.run(read_all(f"about;{A};1\n".encode(), reading, 100))
+        assert json.loads(batch.seeds[0].input) == {"url": A, "data": {"url": "about", "n": "1"}}
+        with pytest.raises(ListUnreadable, match="no column `site`"):
+            check_header(header, JobKind.FETCH, "site")
 
     def test_a_quote_that_is_never_closed(self) -> None:
         assert "quoted" in refused(ListFormat.CSV, f'url,id\n{A},"1\n{B},2\n')
@@ -468,9 +499,14 @@ class TestDetection:
     def test_of_doubtful_forms(self, head: bytes) -> None:
         assert detect_format(head) is (ListFormat.CSV if head.startswith(b'"') else ListFormat.TEXT)
 
-    @pytest.mark.parametrize("head", [b"", b"\x1f", b"http", b"PK\x03\x04"])
+    @pytest.mark.parametrize("head", [b"", b"\x1f", b"http", b"BZhello", b"PK"])
     def test_of_no_compression(self, head: bytes) -> None:
         assert detect_compression(head) is Compression.NONE
+
+    @pytest.mark.parametrize(("head", "said"), [(b"PK\x03\x04", "Excel"), (b"\xfd7zXZ\0", "xz")])
+    def test_of_one_that_cannot_be_read(self, head: bytes, said: str) -> None:
+        with pytest.raises(ListUnreadable, match=said):
+            detect_compression(head)
 
     @pytest.mark.parametrize(
         ("name", "form"),
