@@ -278,6 +278,27 @@ def test_run_with_lines_that_are_no_task(cli: Cli, site: str) -> None:
     assert len(refused.stderr.splitlines()) == 11
 
 
+def test_a_csv_from_a_spreadsheet(cli: Cli, up: Cli, site: str) -> None:
+    rows = ["\ufeffSKU;Link;Price", f"a1;{site}/quick/1;1,50", f"a2;{site}/quick/2;"]
+    expected = [
+        {"url": f"{site}/quick/1", "data": {"SKU": "a1", "Price": "1,50"}},
+        {"url": f"{site}/quick/2", "data": {"SKU": "a2"}},
+    ]
+    cli.write("products.csv", *rows)
+    refused = cli("run", "products.csv", "-o", "out.zip")
+    assert refused.returncode == 2
+    assert "no column `url`. Its columns are `SKU`, `Link`, `Price`" in refused.stderr
+    done = cli("run", "products.csv", "-o", "out.zip", "--url-column", "link")
+    assert done.returncode == 0, done.stderr
+    assert [line["input"] for line in manifest(cli.place / "out.zip")] == expected
+    up.write("products.csv", *rows)
+    for lists in (["products.csv"], ["products.csv", "products.csv"]):
+        done = up("submit", *lists, "--url-column", "Link", "--wait", "--json")
+        assert done.returncode == 0, done.stderr
+        results = up.json("results", json.loads(done.stdout)["id"])
+        assert [item["input"] for item in sorted(results, key=lambda item: item["index"])] == expected * len(lists)
+
+
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_run_of_a_compressed_list(cli: Cli, site: str, suffix: str) -> None:
     urls = [f"{site}/quick/{number}" for number in range(50)]
