@@ -283,6 +283,42 @@ class TestJobs:
         exports.get_by_role("button", name="Delete the jsonl export").click()
         expect(exports.get_by_role("row")).to_have_count(0)
 
+    def test_labels_say_how_it_stands(self, here: World, visit: Open) -> None:
+        site = here.site.url
+        spec: dict[str, Any] = {"attempts": 1, "breaker": {"enabled": False}}
+        some = here.submit(
+            name="Some failed", tasks=[f"{site}/fails/1", *[f"{site}/page/{n}" for n in range(19)]], **spec
+        )
+        many = here.submit(name="Many failed", tasks=[f"{site}/fails/1", f"{site}/page/1"], **spec)
+        skipped = here.upload(f"{site}/page/1\nnonsense\nnonsense\n", name="Skipped")
+        waiting = here.submit(name="Waiting", mode="open")
+        for job in (some, many, skipped):
+            here.ended(job)
+        for job, text, look in (
+            (some, "completed with failures", "held"),
+            (many, "completed with failures", "bad"),
+            (skipped, "completed", "good"),
+            (waiting, "open · waiting for tasks", "idle"),
+        ):
+            page = visit(f"#/jobs/{job}")
+            expect(page.locator(".title .pill")).to_have_text(text)
+            expect(page.locator(".title .pill")).to_have_class(f"pill {look}")
+        page.goto(f"{here.url}/#/jobs/{skipped}")
+        expect(page.locator(".notice")).to_contain_text("2 of 3 lines skipped")
+        page.goto(f"{here.url}/#/jobs")
+        row = page.get_by_role("listitem").filter(has_text="Many failed")
+        expect(row.locator(".pill")).to_have_text("completed with failures")
+        expect(page.get_by_role("listitem").filter(has_text="Skipped")).to_contain_text("2 skipped")
+        here.ask("POST", f"/v1/jobs/{waiting}/cancel")
+
+    def test_a_cancelled_count_is_shown(self, here: World, visit: Open) -> None:
+        job = here.napping("to be cancelled", 400)
+        here.ask("POST", f"/v1/jobs/{job}/cancel")
+        # The sweeper cancels what has not started.
+        here.wait(lambda: here.ask("GET", f"/v1/jobs/{job}")["counts"]["cancelled"])
+        page = visit(f"#/jobs/{job}")
+        expect(page.locator(".tile", has_text="Cancelled")).to_be_visible()
+
     def test_a_task_tells_its_story(self, here: World, visit: Open) -> None:
         spec = {"attempts": 2, "backoff": {"base": 0}, "breaker": {"enabled": False}}
         job = here.submit(name="stories", tasks=[f"{here.site.url}/fails/1"], **spec)

@@ -44,7 +44,7 @@
  * @property {number | null} eta
  * @property {{p50: number, p95: number} | null} task_time
  *
- * @typedef {{code: string, detail: string, target: string | null}} Waiting `target` is that of a breaker
+ * @typedef {{code: string, detail: string, until: string | null, target: string | null}} Waiting `target`: of a breaker
  *
  * @typedef {Object} Progress progress of a job's stream
  * @property {string} run_id

@@ -8,7 +8,7 @@ import { count, duration, moment, percent, rate } from "../format.js";
 import { follow } from "../live.js";
 import { pager } from "../parts/table.js";
 import { empty } from "../parts/says.js";
-import { bar, hasEnded, pill } from "../parts/state.js";
+import { bar, ended, hasEnded, jobPill } from "../parts/state.js";
 
 const PAGE = 50;
 
@@ -113,7 +113,7 @@ function row(first) {
       renew(
         head,
         h("span", { class: "job-name" }, job.name ?? job.id),
-        pill(job.state),
+        jobPill(job),
         h("span", { class: "muted job-when" }, job.kind, " · ", moment(job.created_at)),
       );
       renew(
@@ -131,15 +131,17 @@ function counts(job) {
   if (job.reason_code === "tasks_elsewhere") return h("span", { class: "muted" }, "tasks elsewhere");
   if (job.total === 0) return h("span", { class: "muted" }, "no tasks");
   return [
-    h("b", {}, percent(job.counts.succeeded + job.counts.failed, job.total)),
+    h("b", {}, percent(ended(job.counts), job.total)),
     ` of ${count(job.total)}`,
     job.counts.failed > 0 && h("span", { class: "failed-count" }, ` · ${count(job.counts.failed)} failed`),
+    job.counts.cancelled > 0 && ` · ${count(job.counts.cancelled)} cancelled`,
+    job.invalid_lines > 0 && ` · ${count(job.invalid_lines)} skipped`,
   ];
 }
 
 /** @param {Job} job */
 function speed(job) {
-  if (job.waiting) return job.waiting.code;
+  if (job.waiting) return job.waiting.target ? `circuit open for ${job.waiting.target}` : job.waiting.detail;
   if (hasEnded(job.state)) {
     return `took ${
       duration((Date.parse(job.run.ended_at ?? job.run.created_at) - Date.parse(job.run.created_at)) / 1000)

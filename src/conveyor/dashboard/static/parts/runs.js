@@ -4,7 +4,7 @@
 
 import { h } from "../dom.js";
 import { count, moment } from "../format.js";
-import { bar, pill } from "./state.js";
+import { bar, jobPill } from "./state.js";
 import { table } from "./table.js";
 
 /** @param {(number: number) => void} pick called with the number of a clicked run */
@@ -17,7 +17,7 @@ export function runsTable(pick) {
         cell: (run) =>
           h("button", { type: "button", class: "link", on: { click: () => pick(run.number) } }, `Run ${run.number}`),
       },
-      { title: "State", cell: (run) => pill(run.state) },
+      { title: "State", cell: (run) => jobPill(run) },
       {
         title: "Tasks",
         look: "wide",

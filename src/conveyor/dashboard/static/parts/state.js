@@ -3,7 +3,7 @@
 import { h, svg } from "../dom.js";
 import { count, percent } from "../format.js";
 
-/** @import { Counts, Ended } from "../shapes.js" */
+/** @import { Counts, Ended, Job } from "../shapes.js" */
 
 /** The CSS class of each state. */
 const LOOKS = {
@@ -32,6 +32,24 @@ const LOOKS = {
 export function pill(state) {
   const look = /** @type {Record<string, string>} */ (LOOKS)[state] ?? "idle";
   return h("span", { class: `pill ${look}` }, state.replace("_", "-"));
+}
+
+// From this share of failed tasks on, a completed job looks bad.
+const MANY = 0.1;
+
+/**
+ * The state of a job or a run in the words of its user: what it waits for, and whether all tasks succeeded.
+ * @param {{state: string, total: number, counts: Ended, waiting?: Job["waiting"]}} job
+ */
+export function jobPill({ state, total, counts, waiting }) {
+  if (state === "completed" && counts.failed > 0) {
+    const look = counts.failed >= MANY * total ? "bad" : "held";
+    return h("span", { class: `pill ${look}` }, "completed with failures");
+  }
+  if (waiting?.code === "open") return h("span", { class: "pill idle" }, "open · waiting for tasks");
+  // A paused job and an ingest say so by their state.
+  const waits = waiting && state === "running";
+  return waits ? h("span", { class: "pill held" }, "waiting") : pill(state);
 }
 
 const ENDED = new Set(["completed", "failed", "cancelled"]);

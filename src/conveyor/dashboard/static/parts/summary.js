@@ -4,7 +4,7 @@
 
 import { h, renew } from "../dom.js";
 import { count, duration, moment, percent, rate } from "../format.js";
-import { bar, hasEnded, pill } from "./state.js";
+import { bar, ended, hasEnded, jobPill } from "./state.js";
 
 /** @param {Element} actions the buttons of the job */
 export function jobSummary(actions) {
@@ -27,7 +27,7 @@ export function jobSummary(actions) {
       const created = moment(job.created_at);
       const expires = job.expires_at === null ? [] : [" · expires ", moment(job.expires_at)];
       renew(title, job.name ?? job.id);
-      renew(state, pill(job.state));
+      renew(state, jobPill(job));
       renew(about, h("code", {}, job.id), ` · ${job.kind} · created `, created, ...expires);
       renew(notice, noticeOf(job));
       renew(line, bar(job, "All tasks"));
@@ -38,8 +38,25 @@ export function jobSummary(actions) {
 
 /** @param {Job} job */
 function noticeOf(job) {
-  const text = job.waiting?.detail ?? job.reason ?? ingestOf(job);
-  return text && h("p", { class: `notice ${job.state === "failed" ? "bad" : ""}` }, text);
+  const text = waitOf(job) ?? job.reason ?? ingestOf(job);
+  return [
+    text && h("p", { class: `notice ${job.state === "failed" ? "bad" : ""}` }, text),
+    // A list that was rejected has no tasks: its reason says so.
+    job.invalid_lines > 0 && job.total > 0 && h("p", { class: "notice" }, skippedOf(job)),
+  ];
+}
+
+/** Why it waits, and until when. @param {Job} job */
+function waitOf({ waiting }) {
+  if (!waiting) return null;
+  const left = waiting.until === null ? 0 : (Date.parse(waiting.until) - Date.now()) / 1000;
+  return left > 0 && waiting.target ? `${waiting.detail} Next probe in ${duration(left)}.` : waiting.detail;
+}
+
+/** @param {Job} job */
+function skippedOf({ invalid_lines: invalid, total }) {
+  const lines = invalid + total === 1 ? "line" : "lines";
+  return [`${count(invalid)} of ${count(invalid + total)} ${lines} skipped: `, h("b", {}, "Invalid lines"), " below."];
 }
 
 /** @param {Job} job */
@@ -54,9 +71,10 @@ function tilesOf({ total, counts, run, state, rate: speed, eta, task_time: time 
   const over = hasEnded(state) && run.ended_at ? Date.parse(run.ended_at) : Date.now();
   const lasted = duration((over - Date.parse(run.created_at)) / 1000);
   return [
-    tile("Finished", percent(counts.succeeded + counts.failed, total), `of ${count(total)}`),
+    tile("Finished", percent(ended(counts), total), `of ${count(total)}`),
     tile("Succeeded", count(counts.succeeded), null, "succeeded"),
     tile("Failed", count(counts.failed), null, counts.failed ? "failed" : ""),
+    counts.cancelled > 0 && tile("Cancelled", count(counts.cancelled)),
     run.number > 1 && !hasEnded(state) &&
     tile("Rerun", percent(run.total - run.counts.pending - run.counts.running, run.total), `of ${count(run.total)}`),
     tile("Running", count(run.counts.running), `${count(run.counts.pending)} pending`),
