@@ -26,6 +26,8 @@ HEAD_SECONDS = 20.0
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 1024 * 1024
 
+_HEAD_END = b"\r\n\r\n"
+
 
 class CappedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which refuses a head that is too large or too slow."""
@@ -84,8 +86,10 @@ class CappedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _head_end(self, data: bytes, start: int) -> int:
-        """The end of the next line: a head ends with a line, so what follows it is never part of the piece."""
-        end = data.find(b"\n", start) + 1 or len(data)
+        """The end of a head that is all there, or else of the next line: a head ends with a line, so what follows it is
+        never part of the piece."""
+        whole = _whole_head(data, start) if self._head_bytes == 0 else 0
+        end = whole or data.find(b"\n", start) + 1 or len(data)
         self._head_bytes += end - start
         if self._timer is None:
             self._close_after(HEAD_SECONDS)
@@ -190,6 +194,15 @@ class CappedProtocol(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _whole_head(data: bytes, start: int) -> int:
+    """The end of a head that begins here; 0 if it is not among these bytes, or a line ends in a way of its own, behind
+    which the parser might see another end."""
+    end = data.find(_HEAD_END, start) + len(_HEAD_END)
+    if end < len(_HEAD_END) or data.count(b"\n", start, end) != data.count(b"\r\n", start, end):
+        return 0
+    return end
 
 
 def _without_upgrade(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
