@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from conveyor.api.addressing import Addressing
 from conveyor.api.edge import HEADERS
 from conveyor.api.framing import BodyFraming, framing_of
+from conveyor.api.joined_writes import JoinedWrites
 from conveyor.errors import BadInput, ConveyorError, HeadTooLarge, MalformedHttp
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -51,6 +52,7 @@ class CappedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._writes: Any = JoinedWrites(transport, self.loop)
         self._close_after(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -132,6 +134,7 @@ class CappedProtocol(HttpToolsProtocol):
             self._refuse(error)
             return
         super().on_headers_complete()
+        self.cycle.transport = self._writes
         self._framing = framing_of(self.headers)
 
     def on_body(self, body: bytes) -> None:
@@ -147,6 +150,7 @@ class CappedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._writes.flush()
         super().on_response_complete()
         if self.transport.is_closing():
             return
