@@ -4,8 +4,8 @@ Drain: jobs are accepted while no server runs, then `conveyor up` works them off
 the end of the last run, by the rows, so that starting up is no part of it. The bare limit is one large job with as many
 tasks, in the same run.
 
-Submit: eight clients submit jobs of ten tasks over HTTP. The bare limit is one writer that commits the rows of such a
-job, and nothing else, in a transaction for each.
+Submit: eight clients submit jobs of ten tasks over HTTP (submits.py). The bare limit is one writer that commits the
+rows of such a job, and nothing else, in a transaction for each.
 
 Kill: the server is killed with SIGKILL on its way and started again. What is fetched a second time is held against
 twice the slots of the worker and half a second of its throughput.
@@ -14,10 +14,8 @@ twice the slots of the worker and half a second of its throughput.
 import asyncio
 import http.client
 import json
-import os
 import random
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,10 +28,10 @@ from bench import nginx
 from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure, rates
 from bench.postgres import SETTINGS, fresh_schema
+from bench.submits import TASKS, cpu_seconds
 
 SHAPES = ((30, 1000, 0.8), (300, 100, 0.7), (1000, 10, 0.5))
 SUBMITS = 1000
-CLIENTS = 8
 # What a worker may have in flight; it is shared by all its runs.
 SLOTS = 256
 
@@ -56,7 +54,7 @@ def run(setup: Setup) -> list[Figure]:
                 for kind in ("noop", "fetch"):
                     figures += _drains(setup, stack, kind, where)
                 if stack == "embedded":
-                    figures += _submits(setup, where) + _kills(setup, where)
+                    figures += _submits(setup) + _kills(setup, where)
     finally:
         server.close()
     return figures
@@ -76,14 +74,22 @@ def _drains(setup: Setup, stack: str, kind: str, where: dict[str, Any]) -> list[
     return figures
 
 
-def _submits(setup: Setup, where: dict[str, Any]) -> list[Figure]:
+def _submits(setup: Setup) -> list[Figure]:
+    """With workers, which run the jobs at the same time, and without."""
     count = max(100, round(SUBMITS * setup.size))
-    ours, bare = [], []
+    ours: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    bare = []
     for _ in range(setup.repeat):
-        bare.append(setup.bare("bench.small:bare_commits", count=count))
-        ours.append(setup.ours("bench.small:submitted", count=count, **where))
-    limit, goal = "bare transactions", ("at least", 0.5)
-    return [Figure("small", f"{count:,} submits of 10 tasks", "jobs/s", rates(ours), limit, rates(bare), goal)]
+        bare.append(setup.bare("bench.submits:bare_commits", count=count))
+        for with_workers, measured in ours.items():
+            measured.append(setup.ours("bench.submits:submitted", count=count, with_workers=with_workers))
+    figures = []
+    for with_workers, measured in ours.items():
+        name = f"{count:,} submits of {TASKS} tasks" + ("" if with_workers else ", none runs")
+        more = {what: [each[what] for each in measured] for what in ("cpu_us", "client_cpu_us")}
+        limit, goal = "bare transactions", ("at least", 0.5)
+        figures.append(Figure("small", name, "jobs/s", rates(measured), limit, rates(bare), goal, more))
+    return figures
 
 
 def _kills(setup: Setup, where: dict[str, Any]) -> list[Figure]:
@@ -223,15 +229,7 @@ def _metric(pattern: re.Pattern[bytes], shown: bytes) -> int:
 
 def _cpu(up: Any) -> float:
     """Seconds of the server and of the processes that it started."""
-    root = up._process.pid
-    pids = [root]
-    for task in Path(f"/proc/{root}/task").iterdir():
-        pids += [int(child) for child in (task / "children").read_text().split()]
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return cpu_seconds(up._process.pid)
 
 
 def _check(up: Any, jobs: int, tasks: int) -> None:
@@ -255,65 +253,6 @@ def _check(up: Any, jobs: int, tasks: int) -> None:
             wanted = b"null" if item["http_status"] is None else nginx.page(int(item["input"].rpartition("/")[2]))
             if body != wanted:
                 raise MeasurementFailed(f"the body of task {item['index']} of {job} is {body[:40]!r}")
-
-
-def submitted(count: int, postgres: str | None, site: str, place: str) -> dict[str, Any]:
-    """Eight clients submit jobs of ten tasks that do nothing, with an idempotency key each, as the SDK does."""
-    with _up(place, {}) as server:
-        failures: list[BaseException] = []
-
-        def client(number: int) -> None:
-            try:
-                connection = Connection(server)
-                for job in range(number, count, CLIENTS):
-                    body = {"kind": "python", "handler": "bench.noop", "tasks": list(range(10))}
-                    connection.send("POST", "/v1/jobs", body, **{"idempotency-key": f"{number}-{job}"})
-            except BaseException as error:
-                failures.append(error)
-
-        clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
-        began = time.perf_counter()
-        for each in clients:
-            each.start()
-        for each in clients:
-            each.join()
-        seconds = time.perf_counter() - began
-        if failures:
-            raise failures[0]
-        _watched(server, count, count * 10)
-        whole = time.perf_counter() - began
-    return {"count": count, "seconds": seconds, "whole": whole, "disturbed": 0}
-
-
-def bare_commits(count: int, place: str) -> dict[str, Any]:
-    """One transaction for each job: its row, its run, an event, a message, ten tasks. Nothing around it."""
-    import apsw
-
-    from conveyor.engines.sqlite.database import WRITER_PRAGMAS
-
-    db = apsw.Connection(str(Path(place) / "bare.db"))
-    for pragma in WRITER_PRAGMAS:
-        db.execute(pragma)
-    db.execute(
-        "CREATE TABLE jobs (id TEXT PRIMARY KEY, body TEXT) WITHOUT ROWID;"
-        "CREATE TABLE runs (id TEXT PRIMARY KEY, body TEXT) WITHOUT ROWID;"
-        "CREATE TABLE events (seq INTEGER PRIMARY KEY, body TEXT);"
-        "CREATE TABLE messages (id INTEGER PRIMARY KEY, body BLOB);"
-        "CREATE TABLE tasks (job TEXT, idx INTEGER, input TEXT, PRIMARY KEY (job, idx)) WITHOUT ROWID;"
-    )
-    row = "x" * 400
-    tasks = json.dumps(list(range(10)))
-    began = time.perf_counter()
-    for number in range(count):
-        job = f"job_{number:026d}"
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO jobs VALUES (?, ?)", (job, row))
-        db.execute("INSERT INTO runs VALUES (?, ?)", (job, row))
-        db.execute("INSERT INTO events (body) VALUES (?)", (row,))
-        db.execute("INSERT INTO messages (body) VALUES (?)", (row.encode(),))
-        db.execute("INSERT INTO tasks SELECT ?, key, value FROM json_each(?)", (job, tasks))
-        db.execute("COMMIT")
-    return {"count": count, "seconds": time.perf_counter() - began, "disturbed": 0}
 
 
 def killed(jobs: int, tasks: int, place: str) -> dict[str, Any]:

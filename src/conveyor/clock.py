@@ -1,8 +1,8 @@
 """Time and randomness, passed in. No other module asks the operating system for either."""
 
 import asyncio
+import os
 import random
-import secrets
 import time
 from datetime import UTC, datetime
 from math import inf
@@ -14,7 +14,10 @@ CLOCK_SLACK = 60.0
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _TIME_CHARS = 10
-_RANDOM_CHARS = 16
+# Ten bits are two characters.
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+_SHIFTS = range(120, -1, -10)
+_ENTROPY_BYTES = 4000
 
 
 class Clock(Protocol):
@@ -39,11 +42,7 @@ class Clock(Protocol):
 def sortable_id(prefix: str, now: float, entropy: int) -> str:
     """48 bits of milliseconds and 80 bits of entropy, in an alphabet that sorts as it counts."""
     number = (int(now * 1000) << 80) | (entropy & ((1 << 80) - 1))
-    chars = []
-    for _ in range(_TIME_CHARS + _RANDOM_CHARS):
-        chars.append(_ALPHABET[number & 31])
-        number >>= 5
-    return f"{prefix}_{''.join(reversed(chars))}"
+    return f"{prefix}_{''.join([_PAIRS[number >> shift & 1023] for shift in _SHIFTS])}"
 
 
 def time_of_id(text: str) -> float:
@@ -65,6 +64,28 @@ def seconds_since(at: float, now: float) -> float:
     return passed if passed >= -CLOCK_SLACK else inf
 
 
+class _Entropy:
+    """Random bytes of the operating system, many at a time: a call for each id would hand over the interpreter lock."""
+
+    def __init__(self) -> None:
+        self._left = memoryview(b"")
+        # Two processes must not take the same.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def take(self, count: int) -> int:
+        """A number of so many random bytes."""
+        if len(self._left) < count:
+            self._left = memoryview(os.urandom(_ENTROPY_BYTES))
+        taken, self._left = self._left[:count], self._left[count:]
+        return int.from_bytes(taken, "big")
+
+    def _forget(self) -> None:
+        self._left = memoryview(b"")
+
+
+_entropy = _Entropy()
+
+
 class SystemClock:
     """The machine's own clock and entropy."""
 
@@ -78,7 +99,7 @@ class SystemClock:
         return random.random()
 
     def new_id(self, prefix: str) -> str:
-        return sortable_id(prefix, time.time(), secrets.randbits(80))
+        return sortable_id(prefix, time.time(), _entropy.take(10))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

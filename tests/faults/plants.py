@@ -328,8 +328,8 @@ def subject_of_the_attempt(_: Path) -> None:
     """Whoever takes a claim over makes a thing of another id."""
     claim = Idempotency._claim
 
-    async def forgetful(self: Idempotency, tenant: Any, request: Any, subject: str) -> Any:
-        ticket = await claim(self, tenant, request, subject)
+    async def forgetful(self: Idempotency, tenant: Any, request: Any, subject: str, *more: Any) -> Any:
+        ticket = await claim(self, tenant, request, subject, *more)
         return ticket._replace(subject=subject) if isinstance(ticket, Claim) else ticket
 
     Idempotency._claim = forgetful  # type: ignore[method-assign]

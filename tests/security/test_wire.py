@@ -1,5 +1,6 @@
 """HTTP that no polite client speaks, byte by byte: framing that hides something, requests in heaps."""
 
+import asyncio
 import json
 import re
 
@@ -69,6 +70,34 @@ async def chunk_extensions_are_refused() -> None:
             assert (refused.status, refused.json["code"]) == (400, "malformed_http")
             assert "extension" in refused.json["detail"]
         assert await jobs(api) == 0
+
+
+async def test_a_head_that_ends_in_another_packet_ends_there() -> None:
+    """What follows its last line is a body, also where it has the bytes of another end of a head."""
+    async with new_server() as api:
+        whole = head("/v1/jobs", "transfer-encoding: chunked", f"authorization: Bearer {api.key}")
+        body = b"%x\r\n%s\r\n0\r\nx: y\r\n\r\n" % (len(SPEC), SPEC)
+        first = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        for cut in (2, 3, 4, len(whole) - 5):
+            reader, writer = await asyncio.open_connection(*api.address)
+            # The server has the beginning of the second head when the first request has its answer.
+            writer.write(first + whole[:-cut])
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(whole[-cut:] + body)
+            received = await reader.read()
+            writer.close()
+            assert b"trailers" in received
+            assert 201 not in answers(received)
+        assert await jobs(api) == 0
+
+
+async def test_lines_that_end_without_a_carriage_return_hide_nothing() -> None:
+    async with new_server() as api:
+        hidden = head("/v1/jobs", f"content-length: {len(SPEC)}", f"authorization: Bearer {api.key}") + SPEC
+        for end in (b"\n\n", b"\n\r\n", b"\r\n\n"):
+            received = await raw(api.address, b"POST /healthz HTTP/1.1\r\nhost: localhost" + end + hidden)
+            assert 201 not in answers(received)[:1]
+            assert len(answers(received)) <= 2
 
 
 async def test_a_trailer_is_no_header() -> None:

@@ -60,9 +60,9 @@ class Commands:
 
 def _serve() -> None:
     # What most commands import at some time.
-    import conveyor.cli.command_list
     import conveyor.client
     import conveyor.embedded  # noqa: F401
+    from conveyor.cli.command_list import app  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)

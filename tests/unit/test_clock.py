@@ -1,6 +1,8 @@
 """The clocks: ids that sort, and a clock for tests that keeps its promises."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,23 @@ def test_ids_of_the_machine_are_different() -> None:
     ids = {clock.new_id("job") for _ in range(1000)}
     assert len(ids) == 1000
     assert {len(each) for each in ids} == {len("job_") + 26}
+
+
+_FORKED = """
+import os
+from conveyor.clock import SystemClock
+clock = SystemClock()
+clock.new_id("job")
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+print(clock.new_id("job")[-16:], flush=True)
+"""
+
+
+def test_ids_of_a_forked_process_are_its_own() -> None:
+    ended = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, check=True, text=True)
+    assert len(set(ended.stdout.split())) == 2
 
 
 class TestManualClock:

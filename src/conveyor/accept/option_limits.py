@@ -5,6 +5,7 @@ A comparison is always written as "within", so that a NaN from a Python caller i
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from conveyor.accept.spec import JobSpec
@@ -61,6 +62,13 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 # Zero itself would mean never, or nothing.
 ABOVE = frozenset({"rate_per_host", "retention_days", "failure_threshold.ratio"})
+# The options that are numbers, or have parts that are, and the paths to these.
+_PATHS: dict[str, list[str]] = {}
+for _path in RANGES:
+    _PATHS.setdefault(_path.split(".")[0], []).append(_path)
+_FIELDS = tuple(_PATHS)
+_read_fields = attrgetter(*_FIELDS)
+_DEFAULTS = _read_fields(JobSpec())
 MAX_UPSTREAM = 200
 MAX_CODES = 100
 _STATUS = (100, 599)
@@ -74,8 +82,11 @@ def check_limits(spec: JobSpec) -> None:
     """Raise InvalidField naming the field and its limit."""
     _check_name(spec.name)
     _check_threshold(spec.failure_threshold)
-    for field, limits in RANGES.items():
-        _within(field, _value(spec, field), limits)
+    # Most options of most jobs are the defaults.
+    for field, value, default in zip(_FIELDS, _read_fields(spec), _DEFAULTS, strict=True):
+        if value is not default:
+            for path in _PATHS[field]:
+                _within(path, _value(spec, path), RANGES[path])
     _check_statuses("retry_statuses", spec.retry_statuses)
     _check_statuses("success_statuses", spec.success_statuses)
     _check_upstream(spec.upstream)

@@ -4,6 +4,7 @@ Decoding checks the shape (JSON, fields, types), `option_limits` the values, and
 """
 
 import re
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -63,9 +64,11 @@ class JobSpec(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def options(self) -> Options:
         """The part that is stored with the job. A message of long tasks always carries one reference."""
-        options = {field: getattr(self, field) for field in Options.__struct_fields__}
-        return Options(**{**options, "chunk_size": 1} if self.kind in LONG_KINDS else options)
+        options = Options(*_read_options(self))
+        return msgspec.structs.replace(options, chunk_size=1) if self.kind in LONG_KINDS else options
 
+
+_read_options = attrgetter(*Options.__struct_fields__)
 
 S = TypeVar("S")
 

@@ -86,7 +86,15 @@ class Submit:
     ) -> Accepted:
         """Check the request, write the job, answer. A request that was answered before gets that answer again."""
         carry_out = partial(self._carry_out, tenant, spec, prefer_async)
-        return await self._idempotency.once(tenant, request, self._system.clock.new_id("job"), carry_out)
+        job_id = self._system.clock.new_id("job")
+        is_one_write = not prefer_async and self._is_one_write(spec)
+        return await self._idempotency.once(tenant, request, job_id, carry_out, is_one_write=is_one_write)
+
+    def _is_one_write(self, spec: JobSpec) -> bool:
+        """Whether the job is accepted by one transaction, before which nothing is written."""
+        is_inline = spec.source is None and spec.mode is Mode.CLOSED and spec.replaces is None
+        is_small = len(spec.tasks) <= self._system.settings.sync_task_limit
+        return self._system.atomic_accept is not None and is_inline and is_small
 
     async def submit_untaken(self, tenant: TenantId, spec: JobSpec, request: IdempotentRequest, key: str) -> Accepted:
         """As submit, unless another job took the place of the key meanwhile: then raises AlreadyReplaced."""

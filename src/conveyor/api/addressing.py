@@ -17,6 +17,7 @@ HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?P<p
 # Health checks of load balancers send any name; they reveal nothing.
 _ANY_HOST = frozenset({"/healthz", "/readyz"})
 _VERSIONS = ("1.0", "1.1")
+_MAX_ANSWERS = 1000
 
 
 class Addressing:
@@ -27,6 +28,8 @@ class Addressing:
         self._names = frozenset(name.lower() for name in (settings.allowed_hosts or "").split())
         self._forwarding = Forwarding(settings)
         self._is_open = "*" in self._names or not (self._names or is_loopback(bound))
+        # Answers for the names that clients use, so that most requests need no parsing of addresses.
+        self._answers: dict[str, bool] = {}
 
     def check(self, version: str, url: bytes, scope: Any) -> None:
         """Raise MalformedHttp or HostRefused unless the request may be answered. Scheme, host and client become those
@@ -45,6 +48,14 @@ class Addressing:
             raise HostRefused
 
     def _answers_to(self, host: str) -> bool:
+        known = self._answers.get(host)
+        if known is None:
+            if len(self._answers) >= _MAX_ANSWERS:
+                self._answers.clear()
+            known = self._answers[host] = self._is_own(host)
+        return known
+
+    def _is_own(self, host: str) -> bool:
         match = HOST.fullmatch(host)
         name = "" if match is None else match["name"].lower().rstrip(".")
         if self._is_open or name in self._names or host.lower() in self._names:

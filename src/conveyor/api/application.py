@@ -8,6 +8,7 @@ from conveyor.accept.add_tasks import AddTasks
 from conveyor.accept.schedules import Schedules
 from conveyor.accept.submit import Submit
 from conveyor.api.dependencies import SCOPE_KEY, Dependencies
+from conveyor.api.direct_submit import DirectSubmit
 from conveyor.api.edge import EdgeExchange
 from conveyor.api.request_budget import RequestBudget
 from conveyor.api.router import application
@@ -33,14 +34,17 @@ class Api:
         self._budget = RequestBudget(system.settings)
         self._dashboard = Files(system.blobs)
         self._dependencies = _dependencies(system, stop)
+        self._submits = DirectSubmit(self._dependencies)
         self._routes = application()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await EdgeExchange(self._clock, self._budget, scope, send).run(self._answer, receive)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if not await self._dashboard.answer(scope, send):
-            scope[SCOPE_KEY] = self._dependencies
+        if await self._dashboard.answer(scope, send):
+            return
+        scope[SCOPE_KEY] = self._dependencies
+        if not await self._submits.answer(scope, receive, send):
             await self._routes(scope, receive, send)
 
 

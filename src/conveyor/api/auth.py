@@ -27,6 +27,11 @@ _READS = frozenset({"GET", "HEAD"})
 
 async def key_guard(connection: Connection, _: BaseRouteHandler) -> None:
     """Accept a request with a valid key, or with the cookie of a session."""
+    await authenticate_request(connection)
+
+
+async def authenticate_request(connection: Connection) -> None:
+    """Note whose request this is. Raises Unauthorized."""
     connection.scope["auth"] = await _key_of(connection)
     if not authorization(connection):
         connection.scope["state"]["session"] = session_of(connection)

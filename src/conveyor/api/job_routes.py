@@ -12,6 +12,7 @@ from conveyor.accept.answer import AcceptedView
 from conveyor.accept.option_changes import Changes, change_options
 from conveyor.accept.replace import SUBMIT_ROUTE
 from conveyor.accept.spec import JobSpec
+from conveyor.accept.submit import Submit
 from conveyor.api import operations
 from conveyor.api import schemas as shapes
 from conveyor.api.creation import accepted, read_keyed, read_spec
@@ -27,6 +28,7 @@ from conveyor.api.dependencies import (
     find_job,
 )
 from conveyor.errors import ConveyorError
+from conveyor.jobs.idempotency import Accepted
 from conveyor.jobs.secrets import shown_options
 from conveyor.model import Job
 from conveyor.read.runs import LATEST, LATEST_PER_TASK, chosen_run
@@ -64,15 +66,18 @@ CountsOf = Annotated[
         **shapes.problems(400, 403, 404, 409, 413, 415, 429, 503),
     },
 )
-async def submit_job(
-    request: ApiRequest, system: SystemPart, tenant: TenantPart, submit: SubmitPart
-) -> Response[bytes]:
+async def submit_job(request: ApiRequest, system: SystemPart, submit: SubmitPart) -> Response[bytes]:
     """A small job is written in one transaction, and its tasks are readable at once: 201. Large and open jobs, jobs
     from an upload, and those with `Prefer: respond-async` are ingested: 202. With an `Idempotency-Key`, a repeated
     request gets the same response and creates no second job."""
-    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
-    outcome = await submit.submit(tenant, spec, idempotent, _prefers_async(request))
+    outcome = await carry_out_submit(request, system, submit)
     return accepted(outcome, f"/v1/jobs/{outcome.subject}")
+
+
+async def carry_out_submit(request: ApiRequest, system: System, submit: Submit) -> Accepted:
+    """Read the job in an authenticated request, and accept it."""
+    spec, idempotent = await read_keyed(request, system.settings.max_request_bytes, JobSpec, ROUTE)
+    return await submit.submit(request.auth.tenant, spec, idempotent, _prefers_async(request))
 
 
 @get("/jobs", summary="List jobs", responses=shapes.answers(shapes.JobsPage, 400))

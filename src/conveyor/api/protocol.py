@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from conveyor.api.addressing import Addressing
 from conveyor.api.edge import HEADERS
 from conveyor.api.framing import BodyFraming, framing_of
+from conveyor.api.joined_writes import JoinedWrites
 from conveyor.errors import BadInput, ConveyorError, HeadTooLarge, MalformedHttp
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -25,6 +26,8 @@ MAX_HEADERS = 200
 HEAD_SECONDS = 20.0
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 1024 * 1024
+
+_HEAD_END = b"\r\n\r\n"
 
 
 class CappedProtocol(HttpToolsProtocol):
@@ -49,6 +52,7 @@ class CappedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._writes: Any = JoinedWrites(transport, self.loop)
         self._close_after(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,8 +88,10 @@ class CappedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _head_end(self, data: bytes, start: int) -> int:
-        """The end of the next line: a head ends with a line, so what follows it is never part of the piece."""
-        end = data.find(b"\n", start) + 1 or len(data)
+        """The end of a head that is all there, or else of the next line: a head ends with a line, so what follows it is
+        never part of the piece."""
+        whole = _whole_head(data, start) if self._head_bytes == 0 else 0
+        end = whole or data.find(b"\n", start) + 1 or len(data)
         self._head_bytes += end - start
         if self._timer is None:
             self._close_after(HEAD_SECONDS)
@@ -128,6 +134,7 @@ class CappedProtocol(HttpToolsProtocol):
             self._refuse(error)
             return
         super().on_headers_complete()
+        self.cycle.transport = self._writes
         self._framing = framing_of(self.headers)
 
     def on_body(self, body: bytes) -> None:
@@ -143,6 +150,7 @@ class CappedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._writes.flush()
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -190,6 +198,15 @@ class CappedProtocol(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _whole_head(data: bytes, start: int) -> int:
+    """The end of a head that begins here; 0 if it is not among these bytes, or a line ends in a way of its own, behind
+    which the parser might see another end."""
+    end = data.find(_HEAD_END, start) + len(_HEAD_END)
+    if end < len(_HEAD_END) or data.count(b"\n", start, end) != data.count(b"\r\n", start, end):
+        return 0
+    return end
 
 
 def _without_upgrade(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:

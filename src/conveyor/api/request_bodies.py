@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from litestar import Request
 
 from conveyor.api.request_budget import reservation_of
+from conveyor.coordination.time_limits import call_within
 from conveyor.errors import BadInput, BodyTooLarge, UnsupportedMediaType
 
 # A slow body occupies a connection and memory. So it may fall at most this many seconds behind the minimum rate, in
@@ -55,15 +56,18 @@ async def read_body(
         reservation.enter(announced_length(request) or 0)
     data = bytearray()
     digest = sha256(f"{request.method} {request.scope['path']}\n".encode())
+
+    async def read() -> None:
+        async for piece in pieces(request, lag):
+            if reservation is not None:
+                reservation.take(len(piece))
+            digest.update(piece)
+            data.extend(piece)
+            if len(data) > limit:
+                raise _too_large(limit)
+
     try:
-        async with asyncio.timeout(total if has_key else min(total, KEYLESS_SECONDS)):
-            async for piece in pieces(request, lag):
-                if reservation is not None:
-                    reservation.take(len(piece))
-                digest.update(piece)
-                data += piece
-                if len(data) > limit:
-                    raise _too_large(limit)
+        await call_within(total if has_key else min(total, KEYLESS_SECONDS), read())
     except TimeoutError:
         raise _too_slow() from None
     return Body(data, digest.hexdigest())
@@ -76,7 +80,7 @@ async def pieces(request: Request[Any, Any, Any], lag: float = LAG_SECONDS) -> A
     deadline = loop.time() + lag
     more = True
     while more:
-        message = await _next_message(request, deadline)
+        message = await _next_message(request, deadline - loop.time())
         if message["type"] != "http.request":
             raise BadInput("The connection closed before the body was complete. Send the request again.")
         piece = message.get("body", b"")
@@ -88,12 +92,15 @@ async def pieces(request: Request[Any, Any, Any], lag: float = LAG_SECONDS) -> A
         more = message.get("more_body", False)
 
 
-async def _next_message(request: Request[Any, Any, Any], deadline: float) -> Any:
+async def _next_message(request: Request[Any, Any, Any], seconds: float) -> Any:
     try:
-        async with asyncio.timeout_at(deadline):
-            return await request.receive()
+        return await call_within(seconds, _message(request))
     except TimeoutError:
         raise _too_slow() from None
+
+
+async def _message(request: Request[Any, Any, Any]) -> Any:
+    return await request.receive()
 
 
 def announced_length(request: Request[Any, Any, Any]) -> int | None:

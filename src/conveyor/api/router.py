@@ -38,7 +38,7 @@ from conveyor.api.openapi_page import OPENAPI, openapi_route
 @cache
 def application() -> Litestar:
     """The Litestar application. Its caller puts the dependencies of a system into the scope."""
-    return Litestar(
+    app = Litestar(
         route_handlers=[*_routes(), openapi_route(_described)],
         dependencies=_providers(),
         exception_handlers=problems.HANDLERS,
@@ -49,6 +49,16 @@ def application() -> Litestar:
         # request_bodies.py applies the limit of the settings.
         request_max_body_size=None,
     )
+    _resolve_in_turn(app)
+    return app
+
+
+def _resolve_in_turn(app: Litestar) -> None:
+    """Resolve dependencies one after the other: Litestar starts a task for each where a handler has several, and ours
+    only read an attribute."""
+    for route in app.routes:
+        for _, model in getattr(route, "route_handler_map", {}).values():
+            model.dependency_batches = [{each} for batch in model.dependency_batches for each in batch]
 
 
 async def _before_handler(request: ApiRequest) -> Response[None] | None:

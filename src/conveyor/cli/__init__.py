@@ -3,6 +3,7 @@
 Commands import heavy modules inside their functions, so that `conveyor --help` stays fast.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ EXIT_TERMINATED = 143
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `conveyor` command and exit with its code."""
+    # Collections would go over what is imported, again and again.
+    gc.disable()
     try:
         from conveyor.cli.guard import run_guarded
     except ModuleNotFoundError as error:

@@ -1,76 +1,215 @@
-"""All commands, in the order of `conveyor --help`. Each is a function in the file of its subject."""
+"""All commands, in the order of `conveyor --help`. Each is a function in the file of its subject, which is imported
+when it is called: the help of the whole needs the summaries alone."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import typer
-
-from conveyor.cli import breaker_commands as breakers
-from conveyor.cli import control_commands as control
-from conveyor.cli import dashboard_command as dashboard
-from conveyor.cli import dead_letter_commands as dead_letters
-from conveyor.cli import delete_command as delete
-from conveyor.cli import demo_command as demo
-from conveyor.cli import doctor_command as doctor
-from conveyor.cli import export_command as exports
-from conveyor.cli import invalid_command as invalid
-from conveyor.cli import job_commands as jobs
-from conveyor.cli import key_commands as keys
-from conveyor.cli import move_command as move
-from conveyor.cli import rerun_command as rerun
-from conveyor.cli import role_commands as roles
-from conveyor.cli import run_command as run
-from conveyor.cli import schedule_commands as schedules
-from conveyor.cli import submit_command as submit
-from conveyor.cli import up_command as up
-from conveyor.cli import verify_command as verify
-from conveyor.cli import version_command as version
-from conveyor.cli import watch_command as watch
-from conveyor.cli import webhook_commands as webhooks
-
-app = typer.Typer(
-    rich_markup_mode=None,
-    name="conveyor",
-    help="Run durable bulk jobs: submit a list of tasks, watch the job, export the results.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 _LOCAL = "Run without a server"
 _SERVER = "Work with a server"
 _ROLES = "Run single roles on shared engines"
 _ADMIN = "Administer"
 
-app.command("run", rich_help_panel=_LOCAL)(run.run)
-app.command("demo", rich_help_panel=_LOCAL)(demo.demo)
-app.command("up", rich_help_panel=_SERVER)(up.up)
-app.command("dashboard", rich_help_panel=_SERVER)(dashboard.dashboard)
-app.command("submit", rich_help_panel=_SERVER)(submit.submit)
-app.command("jobs", rich_help_panel=_SERVER)(jobs.jobs)
-app.command("show", rich_help_panel=_SERVER)(jobs.show)
-app.command("watch", rich_help_panel=_SERVER)(watch.watch)
-app.command("results", rich_help_panel=_SERVER)(jobs.results)
-app.command("export", rich_help_panel=_SERVER)(exports.export)
-app.command("invalid", rich_help_panel=_SERVER)(invalid.invalid)
-app.command("rerun", rich_help_panel=_SERVER)(rerun.rerun)
-app.command("cancel", rich_help_panel=_SERVER)(control.cancel)
-app.command("pause", rich_help_panel=_SERVER)(control.pause)
-app.command("resume", rich_help_panel=_SERVER)(control.resume)
-app.command("change", rich_help_panel=_SERVER)(control.change)
-app.command("delete", rich_help_panel=_SERVER)(delete.delete)
-app.add_typer(schedules.app, name="schedules", rich_help_panel=_SERVER)
-app.add_typer(webhooks.app, name="webhooks", rich_help_panel=_SERVER)
-app.command("api", rich_help_panel=_ROLES)(roles.api)
-app.command("work", rich_help_panel=_ROLES)(roles.work)
-app.command("ingest", rich_help_panel=_ROLES)(roles.ingest)
-app.command("sweep", rich_help_panel=_ROLES)(roles.sweep)
-app.command("schedule", rich_help_panel=_ROLES)(roles.schedule)
-app.command("monitor", rich_help_panel=_ROLES)(roles.monitor)
-app.command("intake", rich_help_panel=_ROLES)(roles.intake)
-app.command("migrate", rich_help_panel=_ROLES)(roles.migrate)
-app.add_typer(breakers.app, name="breakers", rich_help_panel=_ADMIN)
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
-app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
-app.command("move-tasks", rich_help_panel=_ADMIN)(move.move_tasks)
-app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
-app.command("verify", rich_help_panel=_ADMIN)(verify.verify)
-app.command("version", rich_help_panel=_ADMIN)(version.version)
+
+class _ListedCommand(NamedTuple):
+    """A command, or a group of commands if its function is `app`."""
+
+    name: str
+    # The beginning of its help.
+    summary: str
+    module: str
+    function: str
+    panel: str
+
+
+_COMMANDS = (
+    _ListedCommand("run", "Run a list of tasks and write the results to a zip archive.", "run_command", "run", _LOCAL),
+    _ListedCommand("demo", "Fetch 10,000 pages of a small built-in site.", "demo_command", "demo", _LOCAL),
+    _ListedCommand("up", "Start a server with the API, the dashboard and workers.", "up_command", "up", _SERVER),
+    _ListedCommand(
+        "dashboard",
+        "Print a link that opens the dashboard and signs you in. It works once, and expires after an hour.",
+        "dashboard_command",
+        "dashboard",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "submit", "Submit a list of tasks and print the id of the job.", "submit_command", "submit", _SERVER
+    ),
+    _ListedCommand("jobs", "List jobs, newest first.", "job_commands", "jobs", _SERVER),
+    _ListedCommand("show", "Show a job: state, counts, throughput, errors and runs.", "job_commands", "show", _SERVER),
+    _ListedCommand("watch", "Show the progress of a job until it finishes.", "watch_command", "watch", _SERVER),
+    _ListedCommand(
+        "results",
+        "List the tasks of a job, each with its latest outcome over all runs; --run lists one run.",
+        "job_commands",
+        "results",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "export",
+        "Export a job's results to a file: every task, with its latest outcome over all runs.",
+        "export_command",
+        "export",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "invalid", "List the invalid lines of a job's list, with reasons.", "invalid_command", "invalid", _SERVER
+    ),
+    _ListedCommand("rerun", "Rerun tasks of a job, by default the failed ones.", "rerun_command", "rerun", _SERVER),
+    _ListedCommand(
+        "cancel",
+        "Cancel a job: start no more tasks. Results so far are kept; `rerun --cancelled` runs the rest.",
+        "control_commands",
+        "cancel",
+        _SERVER,
+    ),
+    _ListedCommand("pause", "Pause a job: start no more tasks until `resume`.", "control_commands", "pause", _SERVER),
+    _ListedCommand("resume", "Resume a paused job.", "control_commands", "resume", _SERVER),
+    _ListedCommand(
+        "change",
+        "Change the options of a running job. Workers apply them within a second.",
+        "control_commands",
+        "change",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "delete", "Delete a job and all its results. A running job stops first.", "delete_command", "delete", _SERVER
+    ),
+    _ListedCommand(
+        "schedules",
+        "Start jobs on a cron schedule. Without a command, list the schedules.",
+        "schedule_commands",
+        "app",
+        _SERVER,
+    ),
+    _ListedCommand(
+        "webhooks",
+        "Manage webhook endpoints and their deliveries. Endpoints get job events as signed requests.",
+        "webhook_commands",
+        "app",
+        _SERVER,
+    ),
+    _ListedCommand("api", "Run only the API server. Other processes run the tasks.", "role_commands", "api", _ROLES),
+    _ListedCommand(
+        "work",
+        "Run only workers, which run tasks. Start as many of these processes as you need.",
+        "role_commands",
+        "work",
+        _ROLES,
+    ),
+    _ListedCommand("ingest", "Run only the ingester, which turns lists into tasks.", "role_commands", "ingest", _ROLES),
+    _ListedCommand(
+        "sweep",
+        "Run only the sweeper, which repairs runs and purges data. It also makes exports and delivers webhooks.",
+        "role_commands",
+        "sweep",
+        _ROLES,
+    ),
+    _ListedCommand("schedule", "Run only the scheduler, which fires schedules.", "role_commands", "schedule", _ROLES),
+    _ListedCommand(
+        "monitor",
+        "Run only the monitor, which finds stuck tasks, dead workers and overdue runs.",
+        "role_commands",
+        "monitor",
+        _ROLES,
+    ),
+    _ListedCommand(
+        "intake",
+        "Run only the intake, which accepts jobs from queues. CONVEYOR_INTAKE names the queues.",
+        "role_commands",
+        "intake",
+        _ROLES,
+    ),
+    _ListedCommand("migrate", "Create or upgrade tables, queues and buckets.", "role_commands", "migrate", _ROLES),
+    _ListedCommand(
+        "breakers",
+        "List and reset breakers. A breaker keeps tasks from a target that is down, until it is back.",
+        "breaker_commands",
+        "app",
+        _ADMIN,
+    ),
+    _ListedCommand(
+        "dead-letters",
+        "List and redrive dead letters. A dead letter is an ingest or a task that was set aside after its retries.",
+        "dead_letter_commands",
+        "app",
+        _ADMIN,
+    ),
+    _ListedCommand("keys", "Create, list and revoke API keys. No server is needed.", "key_commands", "app", _ADMIN),
+    _ListedCommand(
+        "move-tasks",
+        "Move the tasks of finished jobs to Postgres, and wait for unfinished jobs to finish.",
+        "move_command",
+        "move_tasks",
+        _ADMIN,
+    ),
+    _ListedCommand("doctor", "Check the installation and say what to fix.", "doctor_command", "doctor", _ADMIN),
+    _ListedCommand(
+        "verify",
+        "Check all stored data: counts, bodies, lists, exports, and objects that nothing refers to.",
+        "verify_command",
+        "verify",
+        _ADMIN,
+    ),
+    _ListedCommand("version", "Print the version.", "version_command", "version", _ADMIN),
+)
+_HELP = ("-h", "--help")
+_NAMES = frozenset(entry.name for entry in _COMMANDS)
+
+
+def make_app(first: str | None = None) -> typer.Typer:
+    """The command line for these first arguments: with the one command that they name, or with no more than the names
+    of all, for the help. Anything else gets all commands."""
+    if first is None or first in _HELP:
+        return _made(_COMMANDS, _stub)
+    return _made([entry for entry in _COMMANDS if first not in _NAMES or entry.name == first], _load)
+
+
+def _made(entries: Sequence[_ListedCommand], load: Callable[[_ListedCommand], Any]) -> typer.Typer:
+    app = typer.Typer(
+        rich_markup_mode=None,
+        name="conveyor",
+        help="Run durable bulk jobs: submit a list of tasks, watch the job, export the results.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": [*_HELP]},
+    )
+    for entry in entries:
+        called = load(entry)
+        if isinstance(called, typer.Typer):
+            app.add_typer(called, name=entry.name, rich_help_panel=entry.panel)
+        else:
+            app.command(entry.name, rich_help_panel=entry.panel)(called)
+    return app
+
+
+def _load(entry: _ListedCommand) -> Any:
+    return getattr(import_module(f"conveyor.cli.{entry.module}"), entry.function)
+
+
+def _stub(entry: _ListedCommand) -> Any:
+    """What the help shows of a command."""
+    if entry.function == "app":
+        return typer.Typer(help=entry.summary)
+
+    def command() -> None: ...
+
+    command.__doc__ = entry.summary
+    return command
+
+
+@cache
+def _whole_app() -> typer.Typer:
+    return _made(_COMMANDS, _load)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, with all commands, for those who show or check them."""
+    if name == "app":
+        return _whole_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 With CONVEYOR_LOG_LEVEL=debug an unexpected error prints its traceback too.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -14,10 +15,13 @@ from conveyor.errors import BadInput, ConveyorError
 
 def run_guarded(arguments: Sequence[str] | None) -> int:
     """Run the command and return its exit code."""
-    from conveyor.cli.command_list import app
+    from conveyor.cli.command_list import make_app
 
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="conveyor", standalone_mode=False)
+        group = typer.main.get_group(make_app(given[0] if given else None))
+        gc.enable()
+        code = group.main(arguments, prog_name="conveyor", standalone_mode=False)
     except ConveyorError as error:
         return _fail(_short(error.message), error.code, EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_ERROR)
     except typer.TyperException as error:

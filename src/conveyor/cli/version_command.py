@@ -1,13 +1,20 @@
 """`conveyor version`: print the version."""
 
+from typing import Annotated
+
+import typer
+
 from conveyor import __version__
-from conveyor.cli.output import print_json
-from conveyor.cli.shared_options import AsJson
 
 
-def version(as_json: AsJson = False) -> None:
+def version(
+    # As in shared_options.py, which imports the model.
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")] = False,
+) -> None:
     """Print the version."""
     if as_json:
+        from conveyor.cli.output import print_json
+
         print_json({"version": __version__})
     else:
         print(f"conveyor {__version__}")

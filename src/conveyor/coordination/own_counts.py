@@ -1,11 +1,11 @@
 """Counts of admitted work: shared through the coordinator, or, while it is away, of this process alone. Work is
 accepted without the coordinator; only how much of it is then less exact."""
 
-import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from conveyor.clock import Clock
+from conveyor.coordination.time_limits import call_within
 from conveyor.engines.coordinator import Coordinator
 from conveyor.errors import Unavailable
 
@@ -82,9 +82,8 @@ class OwnCounts:
         return _UNKNOWN_WORKERS
 
 
-async def _answered(call: Awaitable[T]) -> T:
+async def _answered(call: Coroutine[Any, Any, T]) -> T:
     try:
-        async with asyncio.timeout(PATIENCE):
-            return await call
+        return await call_within(PATIENCE, call)
     except (Unavailable, TimeoutError) as error:
         raise CountsAway(str(error) or "no answer in time") from error

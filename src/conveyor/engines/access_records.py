@@ -1,6 +1,6 @@
 """The access part of Records: API keys, idempotency claims and uploads."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -88,3 +88,13 @@ class AccessRecords(Protocol):
 
     async def revoke_key(self, key_id: str, at: float) -> bool:
         """Revoke an API key. False if the key is unknown."""
+
+
+@runtime_checkable
+class HoldsClaims(Protocol):
+    """A capability: one process owns the database, so that it can hold claims in memory until their answers are
+    written by `accept_atomically`. A crash leaves nothing of the request, not even its claim."""
+
+    async def hold_claim(self, row: IdempotencyClaim) -> Claimed:
+        """As `claim`, but nothing is stored. `stored_claim` and `release_claim` know of it, and other claims respect
+        it."""

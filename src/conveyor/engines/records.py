@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from conveyor.engines.access_records import AccessRecords, Claimed, IdempotencyClaim, upload_of
+from conveyor.engines.access_records import AccessRecords, Claimed, HoldsClaims, IdempotencyClaim, upload_of
 from conveyor.engines.document_records import Document, DocumentRecords
 from conveyor.engines.flush_records import AtomicFlush, Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.ingest_records import IngestRecords
@@ -20,6 +20,7 @@ __all__ = [
     "Claimed",
     "Document",
     "DocumentRecords",
+    "HoldsClaims",
     "IdempotencyClaim",
     "IngestRecords",
     "JobRecords",
@@ -58,4 +59,5 @@ class AtomicAccept(Protocol):
         messages: Sequence[Outgoing],
         rows: Sequence[Document] = (),
     ) -> IdempotencyClaim | None:
-        """Write the job as `create_job` does, its tasks, and its messages on a queue, all or nothing."""
+        """Write the job as `create_job` does, its tasks, and its messages on a queue, all or nothing. The answer may be
+        to a claim that is held in memory."""

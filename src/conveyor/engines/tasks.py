@@ -196,17 +196,15 @@ def inline_bytes(tasks: Tasks, run: RunKey) -> int:
 
 
 def _holder(tasks: Tasks, run: RunKey) -> Tasks:
-    # For each run of a flush, and so without `isinstance`, which looks at every attribute of a Protocol.
+    # For each run of a flush and of a look, and so without `isinstance`, which looks at every attribute of a Protocol.
     engine_of: Callable[[RunKey], Tasks] | None = getattr(tasks, "engine_of", None)
     return tasks if engine_of is None else engine_of(run)
 
 
 def is_reachable(tasks: Tasks, run: RunKey) -> bool:
     """Whether the engine that holds a run is open."""
-    if not isinstance(tasks, RoutesTasks):
-        return True
     try:
-        tasks.engine_of(run)
+        _holder(tasks, run)
     except TasksElsewhere:
         return False
     return True

@@ -27,6 +27,7 @@ from conveyor.engines.records import (
     AtomicAccept,
     AtomicFlush,
     DocumentRecords,
+    HoldsClaims,
     IngestRecords,
     JobRecords,
     OutboxRecords,
@@ -47,7 +48,7 @@ T = TypeVar("T")
 PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "jobs": (JobRecords,),
     "ingests": (IngestRecords,),
-    "access": (AccessRecords,),
+    "access": (AccessRecords, HoldsClaims),
     "documents": (DocumentRecords,),
     "outbox": (OutboxRecords,),
     "tasks": (Tasks, ReadsByIndex, CopiesRuns),

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+import typer
 
 COMMANDS = [
     [],
@@ -125,6 +126,17 @@ def conveyor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", _WITH_MODULES, *arguments], capture_output=True, text=True, check=False
     )
+
+
+def test_the_list_shows_what_each_command_says_of_itself() -> None:
+    """`conveyor --help` imports no command: the list has the beginning of the help of each."""
+    from conveyor.cli.command_list import app, make_app
+
+    whole, stubs = typer.main.get_group(app), typer.main.get_group(make_app("--help"))
+    said = {name: " ".join((command.help or "").split("\n\n")[0].split()) for name, command in whole.commands.items()}
+    assert {name: command.help for name, command in stubs.commands.items()} == said
+    for name in said:
+        assert list(typer.main.get_group(make_app(name)).commands) == [name]
 
 
 def test_every_command_is_tested_here() -> None:

@@ -109,6 +109,41 @@ class TestGroupCommit:
             assert [each for number, each in enumerate(results) if number not in (7, 20)] == [1] * 20
             assert await numbers(database) == [*range(20), 21]
 
+    async def test_writes_of_one_kind_share_their_statements(self, place: Path) -> None:
+        sizes: list[int] = []
+
+        def insert_all(db: apsw.Connection, values: list[int]) -> list[int]:
+            sizes.append(len(values))
+            for value in values:
+                db.execute("INSERT INTO numbers VALUES (?)", (value,))
+            return [-value for value in values]
+
+        async with open_database(place) as database:
+            await table(database)
+            begun, gate = threading.Event(), threading.Event()
+
+            def hold(_: apsw.Connection) -> bool:
+                begun.set()
+                return gate.wait(PATIENCE)
+
+            held = asyncio.create_task(database.write(hold))
+            await asyncio.to_thread(begun.wait, PATIENCE)
+            other = insert(database, 100)
+            joint = [database.write_jointly(insert_all, number) for number in (1, 2, 3)]
+            together = asyncio.gather(joint[0], other, *joint[1:])
+            await asyncio.sleep(0)
+            gate.set()
+            assert await together == [-1, 1, -2, -3]
+            assert await held
+            assert sizes == [3]
+            sizes.clear()
+            results = await asyncio.gather(
+                *(database.write_jointly(insert_all, number) for number in (4, 2, 5)), return_exceptions=True
+            )
+            assert [results[0], results[2]] == [-4, -5]
+            assert isinstance(results[1], EngineFailed), "the primary key was taken, and spoiled no other"
+            assert await numbers(database) == [1, 2, 3, 4, 5, 100]
+
     async def test_a_commit_that_fails_fails_all_in_it_and_no_later_one(self, place: Path) -> None:
         async with open_database(place) as database:
             await table(database)

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Self
 
 from conveyor.clock import Clock
+from conveyor.engines.postgres.accepts import accept, accept_values
 from conveyor.engines.postgres.access import PostgresAccess
 from conveyor.engines.postgres.database import PostgresDatabase, PostgresSession, open_database
 from conveyor.engines.postgres.doctor import Finding, run_checks
@@ -15,7 +16,7 @@ from conveyor.engines.postgres.jobs import PostgresJobs, insert_job
 from conveyor.engines.postgres.outbox import PostgresOutbox, insert_event, is_own
 from conveyor.engines.postgres.queue import PostgresQueue, insert_messages
 from conveyor.engines.postgres.schema import check_version, migrate
-from conveyor.engines.postgres.seeds import copy_tasks
+from conveyor.engines.postgres.seeds import copy_tasks, highest
 from conveyor.engines.postgres.tables import OWN_FROM
 from conveyor.engines.postgres.tasks import PostgresTasks
 from conveyor.engines.postgres.url import PostgresPlace, parse_url
@@ -68,6 +69,27 @@ class PostgresEngine:
         rows: Sequence[Document] = (),
     ) -> IdempotencyClaim | None:
         now = self._clock.now()
+        if rows or highest(seeds) >= self._own_from:
+            standing = await self._accept_in_steps(job, notice, answer, seeds, queue, messages, rows, now)
+        else:
+            values = accept_values(job, notice, answer, seeds, queue, messages, now)
+            standing = await self._database.step(lambda db: accept(db, notice, answer, values))
+        if standing is None:
+            await self.queue.wake(queue, messages)
+        return standing
+
+    async def _accept_in_steps(
+        self,
+        job: Job,
+        notice: OutboxEvent,
+        answer: IdempotencyClaim | None,
+        seeds: Sequence[TaskSeed],
+        queue: QueueName,
+        messages: Sequence[Outgoing],
+        rows: Sequence[Document],
+        now: float,
+    ) -> IdempotencyClaim | None:
+        """Accept a job that has documents, or needs tables of its own, in a transaction of several statements."""
 
         async def work(db: PostgresSession) -> IdempotencyClaim | None:
             if await is_own(db, notice):
@@ -82,10 +104,7 @@ class PostgresEngine:
             await insert_event(db, notice)
             return None
 
-        standing = await self._database.write(work)
-        if standing is None:
-            await self.queue.wake(queue, messages)
-        return standing
+        return await self._database.write(work)
 
     async def record_flush(self, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
         now = self._clock.now()

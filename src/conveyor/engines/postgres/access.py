@@ -22,13 +22,15 @@ class PostgresAccess:
         values = {**msgspec.structs.asdict(row), "now": self._clock.now(), "slack": CLOCK_SLACK}
 
         async def work(db: PostgresSession) -> Claimed:
-            granted = await db.change(SQL["claim"], values) > 0
-            standing = await _standing(db, row)
+            stored = await db.row(SQL["claim"], values)
+            # A claim that was stored after the statement began is in its way, and not among its rows.
+            granted = stored is not None and stored["granted"]
+            standing = await standing_claim(db, row) if stored is None else IdempotencyClaim(*stored[1:])
             # A claim with the same lease is our own, from an attempt whose commit was not answered.
             own = db.again and standing.status == 0 and standing.lease_until == row.lease_until
             return Claimed(granted or own, standing)
 
-        return await self._database.write(work)
+        return await self._database.step(work)
 
     async def stored_claim(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
         row = await self._database.row(SQL["idempotency"], {"tenant": tenant, "route": route, "key": key})
@@ -122,17 +124,18 @@ async def answer_claim(db: PostgresSession, answer: IdempotencyClaim | None) -> 
     """Part of a transaction: answer the claimed request. Returns the stored claim if the caller lost it."""
     if answer is None or await db.change(SQL["answer"], msgspec.structs.asdict(answer)):
         return None
-    return await _standing(db, answer)
+    return await standing_claim(db, answer)
 
 
 async def answered(db: PostgresSession, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
     """The stored claim, if another process has answered it."""
     if answer is None:
         return None
-    row = await _standing(db, answer)
+    row = await standing_claim(db, answer)
     return row if row != answer and row.status != 0 else None
 
 
-async def _standing(db: PostgresSession, row: IdempotencyClaim) -> IdempotencyClaim:
+async def standing_claim(db: PostgresSession, row: IdempotencyClaim) -> IdempotencyClaim:
+    """The claim that is stored under the key of this one; this one if there is none."""
     stored = await db.row(SQL["idempotency"], {"tenant": row.tenant, "route": row.route, "key": row.key})
     return IdempotencyClaim(*stored) if stored else row

@@ -1,15 +1,22 @@
 -- name: claim
-INSERT INTO idempotency (tenant, route, key, fingerprint, subject, lease_until, status, body, expires_at)
-VALUES (:tenant, :route, :key, :fingerprint, :subject, :lease_until, 0, '', :expires_at)
-ON CONFLICT (tenant, route, key) DO UPDATE SET
-    fingerprint = excluded.fingerprint,
-    subject = CASE WHEN idempotency.expires_at <= :now THEN excluded.subject ELSE idempotency.subject END,
-    lease_until = excluded.lease_until, status = 0, body = '', expires_at = excluded.expires_at
-WHERE idempotency.expires_at <= :now OR (
-    -- One that lasts longer than a new one would was set by a clock that was ahead.
-    idempotency.status = 0 AND idempotency.fingerprint = excluded.fingerprint
-    AND (idempotency.lease_until <= :now OR idempotency.lease_until > excluded.lease_until + :slack)
-);
+WITH granted AS (
+    INSERT INTO idempotency (tenant, route, key, fingerprint, subject, lease_until, status, body, expires_at)
+    VALUES (:tenant, :route, :key, :fingerprint, :subject, :lease_until, 0, '', :expires_at)
+    ON CONFLICT (tenant, route, key) DO UPDATE SET
+        fingerprint = excluded.fingerprint,
+        subject = CASE WHEN idempotency.expires_at <= :now THEN excluded.subject ELSE idempotency.subject END,
+        lease_until = excluded.lease_until, status = 0, body = '', expires_at = excluded.expires_at
+    WHERE idempotency.expires_at <= :now OR (
+        -- One that lasts longer than a new one would was set by a clock that was ahead.
+        idempotency.status = 0 AND idempotency.fingerprint = excluded.fingerprint
+        AND (idempotency.lease_until <= :now OR idempotency.lease_until > excluded.lease_until + :slack)
+    )
+    RETURNING tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body
+)
+SELECT true AS granted, granted.* FROM granted
+UNION ALL
+SELECT false, tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body FROM idempotency
+WHERE tenant = :tenant AND route = :route AND key = :key AND NOT EXISTS (SELECT FROM granted);
 
 -- name: idempotency
 SELECT tenant, route, key, fingerprint, subject, lease_until, expires_at, status, body FROM idempotency

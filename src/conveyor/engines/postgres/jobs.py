@@ -71,7 +71,7 @@ class PostgresJobs:
         return await self._database.write(work)
 
     async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
-        values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
+        values = {**job_values(job), "number": job.run.number, "now": self._clock.now()}
 
         async def work(db: PostgresSession) -> bool | IdempotencyClaim:
             if await is_own(db, notice):
@@ -279,19 +279,24 @@ async def insert_job(
     standing = await answer_claim(db, answer)
     if standing is not None:
         return standing
-    await db.change(SQL["insert_job"], _job_values(job))
+    await db.change(SQL["insert_job"], job_values(job))
     await _insert_run(db, job)
     await insert_documents(db, rows, now)
     return None
 
 
 async def _insert_run(db: PostgresSession, job: Job) -> None:
+    await db.change(SQL["insert_run"], run_values(job))
+
+
+def run_values(job: Job) -> dict[str, Any]:
+    """The latest run of a job, by the columns of its row."""
     run = job.run
-    values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
-    await db.change(SQL["insert_run"], values)
+    return {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
 
 
-def _job_values(job: Job) -> dict[str, Any]:
+def job_values(job: Job) -> dict[str, Any]:
+    """A job, by the columns of its row."""
     return {
         **msgspec.structs.asdict(job),
         "options": _text(job.options),

@@ -48,17 +48,18 @@ async def copy_tasks(db: PostgresSession, run: RunKey, home: Numbered, seeds: Se
 async def insert_tasks(db: PostgresSession, run: RunKey, home: Numbered, seeds: Sequence[TaskSeed]) -> None:
     """Part of a transaction: insert tasks of which some may already exist."""
     for suffix, rows in _parts(run, home, seeds):
-        _, indexes, shards, sort_keys, tags, inputs, priors = map(list, zip(*rows, strict=True))
-        values = {
-            "run_no": home.number,
-            "indexes": indexes,
-            "shards": shards,
-            "sort_keys": sort_keys,
-            "tags": tags,
-            "inputs": inputs,
-            "priors": priors,
-        }
-        await db.change(made_for(SQL["put"], suffix), values)
+        await db.change(made_for(SQL["put"], suffix), {"run_no": home.number, **_columns(rows)})
+
+
+def seed_columns(run: RunKey, seeds: Sequence[TaskSeed]) -> dict[str, list[Any]]:
+    """The values of tasks by column, for a statement that knows the number of the run."""
+    return _columns(_rows(run, 0, seeds))
+
+
+def _columns(rows: Sequence[SeedRow]) -> dict[str, list[Any]]:
+    names = ("numbers", "indexes", "shards", "sort_keys", "tags", "inputs", "priors")
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
+    return dict(zip(names, columns, strict=True))
 
 
 def highest(seeds: Sequence[TaskSeed]) -> int:

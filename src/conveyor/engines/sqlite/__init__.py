@@ -5,21 +5,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-import apsw
-
 from conveyor.clock import Clock
 from conveyor.engines.queue import Outgoing, QueueName
 from conveyor.engines.records import Document, IdempotencyClaim, Receipts, Records, RunFlush, RunFlushed
+from conveyor.engines.sqlite.accepts import Acceptance, accept_jobs
 from conveyor.engines.sqlite.access import SqliteAccess
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import SqliteDatabase, open_database
 from conveyor.engines.sqlite.documents import SqliteDocuments
 from conveyor.engines.sqlite.flushes import flush
 from conveyor.engines.sqlite.ingests import SqliteIngests
-from conveyor.engines.sqlite.jobs import SqliteJobs, insert_job
+from conveyor.engines.sqlite.jobs import SqliteJobs
 from conveyor.engines.sqlite.outbox import SqliteOutbox
-from conveyor.engines.sqlite.queue import SqliteQueue, insert_messages
-from conveyor.engines.sqlite.tasks import SqliteTasks, insert_tasks, seed_rows
+from conveyor.engines.sqlite.queue import SqliteQueue
+from conveyor.engines.sqlite.tasks import SqliteTasks, seed_rows
 from conveyor.model import Job, OutboxEvent, TaskSeed
 
 
@@ -29,10 +28,12 @@ class SqliteEngine:
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        access = SqliteAccess(database, clock)
+        self._held = access.held
         self.records = Records(
             jobs=SqliteJobs(database, clock),
             ingests=SqliteIngests(database, clock),
-            access=SqliteAccess(database, clock),
+            access=access,
             documents=SqliteDocuments(database, clock),
             outbox=SqliteOutbox(database, clock),
         )
@@ -60,18 +61,14 @@ class SqliteEngine:
         messages: Sequence[Outgoing],
         rows: Sequence[Document] = (),
     ) -> IdempotencyClaim | None:
-        now = self._clock.now()
-        tasks = seed_rows(job.key, seeds)
-
-        def work(db: apsw.Connection) -> IdempotencyClaim | None:
-            standing = insert_job(db, job, notice, answer, rows, now)
-            if standing is None:
-                if seeds:
-                    insert_tasks(db, job.key, [tasks])
-                insert_messages(db, now, queue, messages)
-            return standing
-
-        return await self._database.write(work)
+        held = self._held
+        is_held = answer is not None and held.holds(answer)
+        tasks = seed_rows(job.key, seeds) if seeds else None
+        item = Acceptance(job, notice, answer, is_held, tasks, queue, messages, rows, self._clock.now())
+        standing = await self._database.write_jointly(accept_jobs, item)
+        if answer is not None and is_held:
+            held.answered(answer)
+        return standing
 
     async def record_flush(self, runs: Sequence[RunFlush], acks: Receipts) -> list[RunFlushed]:
         now = self._clock.now()

@@ -8,34 +8,54 @@ import msgspec
 from conveyor.clock import CLOCK_SLACK, Clock
 from conveyor.engines.records import Claimed, IdempotencyClaim
 from conveyor.engines.sqlite.database import SqliteDatabase, named_queries
+from conveyor.engines.sqlite.held_claims import HeldClaims
 from conveyor.model import ApiKey, TenantId, UploadRecord
 
 SQL = named_queries("access.sql")
 
 
 class SqliteAccess:
-    """AccessRecords."""
+    """AccessRecords, and HoldsClaims."""
 
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self.held = HeldClaims()
 
     async def claim(self, row: IdempotencyClaim) -> Claimed:
-        values = {**msgspec.structs.asdict(row), "now": self._clock.now(), "slack": CLOCK_SLACK}
+        now = self._clock.now()
+        if self.held.find(row.tenant, row.route, row.key, now) is not None:
+            claimed = self.held.hold(row, now)
+            if not claimed.granted:
+                return claimed
+            row = claimed.row
+            self.held.release(row)
+        values = {**msgspec.structs.asdict(row), "now": now, "slack": CLOCK_SLACK}
 
         def work(db: apsw.Connection) -> Claimed:
             db.execute(SQL["claim"], values)
             granted = db.changes() > 0
-            return Claimed(granted, _standing(db, row))
+            return Claimed(granted, standing_claim(db, row))
 
         return await self._database.write(work)
 
+    async def hold_claim(self, row: IdempotencyClaim) -> Claimed:
+        if self._stored(row.tenant, row.route, row.key) is not None:
+            return await self.claim(row)
+        return self.held.hold(row, self._clock.now())
+
     async def stored_claim(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
+        now = self._clock.now()
+        claim = self._stored(tenant, route, key)
+        return claim if claim is not None and claim.expires_at > now else self.held.find(tenant, route, key, now)
+
+    def _stored(self, tenant: TenantId, route: str, key: str) -> IdempotencyClaim | None:
         row = self._database.read_one(SQL["idempotency"], {"tenant": tenant, "route": route, "key": key})
-        claim = IdempotencyClaim(*row) if row else None
-        return claim if claim is not None and claim.expires_at > self._clock.now() else None
+        return IdempotencyClaim(*row) if row else None
 
     async def release_claim(self, row: IdempotencyClaim) -> None:
+        if self.held.release(row):
+            return
         await self._database.change(SQL["release_claim"], msgspec.structs.asdict(row))
 
     async def create_upload(self, upload: UploadRecord, answer: IdempotencyClaim | None) -> IdempotencyClaim | None:
@@ -120,7 +140,7 @@ def answer_claim(db: apsw.Connection, answer: IdempotencyClaim | None) -> Idempo
     if answer is None:
         return None
     db.execute(SQL["answer"], msgspec.structs.asdict(answer))
-    return None if db.changes() else _standing(db, answer)
+    return None if db.changes() else standing_claim(db, answer)
 
 
 def _key(row: Any) -> ApiKey:
@@ -132,11 +152,12 @@ def answered(db: apsw.Connection, answer: IdempotencyClaim | None) -> Idempotenc
     """The stored claim, if another process has answered it."""
     if answer is None:
         return None
-    row = _standing(db, answer)
+    row = standing_claim(db, answer)
     return row if row != answer and row.status != 0 else None
 
 
-def _standing(db: apsw.Connection, row: IdempotencyClaim) -> IdempotencyClaim:
+def standing_claim(db: apsw.Connection, row: IdempotencyClaim) -> IdempotencyClaim:
+    """The claim that is stored under the key of this one; this one if there is none."""
     values = {"tenant": row.tenant, "route": row.route, "key": row.key}
     stored: Any = db.execute(SQL["idempotency"], values).fetchone()
     return IdempotencyClaim(*stored) if stored else row

@@ -2,8 +2,8 @@
 requests and for roles.
 
 Writes that arrive during a commit share the next commit and its fsync. Each write has its own savepoint and fails
-alone. Statements take a whole batch as one JSON value: one step per row would hand over the interpreter lock per row,
-which under load costs a hundred times the insert.
+alone; writes of one kind may share their statements, too. Statements take a whole batch as one JSON value: one step per
+row would hand over the interpreter lock per row, which under load costs a hundred times the insert.
 """
 
 import asyncio
@@ -39,7 +39,10 @@ from conveyor.faults import crashpoint
 log = structlog.get_logger()
 
 T = TypeVar("T")
+V = TypeVar("V")
 Work = Callable[[apsw.Connection], T]
+# Does what several callers ask for, and returns the result of each.
+JointWork = Callable[[apsw.Connection, list[V]], list[T]]
 
 _MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
@@ -95,12 +98,20 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 class _Write:
-    """A unit of work in the writer's queue."""
+    """A call in the writer's queue: a work, or an item of a joint work."""
 
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "item", "joint", "result", "work")
 
-    def __init__(self, work: Work[Any], future: "asyncio.Future[Any]") -> None:
+    def __init__(
+        self,
+        future: "asyncio.Future[Any]",
+        work: Work[Any] | None = None,
+        joint: JointWork[Any, Any] | None = None,
+        item: Any = None,
+    ) -> None:
         self.work = work
+        self.joint = joint
+        self.item = item
         self.future = future
         self.result: Any = None
         self.error: BaseException | None = None
@@ -141,9 +152,18 @@ class SqliteDatabase:
         """Run `work` in a transaction; returns once it is durable."""
         if self._closed:
             raise EngineFailed("The database is closed.")
-        entry = _Write(work, self._loop.create_future())
+        entry = _Write(self._loop.create_future(), work)
         self._inbox.put(entry)
         return await entry.future  # type: ignore[no-any-return]  # one inbox carries results of every type
+
+    async def write_jointly(self, joint: JointWork[V, T], item: V) -> T:
+        """Run `joint` with this item and those of others that wait with the same function, in one transaction; returns
+        the result for this item once it is durable. If it fails for several, it runs for each alone."""
+        if self._closed:
+            raise EngineFailed("The database is closed.")
+        entry = _Write(self._loop.create_future(), joint=joint, item=item)
+        self._inbox.put(entry)
+        return await entry.future  # type: ignore[no-any-return]  # as above
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` on a reader's connection, which sees every write that has returned."""
@@ -234,13 +254,14 @@ class SqliteDatabase:
         return batch, False
 
     def _commit(self, batch: list[_Write]) -> None:
+        units = _units(batch)
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            if len(batch) == 1:
-                self._run_alone(batch[0])
+            if len(units) == 1:
+                self._run_alone(units[0])
             else:
-                for entry in batch:
-                    self._run(entry)
+                for unit in units:
+                    self._run(unit)
             crashpoint("sqlite.commit.before")
             self._writer.execute("COMMIT")
             crashpoint("sqlite.commit.after")
@@ -254,26 +275,34 @@ class SqliteDatabase:
                     else EngineFailed(f"The database did not commit: {error}")
                 )
 
-    def _run_alone(self, entry: _Write) -> None:
-        """Run the only write of a transaction without a savepoint, which would copy every page that changes."""
+    def _run_alone(self, unit: list[_Write]) -> None:
+        """Run the only unit of a transaction without a savepoint, which would copy every page that changes."""
         try:
-            entry.result = entry.work(self._writer)
+            _work_on(unit, self._writer)
         except BaseException as error:
-            entry.error = self._failed(error) if isinstance(error, apsw.Error) else error
             # SQLite has already rolled back after some errors.
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
+            self._settle(unit, error)
 
-    def _run(self, entry: _Write) -> None:
+    def _run(self, unit: list[_Write]) -> None:
         self._writer.execute("SAVEPOINT work")
         try:
-            entry.result = entry.work(self._writer)
+            _work_on(unit, self._writer)
             self._writer.execute("RELEASE work")
         except BaseException as error:
-            entry.error = self._failed(error) if isinstance(error, apsw.Error) else error
             self._writer.execute("ROLLBACK TO work")
             self._writer.execute("RELEASE work")
+            self._settle(unit, error)
+
+    def _settle(self, unit: list[_Write], error: BaseException) -> None:
+        """A unit failed, and nothing of it is left: it fails, or each of its calls runs by itself."""
+        if len(unit) > 1:
+            for entry in unit:
+                self._run([entry])
+        else:
+            unit[0].error = self._failed(error) if isinstance(error, apsw.Error) else error
 
     def _failed(self, error: apsw.Error) -> EngineFailed:
         """The SQLite error as the retryable error that all engines raise. A disk that cannot be written is named."""
@@ -300,6 +329,32 @@ class SqliteDatabase:
         except apsw.Error as error:
             # Nothing is lost: the next owner reads the log.
             log.warning("database not checkpointed at its end", error=str(error))
+
+
+def _units(batch: list[_Write]) -> list[list[_Write]]:
+    """The calls that run together, in the order of the first of each. They are concurrent, so that any order is
+    right."""
+    units: list[list[_Write]] = []
+    joint: dict[JointWork[Any, Any], list[_Write]] = {}
+    for entry in batch:
+        if entry.joint is not None and entry.joint in joint:
+            joint[entry.joint].append(entry)
+            continue
+        units.append([entry])
+        if entry.joint is not None:
+            joint[entry.joint] = units[-1]
+    return units
+
+
+def _work_on(unit: list[_Write], db: apsw.Connection) -> None:
+    first = unit[0]
+    if first.joint is None:
+        assert first.work is not None
+        first.result = first.work(db)
+        return
+    results = first.joint(db, [entry.item for entry in unit])
+    for entry, result in zip(unit, results, strict=True):
+        entry.result = result
 
 
 def _resolve(batch: list[_Write]) -> None:

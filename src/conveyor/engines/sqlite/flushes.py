@@ -10,7 +10,7 @@ import msgspec
 from conveyor.engines.records import Receipts, RunFlush, RunFlushed, RunMove
 from conveyor.engines.sqlite.database import named_queries
 from conveyor.engines.sqlite.jobs import DEFAULT_DAYS, move_run
-from conveyor.engines.sqlite.outbox import event_values
+from conveyor.engines.sqlite.outbox import insert_events
 from conveyor.engines.sqlite.queue import insert_queued
 from conveyor.engines.sqlite.tasks import count_replaced_outcomes
 from conveyor.engines.tasks import Finished
@@ -149,8 +149,7 @@ def _complete(db: apsw.Connection, now: float, moves: Mapping[RunId, RunMove]) -
     if events:
         pairs = _encode([(event.job_id, event.run_id) for event in events]).decode()
         db.execute(SQL["complete_jobs"], {"moved": pairs, "now": now, "default_days": DEFAULT_DAYS})
-        rows = [tuple(event_values(event).values()) for event in events]
-        db.execute(SQL["insert_events"], {"events": _encode(rows).decode()})
+        insert_events(db, events)
     return {event.run_id for event in events}
 
 

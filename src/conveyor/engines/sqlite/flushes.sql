@@ -62,8 +62,3 @@ UPDATE jobs SET state = 'completed',
     expires_at = :now + 86400.0 * coalesce(options ->> '$.retention_days', :default_days)
 WHERE job_id IN (SELECT value ->> 0 FROM json_each(:moved))
     AND run_id IN (SELECT value ->> 1 FROM json_each(:moved));
-
--- name: insert_events
-INSERT INTO outbox (event_id, tenant, job_id, run_id, event, at, data)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6
-FROM jsonb_each(:events);

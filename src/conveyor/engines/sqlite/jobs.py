@@ -66,7 +66,7 @@ class SqliteJobs:
         return await self._database.write(lambda db: insert_job(db, job, notice, answer, rows, now))
 
     async def add_run(self, job: Job, notice: OutboxEvent, answer: IdempotencyClaim | None) -> bool | IdempotencyClaim:
-        values = {**_job_values(job), "number": job.run.number, "now": self._clock.now()}
+        values = {**job_values(job), "number": job.run.number, "now": self._clock.now()}
 
         def work(db: apsw.Connection) -> bool | IdempotencyClaim:
             # Answer the claim first: this very request may have added the run that blocks it.
@@ -236,7 +236,7 @@ def insert_job(
     standing = answer_claim(db, answer)
     if standing is not None:
         return standing
-    db.execute(SQL["insert_job"], _job_values(job))
+    db.execute(SQL["insert_job"], job_values(job))
     _insert_run(db, job)
     insert_event(db, notice)
     insert_documents(db, rows, now)
@@ -285,12 +285,17 @@ def _move_run(
 
 
 def _insert_run(db: apsw.Connection, job: Job) -> None:
+    db.execute(SQL["insert_run"], run_values(job))
+
+
+def run_values(job: Job) -> dict[str, Any]:
+    """The latest run of a job, by the columns of its row."""
     run = job.run
-    values = {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
-    db.execute(SQL["insert_run"], values)
+    return {**msgspec.structs.asdict(run), "job_id": job.job_id, "lineage": run.lineage and _text(run.lineage)}
 
 
-def _job_values(job: Job) -> dict[str, Any]:
+def job_values(job: Job) -> dict[str, Any]:
+    """A job, by the columns of its row."""
     return {
         **msgspec.structs.asdict(job),
         "options": _text(job.options),

@@ -42,6 +42,12 @@ def insert_event(db: apsw.Connection, notice: OutboxEvent) -> None:
     db.execute(SQL["insert_event"], event_values(notice))
 
 
+def insert_events(db: apsw.Connection, notices: Sequence[OutboxEvent]) -> None:
+    """Part of a transaction: append events, in this order, by one statement."""
+    rows = [tuple(event_values(notice).values()) for notice in notices]
+    db.execute(SQL["insert_events"], {"events": msgspec.json.encode(rows).decode()})
+
+
 def event_values(notice: OutboxEvent) -> dict[str, Any]:
     """An event, by the columns of its row."""
     return {
