@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import apsw
@@ -74,8 +75,8 @@ def _finish(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[Run
     ends = [(number, by_index[index]) for number, by_index in sorted(firsts.items()) for index in sorted(by_index)]
     if ends and not _finish_all(db, ends):
         ends = _unfinished(db, ends)
-        db.execute(SQL["finish"], {"ends": _encode(ends).decode()})
-        assert db.changes() == len(ends)
+        changed = _update(db, ends)
+        assert changed == len(ends)
     moving: Moving = {number: [] for number in firsts}
     for number, end in ends:
         moving[number].append(end)
@@ -85,12 +86,44 @@ def _finish(db: apsw.Connection, known: Sequence[int | None], runs: Sequence[Run
 def _finish_all(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> bool:
     """Finish these tasks if all of them are pending, as nearly always: it takes no read. False: nothing has changed."""
     db.execute("SAVEPOINT finishing")
-    db.execute(SQL["finish"], {"ends": _encode(ends).decode()})
-    is_done = db.changes() == len(ends)
+    is_done = _update(db, ends) == len(ends)
     if not is_done:
         db.execute("ROLLBACK TO finishing")
     db.execute("RELEASE finishing")
     return is_done
+
+
+def _update(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> int:
+    """Finish those tasks that are pending; returns how many. One statement serves all that end alike."""
+    alike: dict[tuple[Any, ...], list[tuple[int, TaskEnd]]] = {}
+    for number, end in ends:
+        how = (end.status, end.attempts, end.http_status, end.error_code, end.at)
+        group = alike.get(how)
+        if group is None:
+            group = alike[how] = []
+        group.append((number, end))
+    changed = 0
+    for (status, attempts, http_status, error_code, at), group in alike.items():
+        values = {
+            "status": status,
+            "attempts": attempts,
+            "http_status": http_status,
+            "error_code": error_code,
+            "at": at,
+        }
+        db.execute(SQL["finish"], values | _ends_and_details(group))
+        changed += db.changes()
+    return changed
+
+
+def _ends_and_details(ends: Sequence[tuple[int, TaskEnd]]) -> dict[str, Any]:
+    details = "".join([end.detail for _, end in ends])
+    sizes = [len(end.detail) for _, end in ends]
+    if not details.isascii():
+        sizes = [len(end.detail.encode()) for _, end in ends]
+    starts = accumulate(sizes, initial=1)
+    rows = [(number, end.index, start, size) for (number, end), start, size in zip(ends, starts, sizes, strict=False)]
+    return {"ends": _encode(rows).decode(), "details": details.encode()}
 
 
 def _unfinished(db: apsw.Connection, ends: Sequence[tuple[int, TaskEnd]]) -> list[tuple[int, TaskEnd]]:
