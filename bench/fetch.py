@@ -52,14 +52,14 @@ def _figures(runs: list[dict[str, dict[str, Any]]], count: int, few: int) -> lis
     limit, to_files = "pyreqwest, keeps nothing", "pyreqwest, a file each"
     more = {"count": count, **details(ours)}
     return [
-        Figure("fetch", "fetches", "/s", rates(ours), limit, rates(nothing), ("at least", 0.4), more),
+        Figure("fetch", "fetches", "/s", rates(ours), limit, rates(nothing), ("at least", 0.6), more),
         Figure("fetch", "fetches", "/s", rates(ours), to_files, rates(files), ("at least", 1.0)),
         *[
             Figure("fetch", "fetches", "/s", rates(ours), "curl --parallel, a file each", rates(curl))
             for name, curl in by_name.items()
             if name == "curl"
         ],
-        Figure("fetch", "CPU time", "µs/fetch", cpu_each(ours), limit, cpu_each(nothing)),
+        Figure("fetch", "CPU time", "µs/fetch", cpu_each(ours), limit, cpu_each(nothing), ("at most", 1.8)),
         Figure("fetch", "CPU time", "µs/fetch", cpu_each(ours), to_files, cpu_each(files)),
         Figure("fetch", "peak memory", "MiB", peaks["ours"], f"ours, {few:,} fetches", peaks["few"], ("at most", 1.25)),
     ]
