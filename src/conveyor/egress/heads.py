@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 from datetime import timedelta
+from typing import cast
 
 import msgspec
 from pyreqwest.client import Client
@@ -36,9 +37,16 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 def read_ascii_head(response: Response) -> ResponseHead | None:
     """The head of a response; None if a value is not ASCII. Most heads are read here, without a wait."""
     try:
-        pairs = list(response.headers.items())
+        # In one call; the items, one by one, take twice as long.
+        found = response.headers.dict_multi_value()
     except ValueError:
         return None
+    if list not in map(type, found.values()):
+        fields = cast("dict[str, str]", found)
+        return ResponseHead(response.status, list(fields.items()), fields)
+    pairs = [
+        (name, value) for name, values in found.items() for value in ([values] if isinstance(values, str) else values)
+    ]
     return ResponseHead(response.status, pairs, dict(pairs))
 
 

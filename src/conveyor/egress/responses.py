@@ -16,6 +16,16 @@ from conveyor.egress.failures import Failure
 from conveyor.egress.heads import ResponseHead
 
 
+def is_small_and_plain(head: ResponseHead, method: str, limit: int) -> bool:
+    """Whether the body, as nearly every one, needs no decoder and no budget: `response.bytes()` is what `read_body`
+    would return, without another coroutine."""
+    fields = head.fields
+    length = fields.get("content-length")
+    if length is None or "content-encoding" in fields or "transfer-encoding" in fields or method == "HEAD":
+        return False
+    return int(length) <= min(SMALL, limit)
+
+
 async def read_body(
     response: Response, head: ResponseHead, method: str, limit: int, budget: BodyBudget | None = None
 ) -> bytes:

@@ -27,7 +27,7 @@ from conveyor.egress.heads import ResponseHead, read_ascii_head
 from conveyor.egress.lru import Lru
 from conveyor.egress.origins import make_origin, origin_of
 from conveyor.egress.redirects import REDIRECT_STATUSES, OutgoingRequest, follow_redirect, headers_to_send
-from conveyor.egress.responses import phrase, read_body, retry_after
+from conveyor.egress.responses import is_small_and_plain, phrase, read_body, retry_after
 from conveyor.egress.routes import Hop, Route, operator_gateway, route_of
 from conveyor.egress.target_guard import BadUrl, TargetGuard, parse_url
 from conveyor.errors import BadInput, InvalidSetting
@@ -174,15 +174,25 @@ class FetchExecutor(LocalExecutor):
             if hop is None:
                 hop = await plan.route.hop(request, connect, timeout.total_seconds())
                 timeout = self._left(deadline)
+            sent = build_request(request, hop, timeout)
             try:
-                async with build_request(request, hop, timeout) as response:
+                # Not `async with`: a body that was read to its end leaves nothing to close.
+                response = await sent.__aenter__()
+                try:
                     answer = read_ascii_head(response) or await self._clients.read_head(response)
                     reached.status = answer.status
                     if answer.status not in REDIRECT_STATUSES or not plan.follows(answer):
                         # A job may be older than the setting, or was accepted under another one.
                         limit = min(plan.options.max_body_bytes, self._largest_body)
-                        body = await read_body(response, answer, request.method, limit, self._budget)
+                        if is_small_and_plain(answer, request.method, limit):
+                            body = (await response.bytes()).to_bytes()
+                        else:
+                            body = await read_body(response, answer, request.method, limit, self._budget)
                         return self._outcome(plan, request, answer, body)
+                except BaseException:
+                    await sent.__aexit__(None, None, None)
+                    raise
+                await sent.__aexit__(None, None, None)
             except PyreqwestError as error:
                 if hop.pinned is not None and is_connecting(error):
                     self._guard.avoid(*hop.pinned)
