@@ -377,7 +377,9 @@ def body_after_reference(_: Path) -> None:
         await asyncio.sleep(0.02)
         await self._blobs.put(key, body)
 
-    async def keep(self: BodyStore, batches: Sequence[tuple[Any, Sequence[Any]]]) -> list[list[BodyRef | None]]:
+    async def keep(
+        self: BodyStore, batches: Sequence[tuple[Any, Sequence[Any]]], *_: Any
+    ) -> list[list[BodyRef | None]]:
         kept: list[list[BodyRef | None]] = []
         for job, outcomes in batches:
             refs: list[BodyRef | None] = [None] * len(outcomes)

@@ -20,11 +20,15 @@ from conveyor.read.results import read_body
 from conveyor.settings import Settings
 from conveyor.states import RunState, TaskStatus
 from conveyor.system import System, open_system
+from conveyor.verify.findings import FindingKind
+from tests.support.clocks import JumpingClock
+from tests.support.installations import verified
 from tests.support.target_site import Site
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 ACME, LOCAL = TenantId("acme"), TenantId("local")
 PAGES = 300
+DAY = 86_400.0
 
 
 async def check_pages(system: System, job: Job) -> None:
@@ -83,8 +87,16 @@ async def test_a_worker_that_dies_while_it_makes_pages_durable(tmp_path: Path, p
         command = [CONVEYOR, "run", str(write_list(site, tmp_path)), "-o", str(tmp_path / "out.zip")]
         await check_exit(command, environ | {"CONVEYOR_CRASH_AT": point}, -signal.SIGKILL)
         await check_exit([*command, "--resume"], environ, 0)
-    async with open_system(Settings(data=data)) as system:
+    clock = JumpingClock()
+    async with open_system(Settings(data=data), clock) as system:
         (job,) = (await system.records.jobs.jobs(LOCAL, None, 10)).items
+        await check_pages(system, job)
+        # The pages of the dead worker, which no row points to, are orphans once they are old enough, and nothing else.
+        clock.advance(1.5 * DAY)
+        findings = await verified(system, job.job_id, repair=True)
+        assert set(findings.by_kind) == {FindingKind.ORPHAN}
+        assert all("=" in each.key for each in findings.by_kind[FindingKind.ORPHAN].examples)
+        assert (await verified(system, job.job_id)).by_kind == {}
         await check_pages(system, job)
 
 

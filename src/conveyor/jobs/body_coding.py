@@ -6,6 +6,7 @@ are. A CRC-32 of the stored bytes shows that they are those that were written, w
 """
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from isal import isal_zlib
@@ -41,6 +42,8 @@ _COMPRESSED = (
     "application/x-bzip",
     "application/vnd.openxmlformats",
 )
+# Characters that decide: targets send what they like, and few types are kept in mind.
+_LONGEST_TYPE = 100
 _NOT_COMPRESSED = ("image/svg", "image/bmp", "audio/wav", "audio/midi")
 
 
@@ -60,7 +63,12 @@ def is_worth_deflating(job: Job, length: int, content_type: str | None) -> bool:
 
 def is_compressed(content_type: str | None) -> bool:
     """Whether bodies of this type are compressed in themselves."""
-    kind = (content_type or "").strip().lower()
+    return content_type is not None and _is_compressed(content_type[:_LONGEST_TYPE])
+
+
+@lru_cache(256)
+def _is_compressed(content_type: str) -> bool:
+    kind = content_type.strip().lower()
     return kind.startswith(_COMPRESSED) and not kind.startswith(_NOT_COMPRESSED)
 
 

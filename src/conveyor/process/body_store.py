@@ -8,7 +8,7 @@ are, and are made durable here; other bodies of fetchers are deflated already.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -45,14 +45,17 @@ class BodyStore:
         self._clock = clock
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
-    async def keep(self, batches: Sequence[tuple[Job, Sequence[Outcome]]]) -> list[list[BodyRef | None]]:
+    async def keep(
+        self, batches: Sequence[tuple[Job, Sequence[Outcome]]], segments_written: Iterable[str] = ()
+    ) -> list[list[BodyRef | None]]:
         """Store the bodies of outcomes, by run. Returns a durable reference for each outcome, None where it has no
-        body. A body that the executor has stored stays where it is; it is durable now."""
+        body. A body that the executor has stored stays where it is; it is durable now, and so are the segments that
+        fetchers have written."""
         crashpoint("bodies.keep.before")
         kept: list[list[BodyRef | None]] = []
         segments: list[_Segment] = []
         writes: list[Awaitable[None]] = []
-        written: set[str] = set()
+        written = set(segments_written)
         for job, outcomes in batches:
             written.update([outcome.segment for outcome in outcomes if outcome.segment is not None])
             refs: list[BodyRef | None] = [outcome.kept for outcome in outcomes]

@@ -70,6 +70,11 @@ class Gate:
         return self._enabled and self._breakers.is_watching
 
     @property
+    def is_recording(self) -> bool:
+        """Whether to record outcomes even if none of them failed."""
+        return self._enabled and self._breakers.is_busy
+
+    @property
     def is_urgent(self) -> bool:
         """Whether the worker should report to the breakers at once: many attempts failed."""
         return self._breakers.is_urgent
@@ -142,7 +147,7 @@ class Gate:
         breakers = self._breakers
         if not breakers.is_busy and all(outcome.error is None for outcome in outcomes):
             pairs = zip(entries, outcomes, strict=True)
-            self._note_answers([entry for entry, outcome in pairs if _is_answered(outcome)])
+            self.note_answers([entry for entry, outcome in pairs if _is_answered(outcome)])
             return
         answers = []
         for entry, outcome in zip(entries, outcomes, strict=True):
@@ -157,7 +162,28 @@ class Gate:
                 error = "" if outcome.error is None else outcome.error.code
                 for target in self._blamed_targets(entry.ref, outcome, sign):
                     breakers.count(self._key(target), sign, self._job.run.run_id, error)
-        self._note_answers(answers)
+        self.note_answers(answers)
+
+    def note_answers(self, answers: Sequence[GatedRef]) -> None:
+        """Note which targets answered. Most lists name one host many times in a row: it is looked up once."""
+        if not self._enabled:
+            return
+        shared = self._shared_target()
+        if shared is not None and answers:
+            self._breakers.note_answers(self._key(shared), len(answers))
+        if self._upstream is not None:
+            return
+        key, prefix, count = None, "\0", 0
+        for entry in answers:
+            if entry.ref.input.startswith(prefix):
+                count += 1
+                continue
+            if key is not None:
+                self._breakers.note_answers(key, count)
+            key, prefix = self._answered_key(entry.ref)
+            count = 1
+        if key is not None:
+            self._breakers.note_answers(key, count)
 
     def release(self, entries: Sequence[GatedRef]) -> None:
         """Free the probes of references that say nothing about their targets."""
@@ -185,25 +211,6 @@ class Gate:
         if entry.probes:
             entry.probes = ()
             self._probing.pop(id(entry), None)
-
-    def _note_answers(self, answers: Sequence[GatedRef]) -> None:
-        """Note which targets answered. Most lists name one host many times in a row: it is looked up once."""
-        shared = self._shared_target()
-        if shared is not None and answers:
-            self._breakers.note_answers(self._key(shared), len(answers))
-        if self._upstream is not None:
-            return
-        key, prefix, count = None, "\0", 0
-        for entry in answers:
-            if entry.ref.input.startswith(prefix):
-                count += 1
-                continue
-            if key is not None:
-                self._breakers.note_answers(key, count)
-            key, prefix = self._answered_key(entry.ref)
-            count = 1
-        if key is not None:
-            self._breakers.note_answers(key, count)
 
     def _answered_key(self, ref: TaskRef) -> tuple[str | None, str]:
         """Return the breaker of a task's origin, and with what the inputs of other tasks of that origin begin."""

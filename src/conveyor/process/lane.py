@@ -53,6 +53,11 @@ class LeasedRef:
     def is_lost(self) -> bool:
         return self.chunk.lost
 
+    @property
+    def is_plain(self) -> bool:
+        chunk = self.chunk
+        return not (chunk.lost or chunk.suspect)
+
 
 class LaneOwner(Protocol):
     """The worker, as its lanes see it."""
@@ -304,7 +309,10 @@ class Lane(ABC):
         self._gate.record(entries, outcomes)
         refs = [_counted_ref(entry.ref, outcome) for entry, outcome in zip(entries, outcomes, strict=True)]
         self._recorder.add(self.job, [entry.chunk for entry in entries], refs, outcomes)
-        self._finished += len(entries)
+        self._on_recorded(len(entries))
+
+    def _on_recorded(self, count: int) -> None:
+        self._finished += count
         is_low = len(self._waiting) <= self._low and self._clock.monotonic() >= min(self.next_poll, self.next_recovery)
         if is_low or self._gate.is_urgent:
             self._owner.request_tick()

@@ -31,9 +31,9 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import LONG_KINDS, BodyRef, Chunk, Job, Outcome, RunId, TaskEnd, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.outcomes import detail_json, with_body, with_dead_letter
-from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, by_run
-from conveyor.telemetry import metrics
-from conveyor.telemetry.attempts import record_attempts
+from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages, RunOutcomes, by_run
+from conveyor.telemetry import metrics, traces
+from conveyor.telemetry.attempts import record_attempts, record_successes
 
 log = structlog.get_logger()
 
@@ -69,102 +69,115 @@ class OutcomeWriter:
         self._atomic = atomic
         self._on_requeued = on_requeued
 
-    async def write(self, batch: Sequence[RecordedOutcome]) -> None:
+    async def write(self, batch: Sequence[RecordedOutcome], pages: Sequence[RecordedPages] = ()) -> None:
         """Write outcomes. Those that cannot be written are left to redelivery, and so are retries of lost messages."""
-        together: list[Group] = []
+        together: list[RunOutcomes] = []
         alone: list[Group] = []
-        for group in by_run(record for record in batch if not _is_lost_retry(record)):
-            is_together = self._atomic is not None and is_configured(self._tasks, group[0].job.key)
-            (together if is_together else alone).append(group)
+        for run in by_run((record for record in batch if not _is_lost_retry(record)), pages):
+            if self._atomic is not None and is_configured(self._tasks, run.job.key):
+                together.append(run)
+            else:
+                alone.append(run.one_by_one())
         if together and self._atomic is not None:
             alone += await self._try_together(self._atomic, together)
         await asyncio.gather(*(self._persist(group) for group in alone))
 
-    async def _try_together(self, atomic: AtomicFlush, groups: list[Group]) -> list[Group]:
-        """Write the outcomes of these runs together. Returns the runs that are to be written by themselves."""
+    async def _try_together(self, atomic: AtomicFlush, runs: list[RunOutcomes]) -> list[Group]:
+        """Write the outcomes of these runs together. Returns those of the runs that are to be written by themselves."""
         began = self._clock.now()
         try:
-            done = await self._write_together(atomic, groups)
+            done = await self._write_together(atomic, runs)
         except Exception as error:
-            log.warning("outcomes not written together; writing each run", runs=len(groups), error=repr(error))
+            log.warning("outcomes not written together; writing each run", runs=len(runs), error=repr(error))
+            groups = [run.one_by_one() for run in runs]
             for group in groups:
                 for record in group:
                     record.may_be_written = True
             return groups
         written = self._clock.now()
         unwritten = []
-        for group, is_done in zip(groups, done, strict=True):
+        for run, is_done in zip(runs, done, strict=True):
             if is_done:
-                record_attempts(group[0].job, group, began, written)
+                _record_attempts(run, began, written)
             else:
-                unwritten.append(group)
+                unwritten.append(_as_written(run))
         return unwritten
 
-    async def _write_together(self, atomic: AtomicFlush, groups: list[Group]) -> list[bool]:
+    async def _write_together(self, atomic: AtomicFlush, runs: list[RunOutcomes]) -> list[bool]:
         """Returns for each run whether it is done."""
-        finals = [[record for record in group if record.delay is None] for group in groups]
+        finals = [[record for record in run.records if record.delay is None] for run in runs]
         kept = await self._bodies.keep(
-            [(group[0].job, [record.outcome for record in final]) for group, final in zip(groups, finals, strict=True)]
+            [(run.job, [record.outcome for record in final]) for run, final in zip(runs, finals, strict=True)],
+            {stored.pages.segment for run in runs for stored in run.pages},
         )
         now = self._clock.now()
         for final in finals:
             if any(record.is_dead_letter for record in final):
                 await write_run_document(self._documents, final[0].job, now)
         flushes = [
-            self._flush_of(group, final, bodies, now) for group, final, bodies in zip(groups, finals, kept, strict=True)
+            self._flush_of(run, final, bodies, now) for run, final, bodies in zip(runs, finals, kept, strict=True)
         ]
-        records = [record for group in groups for record in group]
-        acks = _complete_after(records)
+        acks = _complete_after(runs)
         crashpoint("recorder.flush.before")
         flushed = await atomic.record_flush(flushes, [(chunk.queue, chunk.receipt) for chunk in acks])
         crashpoint("recorder.flush.after")
-        for record in records:
-            record.noted = record.requeued = True
-        await self._acknowledge_late(atomic, records, acks)
+        for run in runs:
+            for record in run.records:
+                record.noted = record.requeued = True
+        await self._acknowledge_late(atomic, runs, acks)
         after = [
-            self._after(group, final, flush, result)
-            for group, final, flush, result in zip(groups, finals, flushes, flushed, strict=True)
+            self._after(run, final, flush, result)
+            for run, final, flush, result in zip(runs, finals, flushes, flushed, strict=True)
         ]
         return await asyncio.gather(*after)
 
-    def _flush_of(self, group: Group, final: Group, bodies: list[BodyRef | None], now: float) -> RunFlush:
-        job = group[0].job
-        retried = [record for record in group if record.delay is not None and not record.requeued]
+    def _flush_of(self, run: RunOutcomes, final: Group, bodies: list[BodyRef | None], now: float) -> RunFlush:
+        job = run.job
+        retried = [record for record in run.records if record.delay is not None and not record.requeued]
+        ends = [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)]
+        for stored in run.pages:
+            ends += stored.ends(now)
         return RunFlush(
             job,
-            [_task_end(record, body, now) for record, body in zip(final, bodies, strict=True)],
-            [_event(record, now) for record in group if record.outcome.error is not None and not record.noted],
+            ends,
+            [_event(record, now) for record in run.records if record.outcome.error is not None and not record.noted],
             recovery_queue(job.run.run_id),
             self._outgoing(job, retried, now),
             self._lifecycle.decision(job) or (lambda counts: None),
         )
 
     async def _acknowledge_late(
-        self, atomic: AtomicFlush, records: Iterable[RecordedOutcome], acked: Sequence[LeasedChunk]
+        self, atomic: AtomicFlush, runs: Sequence[RunOutcomes], acked: Sequence[LeasedChunk]
     ) -> None:
         """Acknowledge messages of which another flush has recorded a part meanwhile."""
-        _count_recorded(records)
-        known = {id(chunk) for chunk in acked}
-        late = {record.chunk.receipt: record.chunk for record in records if record.chunk.left == 0}
-        receipts = [(chunk.queue, chunk.receipt) for chunk in late.values() if id(chunk) not in known]
-        if receipts:
+        chunks = {record.chunk for run in runs for record in run.records}
+        for run in runs:
+            _count_recorded(run.records)
+            for stored in run.pages:
+                chunks.update(stored.counts)
+                _count_pages(stored)
+        late = [chunk for chunk in chunks.difference(acked) if chunk.left == 0]
+        if late:
             crashpoint("recorder.ack.before")
-            await atomic.record_flush([], receipts)
+            await atomic.record_flush([], [(chunk.queue, chunk.receipt) for chunk in late])
 
-    async def _after(self, group: Group, final: Group, flush: RunFlush, flushed: RunFlushed) -> bool:
+    async def _after(self, run: RunOutcomes, final: Group, flush: RunFlush, flushed: RunFlushed) -> bool:
         """What follows the transaction. False if the run is to be written once more, by itself."""
-        job, finished = group[0].job, flushed.finished
+        job, finished = run.job, flushed.finished
         if flush.messages:
             self._on_requeued(job.run.run_id, min(message.delay for message in flush.messages))
-        if not final:
+        if not flush.ends:
             return True
         _count_dead_letters(record for record in final if record.is_dead_letter and record.ref.index in finished.moved)
+        seconds = [record.outcome.elapsed for record in final]
+        for stored in run.pages:
+            seconds += stored.pages.elapsed
         try:
             if flushed.moved is not None:
                 self._lifecycle.on_moved(job, flushed.moved, finished.counts)
             else:
                 await self._settle(job, flush, flushed)
-            await count_durations(self._coordinator, job.run.run_id, [record.outcome.elapsed for record in final])
+            await count_durations(self._coordinator, job.run.run_id, seconds)
         except Exception as error:
             log.warning("run not settled; retrying", run=job.run.run_id, error=repr(error))
             return False
@@ -269,11 +282,40 @@ def _is_lost_retry(record: RecordedOutcome) -> bool:
     return record.delay is not None and record.chunk.lost
 
 
-def _complete_after(records: Iterable[RecordedOutcome]) -> list[LeasedChunk]:
+def _complete_after(runs: Iterable[RunOutcomes]) -> list[LeasedChunk]:
     """The messages of which these are the last outcomes: no other flush has one of them."""
-    counts = Counter([record.chunk.receipt for record in records if not record.counted])
-    chunks = {record.chunk.receipt: record.chunk for record in records}
-    return [chunks[receipt] for receipt, count in counts.items() if chunks[receipt].left == count]
+    counts: Counter[LeasedChunk] = Counter()
+    for run in runs:
+        counts.update([record.chunk for record in run.records if not record.counted])
+        for stored in run.pages:
+            counts.update(stored.counts)
+    return [chunk for chunk, count in counts.items() if chunk.left == count]
+
+
+def _record_attempts(run: RunOutcomes, began: float, written: float) -> None:
+    if traces.is_traced(run.job.job_id):
+        record_attempts(run.job, run.one_by_one(), began, written)
+        return
+    if run.records:
+        record_attempts(run.job, run.records, began, written)
+    for stored in run.pages:
+        record_successes(run.job, stored.refs, stored.pages.elapsed, written)
+
+
+def _as_written(run: RunOutcomes) -> Group:
+    """The outcomes of a run one by one, after a transaction has recorded them."""
+    group = run.one_by_one()
+    for record in group:
+        record.noted = record.requeued = True
+    return group
+
+
+def _count_pages(stored: RecordedPages) -> None:
+    """Count pages as durable, once."""
+    if not stored.counted:
+        stored.counted = True
+        for chunk, count in stored.counts.items():
+            chunk.left -= count
 
 
 def _count_recorded(records: Iterable[RecordedOutcome]) -> None:

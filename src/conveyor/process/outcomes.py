@@ -4,10 +4,12 @@ A detail is bounded, whatever the target sends: it is in the task's row together
 size (400 KB on DynamoDB). A task whose end cannot be written would be done again and again.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from conveyor.egress.target_guard import MAX_URL_LENGTH
-from conveyor.model import BodyRef, Outcome, ResultDetail
+from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs
 
 _json = msgspec.json.encode
 
@@ -64,3 +66,20 @@ def with_body(detail: str, body: BodyRef | None) -> str:
         return detail
     comma = "" if detail == "{}" else ","
     return f'{detail[:-1]}{comma}"body":{_json(body).decode()}}}'
+
+
+def with_pages(key: str, pages: Iterable[tuple[str, int, str, int, StoredAs | None]]) -> list[str]:
+    """As `with_body`, for bodies in one segment: the detail, length, digest, offset and encoding of each. The JSON is
+    made by hand: an encoder would need a BodyRef for each."""
+    begin = f'"body":{{"key":{_json(key).decode()},"length":'
+    return [
+        f"{detail[:-1]}{',' if len(detail) > 2 else ''}{begin}"
+        f'{length},"sha256":"{digest}","offset":{offset}{_stored_json(stored)}}}}}'
+        for detail, length, digest, offset, stored in pages
+    ]
+
+
+def _stored_json(stored: StoredAs | None) -> str:
+    if stored is None:
+        return ""
+    return f',"stored":["{stored.encoding}",{stored.length},{stored.crc},{stored.stored_crc}]'

@@ -1,12 +1,16 @@
 """The outcomes on their way from a runner to the store, and the messages that they belong to."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
+from itertools import repeat
 
 import msgspec
 
 from conveyor.engines.queue import QueueName
-from conveyor.model import Job, Outcome, RunId, TaskRef
+from conveyor.model import Job, Outcome, RunId, TaskEnd, TaskRef
+from conveyor.process.executors.fetch.frames import StoredPages
+from conveyor.states import TaskStatus
 
 
 class LeasedChunk:
@@ -71,9 +75,74 @@ class RecordedOutcome(msgspec.Struct, gc=False):
     counted: bool = False
 
 
-def by_run(batch: Iterable[RecordedOutcome]) -> list[list[RecordedOutcome]]:
+class RecordedPages:
+    """Pages that a fetcher has stored, on their way to the rows: first and last attempts alike, all of which succeeded.
+    By column, so that the worker makes no object for each."""
+
+    __slots__ = ("chunks", "counted", "counts", "job", "pages", "refs")
+
+    def __init__(self, job: Job, chunks: list[LeasedChunk], refs: list[TaskRef], pages: StoredPages) -> None:
+        self.job = job
+        self.chunks = chunks
+        self.refs = refs
+        self.pages = pages
+        # How many of them each message has.
+        self.counts = Counter(chunks)
+        # As in RecordedOutcome.
+        self.counted = False
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def ends(self, now: float) -> list[TaskEnd]:
+        """What is written to the rows."""
+        pages, refs = self.pages, self.refs
+        indexes, attempts = [ref.index for ref in refs], [ref.attempt for ref in refs]
+        succeeded, no_error = repeat(TaskStatus.SUCCEEDED), repeat(None)
+        return list(
+            map(TaskEnd, indexes, succeeded, attempts, pages.http_statuses, no_error, pages.details, repeat(now))
+        )
+
+    def outcomes(self) -> list[RecordedOutcome]:
+        """The same, one by one."""
+        return [
+            RecordedOutcome(self.job, chunk, ref, outcome, None, counted=self.counted)
+            for chunk, ref, outcome in zip(self.chunks, self.refs, page_outcomes(self.pages), strict=True)
+        ]
+
+
+def page_outcomes(pages: StoredPages) -> list[Outcome]:
+    """The outcomes of stored pages, one by one."""
+    return [
+        Outcome(TaskStatus.SUCCEEDED, http_status, elapsed=elapsed, detail=detail, segment=pages.segment)
+        for http_status, elapsed, detail in zip(pages.http_statuses, pages.elapsed, pages.details, strict=True)
+    ]
+
+
+class RunOutcomes:
+    """What a flush writes of one run."""
+
+    __slots__ = ("job", "pages", "records")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.records: list[RecordedOutcome] = []
+        self.pages: list[RecordedPages] = []
+
+    def one_by_one(self) -> list[RecordedOutcome]:
+        """All outcomes, pages too."""
+        return [*self.records, *(record for pages in self.pages for record in pages.outcomes())]
+
+
+def by_run(batch: Iterable[RecordedOutcome], pages: Iterable[RecordedPages] = ()) -> list[RunOutcomes]:
     """The outcomes of each run."""
-    groups: dict[RunId, list[RecordedOutcome]] = {}
+    runs: dict[RunId, RunOutcomes] = {}
     for record in batch:
-        groups.setdefault(record.job.run.run_id, []).append(record)
-    return list(groups.values())
+        run_id = record.job.run.run_id
+        run = runs.get(run_id)
+        if run is None:
+            run = runs[run_id] = RunOutcomes(record.job)
+        run.records.append(record)
+    for stored in pages:
+        runs.setdefault(stored.job.run.run_id, RunOutcomes(stored.job)).pages.append(stored)
+    return list(runs.values())

@@ -17,7 +17,7 @@ from conveyor.lifecycle import Lifecycle
 from conveyor.model import Job, OnExhausted, Options, Outcome, RunId, TaskRef
 from conveyor.process.body_store import BodyStore
 from conveyor.process.outcome_writer import OutcomeWriter, with_since
-from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome
+from conveyor.process.recorded_outcomes import LeasedChunk, RecordedOutcome, RecordedPages
 from conveyor.process.retry import is_exhausted, late, retry_delay, too_late
 from conveyor.states import TaskStatus
 
@@ -64,6 +64,8 @@ class Recorder:
             documents, tasks, queue, bodies, lifecycle, coordinator, clock, atomic, on_requeued
         )
         self._waiting: list[RecordedOutcome] = []
+        self._waiting_pages: list[RecordedPages] = []
+        self._waiting_count = 0
         self._waiting_bytes = 0
         self._count = 0
         self._bytes = 0
@@ -127,11 +129,22 @@ class Recorder:
             is_dead_letter = delay is None and is_parking and _is_exhausted(options, outcome)
             chunk.unwritten += 1
             self._waiting.append(RecordedOutcome(job, chunk, ref, outcome, delay, is_dead_letter))
+        self._on_added(len(refs), size)
+
+    def add_pages(self, pages: RecordedPages) -> None:
+        """Add pages that a fetcher has stored. They are durable soon after."""
+        for chunk, count in pages.counts.items():
+            chunk.unwritten += count
+        self._waiting_pages.append(pages)
+        self._on_added(len(pages), 0)
+
+    def _on_added(self, count: int, size: int) -> None:
         now = self._clock.monotonic()
         self._since.setdefault(self._flush_number, now)
         if self._count == 0:
             self._recorded, self._measured_at = 0, now
-        self._count += len(refs)
+        self._count += count
+        self._waiting_count += count
         self._waiting_bytes += size
         self._bytes += size
         self._has_outcomes.set()
@@ -153,7 +166,7 @@ class Recorder:
 
     async def run(self) -> None:
         """Flush batches until closed and empty."""
-        while not (self._closing and not self._waiting):
+        while not (self._closing and not self._waiting_count):
             await self._has_outcomes.wait()
             if not self._closing:
                 await self._collect()
@@ -182,31 +195,35 @@ class Recorder:
     def _is_complete(self) -> bool:
         """Whether nothing more should join the batch: it is full, runners wait for it, or nothing is on its way. What
         comes while another flush is written joins."""
-        if self._closing or len(self._waiting) >= _FLUSH_COUNT or self._waiting_bytes >= _FLUSH_BYTES:
+        if self._closing or self._waiting_count >= _FLUSH_COUNT or self._waiting_bytes >= _FLUSH_BYTES:
             return True
         return not self._flushes and (self.full or not self._is_busy())
 
     def _start_flush(self) -> None:
-        batch, size = self._waiting, self._waiting_bytes
-        self._waiting, self._waiting_bytes = [], 0
+        batch, pages, size = self._waiting, self._waiting_pages, self._waiting_bytes
+        self._waiting, self._waiting_pages, self._waiting_count, self._waiting_bytes = [], [], 0, 0
         if not self._closing:
             self._has_outcomes.clear()
-        if batch:
-            task = asyncio.create_task(self._flush(self._flush_number, batch, size))
+        if batch or pages:
+            task = asyncio.create_task(self._flush(self._flush_number, batch, pages, size))
             self._flush_number += 1
             self._flushes.add(task)
             task.add_done_callback(self._on_flushed)
 
-    async def _flush(self, number: int, batch: list[RecordedOutcome], size: int) -> None:
+    async def _flush(self, number: int, batch: list[RecordedOutcome], pages: list[RecordedPages], size: int) -> None:
         try:
-            await self._writer.write(batch)
+            await self._writer.write(batch, pages)
         finally:
             for record in batch:
                 record.chunk.unwritten -= 1
-            self._count -= len(batch)
+            for stored in pages:
+                for chunk, count in stored.counts.items():
+                    chunk.unwritten -= count
+            count = len(batch) + sum(map(len, pages))
+            self._count -= count
             self._bytes -= size
             self._since.pop(number, None)
-            self._measure(len(batch))
+            self._measure(count)
             self._flushed.set()
 
     def _on_flushed(self, task: asyncio.Task[None]) -> None:

@@ -17,6 +17,10 @@ class Waits(Protocol):
     def is_lost(self) -> bool:
         """Whether its message may be another worker's by now."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be done before it starts: it is not lost, and was not delivered before."""
+
 
 T = TypeVar("T", bound=Waits)
 
@@ -79,6 +83,19 @@ class RetryFirstQueue(Generic[T]):
         self._streak = 0
         self._take_counts[1] += 1
         return self._new.popleft()
+
+    def take_plain(self, limit: int) -> list[T]:
+        """Take items as `popleft` does, up to `limit`, up to the first that is not plain, and none while recovered ones
+        wait."""
+        new = self._new
+        taken: list[T] = []
+        if not self._recovered:
+            while new and len(taken) < limit and new[0].is_plain:
+                taken.append(new.popleft())
+        if taken:
+            self._streak = 0
+            self._take_counts[1] += len(taken)
+        return taken
 
     def drop_lost(self) -> int:
         """Remove lost items from the front, and return how many: the next item is not lost."""

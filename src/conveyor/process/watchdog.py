@@ -131,7 +131,15 @@ def limit_of(job: Job, refs: Sequence[TaskRef]) -> float | None:
     for handlers, which first wait for a process; that process is killed after their timeout."""
     if job.kind is not JobKind.FETCH:
         return None
-    return max(timeout_of(job, ref) for ref in refs) + GRACE
+    return longest_timeout(job, refs) + GRACE
+
+
+def longest_timeout(job: Job, refs: Sequence[TaskRef]) -> float:
+    """Return the longest timeout of some fetches. Most have that of their job."""
+    own = [timeout_of(job, ref) for ref in refs if _TIMEOUT in ref.input]
+    if len(own) < len(refs):
+        own.append(min(job.options.timeout, MAX_TIMEOUT))
+    return max(own)
 
 
 def timeout_of(job: Job, ref: TaskRef) -> float:

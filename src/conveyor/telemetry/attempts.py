@@ -46,6 +46,17 @@ def record_attempts(job: Job, attempts: Sequence[RecordedAttempt], began: float,
         _trace(job, attempts, began, now)
 
 
+def record_successes(job: Job, refs: Sequence[TaskRef], elapsed: Sequence[float], now: float) -> None:
+    """Record attempts of one run that all succeeded, as `record_attempts` does, without spans."""
+    seconds = sorted(elapsed)
+    metrics.ATTEMPTS.add(len(refs), job.kind, "succeeded")
+    metrics.ATTEMPT_SECONDS.observe_all(seconds, job.kind)
+    if any(ref.since for ref in refs):
+        pairs = zip(refs, elapsed, strict=True)
+        seconds = [now - ref.since if ref.since else duration for ref, duration in pairs]
+    metrics.TASK_SECONDS.observe_all(seconds, job.kind)
+
+
 def _trace(job: Job, attempts: Sequence[RecordedAttempt], began: float, now: float) -> None:
     """One span for the batch, from the start of its longest attempt; and one for each of a few failed or slow tasks."""
     slowest = sorted(attempts, key=lambda attempt: attempt.outcome.elapsed, reverse=True)

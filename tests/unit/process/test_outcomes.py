@@ -2,9 +2,9 @@
 
 import msgspec
 
-from conveyor.model import Outcome, ResultDetail, TaskError
+from conveyor.model import BodyRef, Outcome, ResultDetail, StoredAs, TaskError
 from conveyor.process import outcomes
-from conveyor.process.outcomes import detail_json
+from conveyor.process.outcomes import detail_json, with_body, with_pages
 from conveyor.states import TaskStatus
 
 
@@ -54,3 +54,16 @@ def test_huge_headers_are_bounded() -> None:
 
 def test_the_bound_leaves_room_for_the_longest_input() -> None:
     assert outcomes._MAX_DETAIL + 256 * 1024 < 350 * 1024
+
+
+def test_the_places_of_many_pages_are_those_of_each() -> None:
+    key = 'results/acme/job/run/seg "\\é=00=1f'
+    stored = StoredAs("deflate", 7, 4294967295, 0)
+    details = ["{}", detail_json(Outcome(TaskStatus.SUCCEEDED, content_type='a"é', elapsed=0.25))]
+    pages = [(detail, 20, "ab" * 32, offset, how) for detail in details for offset in (0, 5) for how in (None, stored)]
+    each = [
+        with_body(detail, BodyRef(key, length, digest, offset, stored=how))
+        for detail, length, digest, offset, how in pages
+    ]
+    assert with_pages(key, pages) == each
+    assert msgspec.json.decode(each[-1], type=ResultDetail).body == BodyRef(key, 20, "ab" * 32, 5, stored=stored)

@@ -14,6 +14,11 @@ class One:
     number: int
     recovered: bool
     is_lost: bool = False
+    is_suspect: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.is_lost or self.is_suspect)
 
 
 def filled(ratio: int, again: int, new: int) -> RetryFirstQueue[One]:
@@ -70,3 +75,22 @@ def test_iterating_and_clearing() -> None:
     assert len(list(line)) == 5
     line.clear()
     assert list(line) == []
+
+
+def test_plain_items_are_taken_together_up_to_one_that_is_not() -> None:
+    line: RetryFirstQueue[One] = RetryFirstQueue(4)
+    line.extend(One(number, recovered=False, is_lost=number == 5, is_suspect=number == 7) for number in range(9))
+    assert [one.number for one in line.take_plain(3)] == [0, 1, 2]
+    assert [one.number for one in line.take_plain(9)] == [3, 4]
+    assert line.take_plain(9) == []
+    assert line.drop_lost() == 1
+    assert [one.number for one in line.take_plain(9)] == [6]
+    assert line.take_plain(9) == [] and line.popleft().number == 7
+    assert line.take_counts == (0, 7)
+
+
+def test_no_plain_items_are_taken_while_recovered_ones_wait() -> None:
+    line = filled(2, 1, 3)
+    assert line.take_plain(3) == []
+    assert line.popleft().recovered
+    assert [one.number for one in line.take_plain(3)] == [0, 1, 2]

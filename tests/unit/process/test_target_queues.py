@@ -31,6 +31,7 @@ class One:
         self.target = target
         self.recovered = recovered
         self.is_lost = False
+        self.is_plain = True
         self.slot: str | None = None
 
 

@@ -21,7 +21,7 @@ from conveyor import faults
 from conveyor.clock import SystemClock
 from conveyor.egress.target_guard import TargetGuard
 from conveyor.engines.shared_logs import open_shared_logs
-from conveyor.model import Job, Outcome, TaskError, TaskRef
+from conveyor.model import Job, Outcome, TaskRef
 from conveyor.process.executors.fetch.fetch_executor import FetchExecutor
 from conveyor.process.executors.fetch.frames import (
     Drop,
@@ -33,9 +33,8 @@ from conveyor.process.executors.fetch.frames import (
     framed,
     read_frame,
 )
-from conveyor.process.executors.fetch.packs import Packer
+from conveyor.process.executors.fetch.packs import Packer, internal_error
 from conveyor.settings import Settings
-from conveyor.states import TaskStatus
 from conveyor.telemetry.plain import configure_plain_log
 
 log = logging.getLogger(__name__)
@@ -154,20 +153,16 @@ class ChildFetcher:
             runner = asyncio.current_task()
             if runner is not None and runner.cancelling():
                 raise
-            self._answer(lane, order, _internal_error())
+            self._answer(lane, order, internal_error())
         except Exception:
             # An executor must not raise.
             log.exception("executor failed")
-            self._answer(lane, order, _internal_error())
+            self._answer(lane, order, internal_error())
 
     def _answer(self, lane: ChildLane, order: Order, outcome: Outcome) -> None:
         has_more = len(lane.waiting) > 0
         is_last = self._runners == 1 and not has_more
         self._packer.put(lane.job, order.number, outcome, is_last=is_last, may_wait=has_more)
-
-
-def _internal_error() -> Outcome:
-    return Outcome(TaskStatus.FAILED, error=TaskError("internal", "the fetch failed inside Conveyor"))
 
 
 async def _main(fd: int) -> None:

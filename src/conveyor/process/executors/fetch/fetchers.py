@@ -21,14 +21,16 @@ from conveyor.process.executors.fetch.frames import (
     Order,
     Orders,
     OutcomePack,
+    StoredPages,
     decode_pack,
     framed,
+    outcomes_of,
     read_frame,
 )
 from conveyor.process.executors.fetch.launch import Launch, LaunchedProcess, launch_fetcher
 from conveyor.process.executors.fetch.remote_lane import RemoteLane
 from conveyor.process.lane import Lane, LaneTools
-from conveyor.process.watchdog import GRACE, timeout_of
+from conveyor.process.watchdog import GRACE, longest_timeout
 from conveyor.settings import Settings
 from conveyor.telemetry import child_processes as children
 
@@ -57,6 +59,9 @@ class Port(Protocol):
 
     def on_outcomes(self, entries: list[Any], outcomes: list[Outcome]) -> None:
         """These references have outcomes."""
+
+    def on_pages(self, entries: list[Any], pages: StoredPages) -> None:
+        """These references have succeeded, and the fetcher has stored their pages."""
 
     async def until_capacity(self) -> None:
         """Wait until the lane can take more outcomes."""
@@ -149,12 +154,13 @@ class FetcherProcess:
         share.width, share.job = width, port.job
         if share.owed == 0:
             share.heard_at, share.patience = self._reading_time(), 0.0
-        orders = []
-        for entry in entries:
-            share.patience = max(share.patience, timeout_of(port.job, entry.ref))
-            self._number += 1
-            self._sent[self._number] = (port, entry)
-            orders.append(Order(self._number, entry.ref))
+        refs = [entry.ref for entry in entries]
+        if refs:
+            share.patience = max(share.patience, longest_timeout(port.job, refs))
+        numbers = range(self._number + 1, self._number + 1 + len(refs))
+        self._number += len(refs)
+        self._sent.update(zip(numbers, [(port, entry) for entry in entries], strict=True))
+        orders = list(map(Order, numbers, refs))
         share.owed += len(orders)
         self._writer.write(framed(Orders(port.number, width, orders, new_job)))
 
@@ -224,8 +230,14 @@ class FetcherProcess:
 
     def _deliver(self, pack: OutcomePack) -> list[Port]:
         """Hand a pack to its lanes and return those that got outcomes. Orders that were dropped are ignored."""
+        ports: dict[Port, None] = {}
+        for pages in pack.pages:
+            for port, entries, part in self._pages_by_port(pages):
+                ports[port] = None
+                self._settle(port, len(entries))
+                port.on_pages(entries, part)
         by_port: dict[Port, tuple[list[LeasedReference], list[Outcome]]] = {}
-        for number, outcome in _outcomes(pack):
+        for number, outcome in outcomes_of(pack):
             order = self._sent.pop(number, None)
             if order is not None:
                 parts = by_port.get(order[0])
@@ -234,6 +246,7 @@ class FetcherProcess:
                 parts[0].append(order[1])
                 parts[1].append(outcome)
         for port, (entries, outcomes) in by_port.items():
+            ports[port] = None
             self._settle(port, len(entries))
             port.on_outcomes(entries, outcomes)
         dropped: dict[Port, list[LeasedReference]] = {}
@@ -244,7 +257,19 @@ class FetcherProcess:
         for port, entries in dropped.items():
             self._settle(port, len(entries))
             port.on_dropped(entries)
-        return list(by_port)
+        return list(ports)
+
+    def _pages_by_port(self, pages: StoredPages) -> Iterator[tuple[Port, list[LeasedReference], StoredPages]]:
+        """Stored pages by lane, without those whose orders were dropped. Nearly always they are all of one lane."""
+        orders = [self._sent.pop(number, None) for number in pages.numbers]
+        known = [order for order in orders if order is not None]
+        ports = dict.fromkeys([port for port, _ in known])
+        if len(ports) == 1 and len(known) == len(orders):
+            yield known[0][0], [entry for _, entry in known], pages
+            return
+        for port in ports:
+            places = [place for place, order in enumerate(orders) if order is not None and order[0] is port]
+            yield port, [entry for owner, entry in known if owner is port], pages.at(places)
 
     def _settle(self, port: Port, count: int) -> None:
         """Count orders of a lane as answered."""
@@ -372,30 +397,3 @@ def _parts(count: int, slots: Sequence[int], capacities: Sequence[int]) -> list[
     if parts:
         parts[ordered[0]] += count
     return parts
-
-
-def _outcomes(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
-    """Yield outcomes with the numbers of their orders, each with its part of the pack's bodies."""
-    bodies, at = memoryview(pack.bodies), 0
-    for packed in pack.outcomes:
-        body = None
-        if packed.length >= 0:
-            body = bodies[at : at + packed.length]
-            at += packed.length
-        yield (
-            packed.number,
-            Outcome(
-                packed.status,
-                packed.http_status,
-                packed.error,
-                body,
-                elapsed=packed.elapsed,
-                retry_after=packed.retry_after,
-                detail=packed.detail,
-                sha256=packed.sha256,
-                stored=packed.stored,
-                length=packed.decoded_length,
-                segment=pack.segments[packed.segment] if packed.segment >= 0 else None,
-                spends_attempt=packed.spends_attempt,
-            ),
-        )

@@ -5,11 +5,12 @@ back says that it is ready. Then orders go out and packs of outcomes come back, 
 """
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
 
-from conveyor.model import Job, StoredAs, TaskError, TaskRef
+from conveyor.model import Job, Outcome, StoredAs, TaskError, TaskRef
 from conveyor.states import TaskStatus
 
 _LENGTH = struct.Struct("<I")
@@ -57,8 +58,7 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
 
 
 class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An outcome without its body, which is the next `length` bytes of the pack. -1: it has none, or the fetcher has
-    stored it in a segment of the pack, and the detail says where."""
+    """An outcome without its body, which is the next `length` bytes of the pack. -1: it has none."""
 
     number: int
     status: TaskStatus
@@ -72,19 +72,64 @@ class PackedOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # How the body is encoded, if it is, and the length of the body itself.
     stored: StoredAs | None = None
     decoded_length: int = 0
-    # The number of the segment that holds the body, in the pack.
-    segment: int = -1
     spends_attempt: bool = True
 
 
+class StoredPages(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Pages of one run that the fetcher has written to one segment, which is not durable yet: tasks that succeeded, by
+    column, so that there is no object for each. The details say where the pages are."""
+
+    segment: str
+    numbers: list[int]
+    http_statuses: list[int | None]
+    elapsed: list[float]
+    details: list[str]
+
+    def at(self, places: Sequence[int]) -> "StoredPages":
+        """Some of them."""
+        return StoredPages(
+            self.segment,
+            [self.numbers[place] for place in places],
+            [self.http_statuses[place] for place in places],
+            [self.elapsed[place] for place in places],
+            [self.details[place] for place in places],
+        )
+
+
 class OutcomePack(msgspec.Struct, frozen=True, array_like=True):
-    """Outcomes of about the same time, orders that were dropped before they started, and the keys of the segments that
-    the fetcher has written, which are not durable yet."""
+    """Outcomes of about the same time, and orders that were dropped before they started."""
 
     outcomes: list[PackedOutcome]
     bodies: bytes
     dropped: list[int]
-    segments: list[str] = []
+    pages: list[StoredPages] = []
+
+
+def outcomes_of(pack: OutcomePack) -> Iterator[tuple[int, Outcome]]:
+    """Yield outcomes, but for stored pages, with the numbers of their orders, each with its part of the pack's
+    bodies."""
+    bodies, at = memoryview(pack.bodies), 0
+    for packed in pack.outcomes:
+        body = None
+        if packed.length >= 0:
+            body = bodies[at : at + packed.length]
+            at += packed.length
+        yield (
+            packed.number,
+            Outcome(
+                packed.status,
+                packed.http_status,
+                packed.error,
+                body,
+                elapsed=packed.elapsed,
+                retry_after=packed.retry_after,
+                detail=packed.detail,
+                sha256=packed.sha256,
+                stored=packed.stored,
+                length=packed.decoded_length,
+                spends_attempt=packed.spends_attempt,
+            ),
+        )
 
 
 def framed(value: object) -> bytes:

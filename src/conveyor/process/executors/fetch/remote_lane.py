@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor.model import Job, Outcome
+from conveyor.process.executors.fetch.frames import StoredPages
 from conveyor.process.lane import Lane, LaneTools, LeasedRef
+from conveyor.process.recorded_outcomes import RecordedPages, page_outcomes
 from conveyor.process.recorder import LeasedChunk
 
 if TYPE_CHECKING:
@@ -58,6 +60,19 @@ class RemoteLane(Lane):
         self._record(entries, outcomes)
         self._send()
 
+    def on_pages(self, entries: list[LeasedRef], pages: StoredPages) -> None:
+        if self._gate.is_recording:
+            # A breaker wants to know what each of them says about its target.
+            self.on_outcomes(entries, page_outcomes(pages))
+            return
+        self._return(entries)
+        self._gate.note_answers(entries)
+        self._recorder.add_pages(
+            RecordedPages(self.job, [entry.chunk for entry in entries], [entry.ref for entry in entries], pages)
+        )
+        self._on_recorded(len(entries))
+        self._send()
+
     async def until_capacity(self) -> None:
         if self._recorder.full:
             await self._recorder.until_capacity()
@@ -104,8 +119,10 @@ class RemoteLane(Lane):
         if self._recorder.full:
             self._send_after(self._recorder.until_capacity)
             return
-        entries: list[LeasedRef] = []
         capacity = self._capacity()
+        entries: list[LeasedRef] = []
+        if not self._targets.is_limited and not self._gate.is_watching:
+            entries = self._waiting.take_plain(capacity)
         while len(entries) < capacity and (entry := self._next()) is not None:
             may_start = self._check_gate(entry)
             if may_start is None or (may_start and entry.chunk.suspect):
