@@ -2,7 +2,7 @@
 apart, so a percentile is exact within that."""
 
 import itertools
-import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 
@@ -18,7 +18,8 @@ log = structlog.get_logger()
 # Seconds of the first bucket, and the ratio of each to the one before.
 _FIRST = 0.001
 _GROWTH = 1.1
-_STEP = 1 / math.log(_GROWTH)
+# Where a duration is nearer to the next step, for all that a task can take.
+_BOUNDS = [_FIRST * _GROWTH ** (step + 0.5) for step in range(250)]
 _KEEP_SECONDS = 86_400.0
 
 
@@ -31,7 +32,8 @@ class TaskTime(msgspec.Struct, frozen=True):
 
 async def count_durations(coordinator: Coordinator, run_id: RunId, seconds: Iterable[float]) -> None:
     """Add durations. A coordinator that fails is logged and not raised: the caller has more to do."""
-    steps = Counter(str(_step(duration)) for duration in seconds if duration > 0)
+    counts = Counter([bisect_left(_BOUNDS, duration) for duration in seconds if duration > 0])
+    steps = {str(step): count for step, count in counts.items()}
     try:
         if steps:
             await coordinator.add_counters(_name(run_id), steps, _KEEP_SECONDS)
@@ -64,10 +66,6 @@ async def _steps(coordinator: Coordinator, run_id: RunId) -> list[tuple[int, int
 
 def _name(run_id: RunId) -> str:
     return f"durations:{run_id}"
-
-
-def _step(seconds: float) -> int:
-    return max(0, round(math.log(seconds / _FIRST) * _STEP))
 
 
 def _quantile(steps: list[tuple[int, int]], share: float) -> float:
