@@ -1,0 +1,1 @@
+"""Power-loss replay: what is left of an installation when the power fails at any moment."""
