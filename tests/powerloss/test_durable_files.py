@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor.auth.durable_file import write_durably
+from conveyor.engines.data_directory import make_data_directory
 from conveyor.engines.local_blobs import LocalBlobs
 from tests.powerloss.disk import Disk, Image, Survival, keep_none
 from tests.powerloss.recorder import Recorder
@@ -83,5 +84,22 @@ def test_a_small_file_is_the_old_one_or_the_new_one() -> None:
         for cut in range(before, powered.record.position + 1):
             disk.advance(cut)
             assert disk.image(_ALL_LOST).files[Path("signing.key")] in (b"old\n", b"new\n")
+
+    recorded(steps)
+
+
+def test_a_new_data_directory_is_there_with_those_above_it() -> None:
+    def steps(powered: Powered) -> None:
+        make_data_directory(powered.place / "srv/jobs/conveyor")
+        assert powered.fail().directories == [Path("srv"), Path("srv/jobs"), Path("srv/jobs/conveyor")]
+
+    recorded(steps)
+
+
+def test_a_data_directory_is_there_that_a_process_made_which_died_before_its_sync() -> None:
+    def steps(powered: Powered) -> None:
+        (powered.place / "conveyor").mkdir()
+        make_data_directory(powered.place / "conveyor")
+        assert powered.fail().directories == [Path("conveyor")]
 
     recorded(steps)
