@@ -42,6 +42,10 @@ def recorded(steps: Callable[[Powered], None]) -> None:
             steps(powered)
 
 
+async def keys(blobs: LocalBlobs) -> list[str]:
+    return sorted([info.key async for info in blobs.listing("results/acme")])
+
+
 def test_an_object_that_was_put_is_there() -> None:
     def steps(powered: Powered) -> None:
         asyncio.run(LocalBlobs(powered.place / "blobs").put("results/acme/job_1/run_1/body_1", b"body"))
@@ -68,6 +72,47 @@ def test_what_another_process_appended_is_there_once_it_is_made_durable() -> Non
         assert powered.started_again(lambda blobs: blobs.get(key)) is None
         asyncio.run(mine.make_durable([key]))
         assert powered.started_again(lambda blobs: blobs.get(key)) == b"page" * 2000
+
+    recorded(steps)
+
+
+def test_a_deleted_object_does_not_come_back() -> None:
+    def steps(powered: Powered) -> None:
+        blobs = LocalBlobs(powered.place / "blobs")
+        names = [f"results/acme/job_1/run_1/body_{number}" for number in range(3)]
+        for name in names:
+            asyncio.run(blobs.put(name, b"body"))
+        asyncio.run(blobs.delete([names[1]]))
+        assert powered.started_again(keys) == [names[0], names[2]]
+        asyncio.run(blobs.delete([names[0], names[2]]))
+        assert powered.started_again(keys) == []
+
+    recorded(steps)
+
+
+def test_a_deleted_folder_does_not_come_back() -> None:
+    def steps(powered: Powered) -> None:
+        blobs = LocalBlobs(powered.place / "blobs")
+        for run in (1, 2):
+            for number in range(3):
+                asyncio.run(blobs.put(f"results/acme/job_1/run_{run}/body_{number}", b"body"))
+        asyncio.run(blobs.put_all([("results/acme/job_1/run_1/seg_1", b"page" * 2000)]))
+        while asyncio.run(blobs.delete_prefix("results/acme/job_1", 4)):
+            pass
+        assert powered.started_again(keys) == []
+
+    recorded(steps)
+
+
+def test_a_folder_is_gone_that_a_process_deleted_which_died_before_its_sync() -> None:
+    def steps(powered: Powered) -> None:
+        blobs = LocalBlobs(powered.place / "blobs")
+        path = powered.place / "blobs/results/acme/job_1/body_1"
+        asyncio.run(blobs.put("results/acme/job_1/body_1", b"body"))
+        path.unlink()
+        path.parent.rmdir()
+        assert asyncio.run(blobs.delete_prefix("results/acme/job_1", 4)) == 0
+        assert powered.started_again(keys) == []
 
     recorded(steps)
 
