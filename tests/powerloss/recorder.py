@@ -44,7 +44,6 @@ class Recorder:
         self._inodes = 0
         self._open: dict[int, _Open] = {}
         self._lock = threading.RLock()
-        self._is_over = False
 
     @property
     def position(self) -> int:
@@ -59,11 +58,6 @@ class Recorder:
         for inode in range(self._inodes + 1):
             self.add(Sync(inode))
         self.recorded_since = self.position
-
-    def stop(self) -> None:
-        """The power fails here: what is done from now on is not part of the record."""
-        self.check_complete()
-        self._is_over = True
 
     def check_complete(self) -> None:
         """Raise AssertionError if the replay of all is not what is in the directory."""
@@ -81,16 +75,15 @@ class Recorder:
 
     def holds(self, path: Any) -> bool:
         """Whether a path is below the directory, and durable at all."""
-        if self._is_over or isinstance(path, int):
+        if isinstance(path, int):
             return False
         full = Path(os.path.abspath(os.fspath(path)))  # noqa: PTH100  (a Path resolves links, which costs a call each)
         return full.is_relative_to(self.root) and full != self.root and not _is_passing(full)
 
     def add(self, operation: Operation) -> None:
         with self._lock:
-            if not self._is_over:
-                self.operations.append(operation)
-                self.times.append(self._now())
+            self.operations.append(operation)
+            self.times.append(self._now())
 
     def inode_of(self, path: Any) -> int | None:
         """The inode of a path, if there is one."""
@@ -175,7 +168,7 @@ class Recorder:
             self.add(Sync(file.inode))
 
     def is_open(self, descriptor: int) -> bool:
-        return descriptor in self._open and not self._is_over
+        return descriptor in self._open
 
     @contextmanager
     def recording(self) -> Iterator[None]:
