@@ -30,7 +30,7 @@ hypothesis.settings.register_profile("any speed", deadline=None)
 hypothesis.settings.load_profile("any speed")
 
 # Each of their tests takes seconds.
-_LONG = ("stacks", "dashboard", "test_kill.py")
+_LONG = ("stacks", "dashboard", "test_kill.py", "test_powerloss.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from tests.machine.run import Figures, run
+from tests.powerloss.run import replay
+from tests.powerloss.states import Figures as PowerlossFigures
 from tests.support.logs import be_plain
 
 _EXAMPLES_AT_ONCE = 200
+_STATES_AT_ONCE = 250
 
 # Gets the seconds that it has and a first seed; prints what it finds, and returns how much that is.
 Net = Callable[[float, int], int]
@@ -36,7 +39,20 @@ def machine(seconds: float, seed: int) -> int:
     return found
 
 
-NETS: Mapping[str, Net] = {"machine": machine}
+def powerloss(seconds: float, seed: int) -> int:
+    """Power cuts at any moment of a recorded system, and what is left of it."""
+    figures = PowerlossFigures()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        # In turn on a loop, where the seed repeats it, and with threads, whose order it does not decide.
+        replay(seed, _STATES_AT_ONCE, figures, threads=seed % 2 == 1)
+        seed += 1
+    shown = {name: round(value, 1) for name, value in msgspec.structs.asdict(figures).items()}
+    print(f"powerloss: {figures.broken} violations; {shown}", flush=True)
+    return figures.broken
+
+
+NETS: Mapping[str, Net] = {"machine": machine, "powerloss": powerloss}
 
 
 def main() -> None:

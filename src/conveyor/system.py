@@ -31,7 +31,7 @@ from conveyor.coordination.ready_marks import (
 )
 from conveyor.engines.blobs import Blobs
 from conveyor.engines.coordinator import Coordinator
-from conveyor.engines.data_directory import open_to_others, warn_if_open
+from conveyor.engines.data_directory import make_data_directory, open_to_others, warn_if_open
 from conveyor.engines.event_targets import EventTargets, NoEventTargets
 from conveyor.engines.queue import Inbox, Queue, QueueInbox, QueueName
 from conveyor.engines.records import AtomicAccept, AtomicFlush, Records
@@ -116,7 +116,7 @@ async def open_system(settings: Settings, clock: Clock | None = None) -> AsyncIt
     clock = clock or SystemClock()
     if settings.crash_at is not None:
         faults.arm(faults.kill_at(settings.crash_at))
-    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_data_directory(settings.data)
     warn_if_open(settings.data)
     async with opened_engines(settings, clock) as engines, AsyncExitStack() as stack:
         records = engines["records"]

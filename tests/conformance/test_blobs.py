@@ -387,6 +387,8 @@ class TestLocalDirectory:
         assert synced[1:] == ["/a/b"]
         synced.clear()
         await blobs.delete_prefix("a/b", 10)
+        assert synced == [""], "the directory that stays"
+        synced.clear()
         await blobs.put("a/b/c", b"x")
         assert synced[1:] == ["", "/a", "/a/b"], "a directory that is made again is synced again"
         synced.clear()

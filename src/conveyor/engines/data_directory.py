@@ -1,12 +1,29 @@
 """The data directory: what Conveyor makes in it is for its owner alone. What existed before may be open to others."""
 
+import itertools
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from conveyor.engines.local_files import sync_directory
+
 log = structlog.get_logger()
 
 _OTHERS = 0o077
+
+
+def make_data_directory(directory: Path) -> None:
+    """Create the directory and what is missing above it, durably: a sync of all files in a directory does not keep the
+    directory itself."""
+    missing = itertools.takewhile(lambda each: not each.exists(), (directory, *directory.parents))
+    # One that exists may be left by a process that died before the sync.
+    named = {directory.parent, *(each.parent for each in list(missing))}
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for parent in sorted(named):
+        # Who may enter a directory need not be allowed to read it.
+        with suppress(PermissionError):
+            sync_directory(parent)
 
 
 def open_to_others(directory: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Blobs in a directory. An object is one file, named by its key. A put returns once the object is durable: temporary
-file, fsync, rename, fsync of the directory and of its new parents. Objects that are put together share a log
-(local_logs.py), and one fsync.
+file, fsync, rename, fsync of the directory and of its new parents. A delete returns once it is durable, too. Objects
+that are put together share a log (local_logs.py), and one fsync.
 
 File work runs in a thread pool of its own, so that an fsync blocks neither the event loop nor the shared threads. One
 process owns the directory. An object and a directory cannot share a name: no key may be a parent path of another key.
@@ -20,7 +20,17 @@ from typing import TypeVar, TypeVarTuple
 from conveyor.disk import write_error
 from conveyor.engines.blob_keys import check_key, check_range, folder_of
 from conveyor.engines.blobs import BlobInfo, Presigned
-from conveyor.engines.local_files import Draft, Reader, infos, size_of, sweep, sync_directory, unlink, walk
+from conveyor.engines.local_files import (
+    Draft,
+    Reader,
+    infos,
+    size_of,
+    sweep,
+    sync_deletes,
+    sync_directory,
+    unlink,
+    walk,
+)
 from conveyor.engines.local_logs import LocalLogs, LogReader, group_of, placed
 from conveyor.errors import EngineFailed, NotFound
 from conveyor.faults import crashpoint
@@ -215,8 +225,8 @@ class LocalBlobs:
     def _unsettled(self, directory: Path) -> bool:
         return directory != self._root and directory not in self._settled
 
-    def _prune(self, directory: Path) -> None:
-        """Remove a directory if it is empty, then its empty parents."""
+    def _prune(self, directory: Path) -> Path:
+        """Remove a directory if it is empty, then its empty parents. Returns the one that stays."""
         with self._tree:
             while directory != self._root:
                 try:
@@ -224,9 +234,10 @@ class LocalBlobs:
                 except FileNotFoundError:
                     pass
                 except OSError:
-                    return
+                    return directory
                 self._settled.discard(directory)
                 directory = directory.parent
+        return directory
 
     def _reader(self, key: str) -> Reader | LogReader:
         return (self._logs.reader(key) if placed(key) else None) or Reader(self._root / key)
@@ -253,24 +264,27 @@ class LocalBlobs:
         paths = [self._root / key for key in keys if not self._logs.delete(key)]
         for path in paths:
             unlink(path)
-        for directory in {path.parent for path in paths}:
-            self._prune(directory)
+        sync_deletes({self._prune(directory) for directory in {path.parent for path in paths}})
 
     def _delete_prefix(self, folder: str, limit: int) -> int:
         removed = self._logs.delete_folder(folder, limit)
         last: Path | None = None
+        pruned: set[Path] = set()
         for key in itertools.islice(walk(self._root, folder), limit - removed):
             path = self._root / key
             if last is not None and path.parent != last:
-                self._prune(last)
+                pruned.add(self._prune(last))
             last = path.parent
             removed += unlink(path)
         if last is not None:
-            self._prune(last)
+            pruned.add(self._prune(last))
         if removed < limit:
             # The rest are directories of puts that crashed before the rename.
             for directory, _, _ in os.walk(self._root / folder, topdown=False):
-                self._prune(Path(directory))
+                pruned.add(self._prune(Path(directory)))
+            # Also if nothing is there: a delete that crashed before its sync may have removed it.
+            pruned.add(self._prune(self._root / folder))
+        sync_deletes(pruned)
         return removed
 
 

@@ -5,7 +5,8 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from conveyor.engines.blobs import BlobInfo
@@ -168,6 +169,14 @@ def sync_directory(directory: Path) -> None:
         sync(fd)
     finally:
         os.close(fd)
+
+
+def sync_deletes(directories: Iterable[Path]) -> None:
+    """Make deletes durable, or a power cut would bring back what no row names any more. A directory that is gone went
+    with what was in it, and its parent is synced by whoever removed it."""
+    for directory in directories:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            sync_directory(directory)
 
 
 def sync(fd: int) -> None:
