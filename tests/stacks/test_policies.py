@@ -33,6 +33,17 @@ RARE = {
 }
 
 
+CHANGES = {
+    "dynamodb:CreateTable",
+    "dynamodb:UpdateTable",
+    "dynamodb:UpdateTimeToLive",
+    "s3:CreateBucket",
+    "s3:PutLifecycleConfiguration",
+    "sqs:CreateQueue",
+    "sqs:SetQueueAttributes",
+}
+
+
 async def run_every_flow(fleet: GatedFleet) -> None:
     fleet.ledger.flow = "migrate"
     await fleet.migrate()
@@ -61,12 +72,12 @@ def idle_actions(fleet: GatedFleet) -> set[str]:
     return allowed - {need.action for _, _, need in fleet.ledger.needed} - RARE.keys()
 
 
-def without(action: str, *roles: str) -> Policies:
-    """The policies, of which some lack an action."""
+def without(actions: set[str], *roles: str) -> Policies:
+    """The policies, of which some lack these actions."""
     policies: dict[str, Any] = copy.deepcopy(dict(checked_in()))
     for role in roles:
         for statement in policies[role]["Statement"]:
-            statement["Action"] = [each for each in statement["Action"] if each != action]
+            statement["Action"] = [each for each in statement["Action"] if each not in actions]
     return policies
 
 
@@ -76,15 +87,24 @@ def denied(fleet: GatedFleet) -> set[tuple[str, str]]:
 
 async def test_without_tag_queue_nothing_is_made(tmp_path: Path) -> None:
     """Every CreateQueue has tags."""
-    async with gated_fleet(tmp_path, without("sqs:TagQueue", "operator")) as fleet:
+    async with gated_fleet(tmp_path, without({"sqs:TagQueue"}, "operator")) as fleet:
         with pytest.raises(EngineFailed, match="sqs:TagQueue"):
             await fleet.migrate()
         assert denied(fleet) == {("operator", "sqs:TagQueue")}
 
 
+async def test_what_is_made_is_left_alone(tmp_path: Path) -> None:
+    """A second `migrate`, as after the template: an operator who may change nothing is enough."""
+    async with gated_fleet(tmp_path, checked_in()) as fleet:
+        await fleet.migrate()
+    async with gated_fleet(tmp_path, without(CHANGES, "operator")) as fleet:
+        await fleet.migrate()
+        assert fleet.ledger.denied == {}
+
+
 async def test_without_list_queues_the_doctor_says_so(tmp_path: Path) -> None:
     """Jobs run all the same: tests/flow/test_shared_queue.py."""
-    async with gated_fleet(tmp_path, without("sqs:ListQueues", *ROLES)) as fleet:
+    async with gated_fleet(tmp_path, without({"sqs:ListQueues"}, *ROLES)) as fleet:
         await fleet.migrate()
         findings = dict(await engine_findings(fleet.settings["operator"], SystemClock()))
         assert denied(fleet) == {("operator", "sqs:ListQueues")}

@@ -185,8 +185,8 @@ class Bucket:
         names = {*(rule["ID"] for rule in ours), self._old_rule}
         stored = await _rules(client, self.name)
         theirs = [rule for rule in stored if rule.get("ID") not in names]
-        if stored == [*theirs, *ours]:
-            # A template owns the bucket, and this role may not change it.
+        if [_plain(rule) for rule in stored if rule not in theirs] == [_plain(rule) for rule in ours]:
+            # A template may own them.
             return
         rules = {"Rules": [*theirs, *ours]}
         await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
@@ -252,6 +252,14 @@ async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
         return []
     rules: list[dict[str, Any]] = configuration.get("Rules", [])
     return rules
+
+
+def _plain(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule with its prefix where older templates have it."""
+    return {
+        "Prefix": rule.get("Filter", {}).get("Prefix", ""),
+        **{key: value for key, value in rule.items() if key != "Filter"},
+    }
 
 
 def _checked_name(name: str) -> str:
