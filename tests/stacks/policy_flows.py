@@ -39,7 +39,7 @@ HANDLER = {"kind": "python", "handler": "tests.echo"}
 MIB = 1024 * 1024
 _MONTH = 31 * 86_400.0
 _PURGES = 3
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 _LOOK_SECONDS = 0.25
 
 

@@ -27,7 +27,7 @@ from tests.support.api import serving
 from tests.support.target_site import Site
 from tests.support.working import ended
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.server]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.server]
 
 CODE = "template-code"
 

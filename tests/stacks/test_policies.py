@@ -19,7 +19,7 @@ from tests.support.gated_fleet import GatedFleet, Policies, checked_in, filled, 
 from tests.support.policy_gate import Need
 from tests.support.target_site import Site
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.server]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.server]
 
 # So that the last jobs of a flow share a queue.
 QUEUES = 3

@@ -1,5 +1,6 @@
 """`conveyor deploy aws`: parameters are checked, commands are ones of the AWS CLI, figures are those of the docs."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
+from conveyor.cli.guard import run_guarded
 from conveyor.deploy.aws_costs import idle_month, million_tasks
 from conveyor.deploy.aws_prices import FARGATE_GB, FARGATE_VCPU, MILLION_TASKS, PRICES
 from conveyor.deploy.aws_stack import SIZES, StackPlan, plan_stack, steps, warnings
@@ -128,3 +130,32 @@ def test_the_prices_are_those_of_the_page_on_scale() -> None:
         "| " + " | ".join(f"${dollars:.2f}" for dollars in MILLION_TASKS.values()) + " |",
     ):
         assert text in said, text
+
+
+def deploy(*words: str) -> int:
+    return run_guarded(["deploy", "aws", "--stack", "demo", *words])
+
+
+def test_the_command_prints_what_a_shell_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy("--size", "medium", "--region", "eu-central-1", "--image", "registry/conveyor:1") == 0
+    printed = capsys.readouterr().out
+    commands = [line for line in printed.splitlines() if line and not line.startswith("#")]
+    made = steps(plan("medium", Image="registry/conveyor:1"))
+    assert commands == [step.text for step in made]
+    assert "2 AWS::DynamoDB::Table" in printed
+    assert "together" in printed
+    assert "Nobody reaches the load balancer" in printed
+
+
+def test_the_command_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy("--region", "cn-north-1", "--image", "x", "--set", "WorkerMaximum=9", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parameters"]["WorkerMaximum"] == "9"
+    assert said["resources"]["AWS::DynamoDB::Table"] == 2
+    assert "WorkerMaximum=9" in said["commands"][3]
+    assert sum(said["idle_month"].values()) > 100
+
+
+def test_a_wrong_parameter_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deploy("--region", "eu-central-1", "--image", "x", "--set", "Workers") == 2
+    assert capsys.readouterr().err.strip() == "conveyor: --set takes NAME=VALUE, not 'Workers'. [bad_input]"
