@@ -22,6 +22,7 @@ from typing import Any
 from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure, details, rates
 from bench.meter import Meter
+from conveyor.deploy.aws_prices import DYNAMODB_STORAGE, PRICES, S3_STORAGE
 from conveyor.process.executors import LocalExecutor
 
 TASKS = 20_000
@@ -33,17 +34,6 @@ _LOOK_SECONDS = 0.25
 _RANGE_BYTES = 128 * 1024
 BODY = b"The belt carries one page after the other. " * 48
 
-# Dollars for a million, us-east-1, on demand, in 2026. DynamoDB's units: a write of up to 1 KB, a consistent read of up
-# to 4 KB. SQS bills a call for each 64 KB. S3 bills PUT and LIST alike, and takes nothing for DELETE.
-PRICES = {
-    "dynamodb write unit": 0.625,
-    "dynamodb read unit": 0.125,
-    "sqs request": 0.40,
-    "s3 put": 5.00,
-    "s3 get": 0.40,
-}
-# Dollars for a GB and month.
-DYNAMODB_STORAGE, S3_STORAGE = 0.25, 0.023
 _MONTHS = 14 / 30
 
 

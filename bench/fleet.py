@@ -18,10 +18,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from bench.aws import PRICES
 from bench.child import ROOT, MeasurementFailed, Setup, measure
 from bench.figures import Figure
 from bench.fleet_services import READS
+from conveyor.deploy.aws_prices import IDLE_READ_UNITS, PRICES
 
 BEFORE = "8df530b"
 # Workers and runs.
@@ -35,9 +35,6 @@ BUSY = {"warm": 15.0, "seconds": 20.0}
 QUIET_BEFORE = {"warm": 10.0, "seconds": 10.0}
 # Workers that die of a hundred.
 DYING = 0.1
-# Read units a second of the other housekeeping roles (outbox, deliveries, retention, monitor, scheduler): ten roles
-# that look at sixteen partitions every two seconds.
-OTHER_ROLES = 10 * 16 * 0.5 / 2
 IDLE_DOLLARS = 20.0
 _DAY = 86_400
 
@@ -128,7 +125,7 @@ def _dollars(units: Mapping[str, float]) -> float:
 
 
 def _dollars_a_day(units: Mapping[str, float]) -> float:
-    return _DAY * (_dollars(units) + OTHER_ROLES * PRICES[READS] / 1e6)
+    return _DAY * (_dollars(units) + IDLE_READ_UNITS * PRICES[READS] / 1e6)
 
 
 def _dollars_a_million(spent: Mapping[str, Any]) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.child import MeasurementFailed, Setup
 from bench.figures import Figure
+from conveyor.deploy.aws_prices import PRICES
 
 COUNT = 400
 LATENCY = 0.010
@@ -22,9 +23,6 @@ NEEDED = 10_000_000 / 86_400
 ENDPOINTS = 4
 QUIET_RUNS = 1000
 
-# Public prices in dollars, on demand, us-east-1: a million requests to SQS, a million read units of DynamoDB.
-SQS_MILLION = 0.40
-READS_MILLION = 0.125
 # An active job in the index, in units of an eventually consistent read: 936 bytes of 8 KiB.
 JOB_UNITS = 936 / 8192
 COUNT_UNITS = 0.5
@@ -218,7 +216,7 @@ async def quiet(count: int, place: str) -> dict[str, Any]:
                 clock.passed += max(await sweeper.tick(), 0.1)
     day = {name: number * 24 for name, number in calls.items()}
     reads = day.get("active_jobs", 0) * count * JOB_UNITS + day.get("counts", 0) * COUNT_UNITS
-    dollars = day.get("depth", 0) / 1e6 * SQS_MILLION + reads / 1e6 * READS_MILLION
+    dollars = day.get("depth", 0) / 1e6 * PRICES["sqs request"] + reads / 1e6 * PRICES["dynamodb read unit"]
     return {"dollars": dollars, "calls": day}
 
 

@@ -343,6 +343,13 @@ async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, s
     return findings
 
 
+def aws_region() -> str | None:
+    """The region of the environment or of the profile. Raises ImportError without the extra for AWS."""
+    from conveyor.engines.aws_session import default_region
+
+    return default_region()
+
+
 async def step_functions_findings(url: str) -> list[tuple[str, str | None]]:
     """The checks of Step Functions, in the same form."""
     try:

@@ -814,7 +814,6 @@ class TestAddress:
             "dynamodb://",
             "dynamodb://eu-central-1",
             "dynamodb://eu-central-1/",
-            "dynamodb:///conveyor",
             "dynamodb://Europe/conveyor",
             "dynamodb://eu-central-1/a/b",
             "dynamodb://eu-central-1/ä",

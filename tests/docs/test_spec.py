@@ -96,6 +96,7 @@ def test_every_command_is_described() -> None:
     named = set()
     for text in re.findall(r"`([^`\n]+)`", described):
         words = text.removeprefix("conveyor ").split()
+        named.add(" ".join(words[:2]))
         for alternative in words[1].split("|") if len(words) > 1 and "|" in words[1] else [""]:
             named.add(f"{words[0]} {alternative}".strip())
     assert set(commands(typer.main.get_command(app))) - named == set()

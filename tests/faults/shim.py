@@ -89,10 +89,12 @@ def refusal(kind: str, status: int = 400, prefix: str = "com.amazonaws.dynamodb.
 
 
 class Shim:
-    """The proxy. It counts the calls that come in and those that reach the service, by service and action."""
+    """The proxy. It counts the calls that come in and those that reach the service, by service and action. With
+    `keeps_host`, links that were signed for the proxy are valid at the service."""
 
-    def __init__(self, upstream: str, *interceptors: Interceptor) -> None:
+    def __init__(self, upstream: str, *interceptors: Interceptor, keeps_host: bool = False) -> None:
         self._upstream = upstream
+        self._own_headers = _OWN_HEADERS - {"host"} if keeps_host else _OWN_HEADERS
         self.interceptors: list[Interceptor] = list(interceptors)
         self.received: Counter[tuple[str, str]] = Counter()
         self.forwarded: Counter[tuple[str, str]] = Counter()
@@ -121,7 +123,7 @@ class Shim:
             action=action or request.method,
             method=request.method,
             path=str(request.rel_url),
-            headers={name: value for name, value in request.headers.items() if name.lower() not in _OWN_HEADERS},
+            headers={name: value for name, value in request.headers.items() if name.lower() not in self._own_headers},
             body=await request.read(),
         )
         self.received[call.service, call.action] += 1

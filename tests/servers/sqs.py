@@ -15,9 +15,13 @@ from tests.servers.aws import REGION, aws, server_time
 from tests.support.clocks import ManualClock
 
 
+def prefix_of(place: Path) -> str:
+    return "t" + sha256(str(place).encode()).hexdigest()[:12]
+
+
 def url_of(place: Path, endpoint: str | None = None, **options: object) -> str:
     """Without waiting and without settling, unless asked for: the clock stands still, and the emulator counts right."""
-    prefix = "t" + sha256(str(place).encode()).hexdigest()[:12]
+    prefix = prefix_of(place)
     given = {"endpoint": endpoint or aws(), "wait": 0, "settle": 0, **options}
     return f"sqs://{REGION}/{prefix}?" + "&".join(f"{name}={value}" for name, value in given.items())
 

@@ -147,6 +147,7 @@ _COMMANDS = (
         "move_tasks",
         _ADMIN,
     ),
+    _ListedCommand("deploy", "Show how to put Conveyor elsewhere.", "deploy_command", "app", _ADMIN),
     _ListedCommand("doctor", "Check the installation and say what to fix.", "doctor_command", "doctor", _ADMIN),
     _ListedCommand(
         "verify",

@@ -18,6 +18,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from conveyor.clock import Clock
+from conveyor.engines.aws_session import service_host
 from conveyor.engines.blob_keys import check_key, check_range, folder_of
 from conveyor.engines.blobs import BlobInfo, Presigned, StoredPart
 from conveyor.engines.s3 import Bucket, Signer
@@ -355,7 +356,8 @@ def _check_prefix(prefix: str) -> None:
 
 
 def _s3_store(bucket: Bucket) -> S3Store:
-    account: Any = {} if bucket.endpoint is None else {"endpoint": bucket.endpoint}
+    # The library itself knows only the endpoints of the partition `aws`.
+    endpoint = bucket.endpoint or f"https://{service_host('s3', bucket.region)}"
     options: Any = {**_CLIENT, "allow_http": bucket.endpoint is not None and bucket.endpoint.startswith("http:")}
     return S3Store(
         bucket.name,
@@ -364,5 +366,5 @@ def _s3_store(bucket: Bucket) -> S3Store:
         client_options=options,
         retry_config=_RETRY,
         credential_provider=bucket.provider,
-        **account,
+        endpoint=endpoint,
     )

@@ -22,7 +22,7 @@ from pyreqwest.exceptions import PyreqwestError
 
 from conveyor.clock import Clock
 from conveyor.engines.aws_credentials import aws_credentials, missing_credentials
-from conveyor.engines.aws_session import aws_session, default_region
+from conveyor.engines.aws_session import aws_session, default_region, service_host
 from conveyor.engines.blobs import Presigned
 from conveyor.errors import EngineFailed, InvalidSetting
 
@@ -35,7 +35,7 @@ _UNSAFE_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 # The store refreshes credentials after this many seconds; those of a role last longer.
 _CREDENTIAL_SECONDS = 300
 _MAX_SKEW = 60.0
-_ABANDONED_DAYS = 2
+ABANDONED_DAYS = 2
 
 
 class Signer:
@@ -92,7 +92,7 @@ class Bucket:
         path = quote(key if self.prefix is None else f"{self.prefix}/{key}", safe="/~")
         if self.endpoint is not None:
             return f"{self.endpoint}/{self.name}/{path}"
-        host = f"s3.{self.region}.amazonaws.com"
+        host = service_host("s3", self.region)
         # The certificate of a name with dots would not match.
         return f"https://{host}/{self.name}/{path}" if "." in self.name else f"https://{self.name}.{host}/{path}"
 
@@ -183,7 +183,11 @@ class Bucket:
     async def _put_rules(self, client: Any) -> None:
         ours = self._our_rules()
         names = {*(rule["ID"] for rule in ours), self._old_rule}
-        theirs = [rule for rule in await _rules(client, self.name) if rule.get("ID") not in names]
+        stored = await _rules(client, self.name)
+        theirs = [rule for rule in stored if rule.get("ID") not in names]
+        if [_plain(rule) for rule in stored if rule not in theirs] == [_plain(rule) for rule in ours]:
+            # A template may own them.
+            return
         rules = {"Rules": [*theirs, *ours]}
         await client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration=rules)
 
@@ -195,7 +199,7 @@ class Bucket:
                 "ID": f"{self._label}-abandoned",
                 "Status": "Enabled",
                 "Filter": {"Prefix": folder},
-                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": _ABANDONED_DAYS},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABANDONED_DAYS},
             },
         ]
 
@@ -248,6 +252,14 @@ async def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
         return []
     rules: list[dict[str, Any]] = configuration.get("Rules", [])
     return rules
+
+
+def _plain(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule with its prefix where older templates have it."""
+    return {
+        "Prefix": rule.get("Filter", {}).get("Prefix", ""),
+        **{key: value for key, value in rule.items() if key != "Filter"},
+    }
 
 
 def _checked_name(name: str) -> str:

@@ -17,7 +17,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 
 from conveyor.auth.sealing import Seals
-from conveyor.engines.aws_session import aws_session
+from conveyor.engines.aws_session import aws_session, default_region
 from conveyor.engines.step_functions import CallOutcome
 from conveyor.errors import EngineFailed, InvalidSetting
 
@@ -62,8 +62,9 @@ def parse(url: str) -> StepFunctionsAddress:
     """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
-    if parts.scheme != "stepfunctions" or not _REGION.fullmatch(parts.netloc) or parts.path.strip("/"):
-        raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS must be {_FORM}")
+    region = parts.netloc or default_region() or ""
+    if parts.scheme != "stepfunctions" or not _REGION.fullmatch(region) or parts.path.strip("/"):
+        raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS must be {_FORM}; without REGION, set AWS_REGION")
     unknown = options.keys() - {"endpoint"}
     if unknown:
         raise InvalidSetting(f"CONVEYOR_STEP_FUNCTIONS: unknown option `{min(unknown)}`. Use endpoint.")
@@ -72,7 +73,7 @@ def parse(url: str) -> StepFunctionsAddress:
         target = urlsplit(endpoint)
         if target.scheme not in {"http", "https"} or not target.hostname or target.username:
             raise InvalidSetting("CONVEYOR_STEP_FUNCTIONS: `endpoint` must be an http or https address")
-    return StepFunctionsAddress(parts.netloc, endpoint)
+    return StepFunctionsAddress(region, endpoint)
 
 
 class StepFunctionsClient:

@@ -51,6 +51,8 @@ COMMANDS = [
     ["breakers"],
     ["breakers", "list"],
     ["breakers", "reset"],
+    ["deploy"],
+    ["deploy", "aws"],
     ["keys"],
     ["keys", "create"],
     ["keys", "list"],

@@ -24,7 +24,6 @@ def test_addresses() -> None:
     "url",
     [
         "sqs://eu-central-1",
-        "stepfunctions://",
         "stepfunctions://eu-central-1/machine",
         "stepfunctions://EU",
         "stepfunctions://eu-central-1?wait=1",

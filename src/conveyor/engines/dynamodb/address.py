@@ -6,10 +6,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
+from conveyor.engines.aws_session import default_region
 from conveyor.errors import InvalidSetting
 
 SCHEME = "dynamodb"
-FORM = "dynamodb://REGION/TABLE_PREFIX, for example dynamodb://eu-central-1/conveyor"
+FORM = "dynamodb://REGION/TABLE_PREFIX, for example dynamodb://eu-central-1/conveyor; without REGION, set AWS_REGION"
 
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 # Leaves room for the longest suffix within DynamoDB's 255 characters.
@@ -50,9 +51,9 @@ class DynamoAddress(msgspec.Struct, frozen=True):
 def parse_address(url: str) -> DynamoAddress:
     """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
-    region, prefix = parts.netloc, parts.path.removeprefix("/")
     if parts.scheme != SCHEME:
         raise InvalidSetting(f"The URL of DynamoDB tables is {FORM}.")
+    region, prefix = parts.netloc or default_region() or "", parts.path.removeprefix("/")
     if not _REGION.fullmatch(region):
         raise InvalidSetting(f"{region!r} is not an AWS region. Use {FORM}.")
     if not _PREFIX.fullmatch(prefix):

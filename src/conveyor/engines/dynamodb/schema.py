@@ -40,7 +40,7 @@ class TableIndex(NamedTuple):
     copied: tuple[str, ...] | None = None
 
 
-_INDEXES = {
+INDEXES = {
     LISTED: TableIndex("lp", "ls", "S"),
     ACTIVE: TableIndex("ap", "as", "S", ("rev",)),
     DUE: TableIndex("dp", "ds", "N"),
@@ -85,7 +85,7 @@ async def problems(wire: Wire, address: DynamoAddress) -> dict[str, str | None]:
 
 
 def _expected(address: DynamoAddress) -> list[tuple[str, dict[str, TableIndex]]]:
-    return [(address.records, _INDEXES), (address.tasks, {})]
+    return [(address.records, INDEXES), (address.tasks, {})]
 
 
 async def _problem(wire: Wire, name: str, indexes: dict[str, TableIndex]) -> str | None:
@@ -105,7 +105,7 @@ async def _problem(wire: Wire, name: str, indexes: dict[str, TableIndex]) -> str
 async def _ensure_table(wire: Wire, name: str, indexes: dict[str, TableIndex], warm: WarmThroughput | None) -> None:
     table = await describe(wire, name)
     if table is None:
-        await _tolerate(wire, "CreateTable", _create_payload(name, indexes, warm), "ResourceInUse", "TableInUse")
+        await _tolerate(wire, "CreateTable", create_payload(name, indexes, warm), "ResourceInUse", "TableInUse")
     await _until(lambda: _is_active(wire, name), f"table {name} did not become ACTIVE")
     present = _index_names(await describe(wire, name) or {})
     for index, shape in indexes.items():
@@ -182,7 +182,8 @@ def _index_names(table: dict[str, Any]) -> set[str]:
     return {each["IndexName"] for each in table.get("GlobalSecondaryIndexes") or []}
 
 
-def _create_payload(name: str, indexes: dict[str, TableIndex], warm: WarmThroughput | None) -> dict[str, Any]:
+def create_payload(name: str, indexes: dict[str, TableIndex], warm: WarmThroughput | None = None) -> dict[str, Any]:
+    """What makes a table, as CreateTable takes it. The template under deploy/aws has the same."""
     payload: dict[str, Any] = {
         "TableName": name,
         "BillingMode": "PAY_PER_REQUEST",

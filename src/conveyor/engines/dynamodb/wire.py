@@ -21,6 +21,7 @@ from yarl import URL
 
 from conveyor.clock import Clock
 from conveyor.engines.aws_credentials import aws_credentials, missing_credentials
+from conveyor.engines.aws_session import service_host
 from conveyor.engines.dynamodb.address import DynamoAddress
 from conveyor.errors import EngineFailed
 
@@ -134,7 +135,7 @@ class Wire:
         self, session: aiohttp.ClientSession, address: DynamoAddress, clock: Clock, patience: Patience
     ) -> None:
         self._session = session
-        self._endpoint = address.endpoint or f"https://dynamodb.{address.region}.amazonaws.com/"
+        self._endpoint = address.endpoint or f"https://{service_host('dynamodb', address.region)}/"
         self._client = Client(
             http=self._exchange,
             credentials=SharedCredentials(),

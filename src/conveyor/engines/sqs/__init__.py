@@ -28,6 +28,7 @@ _IN_FLIGHT = 120_000
 _HOLD = 60.0
 _TRIES = 20
 _MAX_SKEW = 60.0
+_NO_POLICY = "the control queue has no RedrivePolicy: run `conveyor migrate`"
 
 
 class SqsEngine:
@@ -102,8 +103,10 @@ class SqsEngine:
             self.queue.on_returned = lambda queue, delay: None
 
     async def migrate(self) -> None:
-        """Create the control queue and the dead-letter queue. Safe to repeat."""
-        await self.queue.queues.to_send(CONTROL)
+        """Create the control queue and the dead-letter queue, or give a control queue that exists what it lacks. Safe
+        to repeat."""
+        place = await self.queue.queues.to_send(CONTROL)
+        await self.queue.queues.repair(place.url)
 
     async def checks(self) -> list[tuple[str, str | None]]:
         """Send a message through a queue of its own, and check the settings of the control queue."""
@@ -121,7 +124,7 @@ class SqsEngine:
         attributes = answer["Attributes"]
         return [
             *checks,
-            ("redrive policy", None if attributes.get("RedrivePolicy") else "the control queue has no RedrivePolicy"),
+            ("redrive policy", None if attributes.get("RedrivePolicy") else _NO_POLICY),
             ("retention", _retention(int(attributes.get("MessageRetentionPeriod", 0)))),
             ("clock", _skew(answer, self._clock.now())),
             ("messages in flight", _in_flight(int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)))),
@@ -148,7 +151,10 @@ class SqsEngine:
         try:
             await self.queue.queues.runs(1)
         except SqsRefused:
-            return "sqs:ListQueues is denied: each process counts only the run queues that it knows against the limit"
+            return (
+                "sqs:ListQueues is denied: each process counts only the run queues that it knows against the limit. "
+                "Allow it on the resource `*`: a prefix of names is not enough."
+            )
         except ConveyorError as error:
             return error.message
         return None
@@ -163,7 +169,7 @@ class SqsEngine:
 def _retention(seconds: int) -> str | None:
     if seconds >= KEEP_SECONDS:
         return None
-    return f"the control queue keeps messages for only {seconds} s: set MessageRetentionPeriod to {KEEP_SECONDS}"
+    return f"the control queue keeps messages for only {seconds} s: run `conveyor migrate`, which sets {KEEP_SECONDS}"
 
 
 def _skew(answer: dict[str, Any], now: float) -> str | None:

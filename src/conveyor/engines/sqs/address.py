@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from conveyor.engines.aws_session import default_region
 from conveyor.engines.queue import QueueName
 from conveyor.errors import InvalidSetting
 
@@ -71,8 +72,9 @@ def parse(url: str) -> SqsAddress:
     """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
-    if parts.scheme != "sqs" or not _REGION.fullmatch(parts.netloc):
-        raise InvalidSetting(f"CONVEYOR_QUEUE must be {_FORM}")
+    region = parts.netloc or default_region() or ""
+    if parts.scheme != "sqs" or not _REGION.fullmatch(region):
+        raise InvalidSetting(f"CONVEYOR_QUEUE must be {_FORM}; without REGION, set AWS_REGION")
     if not _PREFIX.fullmatch(prefix):
         raise InvalidSetting(f"CONVEYOR_QUEUE: PREFIX in {_FORM} must be 1 to 30 characters of A-Z a-z 0-9 _ -")
     options = dict(parse_qsl(parts.query))
@@ -80,7 +82,7 @@ def parse(url: str) -> SqsAddress:
     if unknown:
         raise InvalidSetting(f"CONVEYOR_QUEUE: unknown option `{min(unknown)}`. Use endpoint, wait or settle.")
     return SqsAddress(
-        region=parts.netloc,
+        region=region,
         prefix=prefix,
         endpoint=_endpoint(options.get("endpoint")),
         wait=int(_number("wait", options.get("wait", str(LONGEST_WAIT)), LONGEST_WAIT)),

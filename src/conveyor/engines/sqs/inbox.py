@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from conveyor.clock import Clock
-from conveyor.engines.aws_session import aws_session
+from conveyor.engines.aws_session import aws_session, default_region
 from conveyor.engines.queue import InboxMessage
 from conveyor.engines.sqs.calls import MISSING, Calls, SqsRefused
 from conveyor.engines.sqs.queues import KEEP_DEAD_SECONDS
@@ -54,8 +54,9 @@ def parse(url: str) -> InboxAddress:
     """Parse the URL. Raises InvalidSetting with the expected form."""
     parts = urlsplit(url)
     name = parts.path.strip("/")
-    if parts.scheme != "sqs" or not _REGION.fullmatch(parts.netloc) or not _NAME.fullmatch(name):
-        raise InvalidSetting(f"CONVEYOR_INTAKE must be {_FORM}, or the name of a queue")
+    region = parts.netloc or default_region() or ""
+    if parts.scheme != "sqs" or not _REGION.fullmatch(region) or not _NAME.fullmatch(name):
+        raise InvalidSetting(f"CONVEYOR_INTAKE must be {_FORM}, or the name of a queue; without REGION, set AWS_REGION")
     options = dict(parse_qsl(parts.query))
     unknown = options.keys() - {"endpoint", "wait"}
     if unknown:
@@ -68,7 +69,7 @@ def parse(url: str) -> InboxAddress:
     wait = options.get("wait", str(_LONGEST_WAIT))
     if not wait.isdecimal() or int(wait) > _LONGEST_WAIT:
         raise InvalidSetting(f"CONVEYOR_INTAKE: `wait` must be a number of seconds from 0 to {_LONGEST_WAIT}")
-    return InboxAddress(parts.netloc, name, endpoint, int(wait))
+    return InboxAddress(region, name, endpoint, int(wait))
 
 
 class SqsInbox:

@@ -154,6 +154,19 @@ class Queues:
             answer = await self._calls.ask("get_queue_url", QueueName=name)
         return self._known(name, answer["QueueUrl"])
 
+    async def repair(self, url: str) -> None:
+        """Give a queue that exists a redrive policy and the time that messages are kept, where they are missing."""
+        asked = ["RedrivePolicy", "MessageRetentionPeriod"]
+        answer = await self._calls.ask("get_queue_attributes", QueueUrl=url, AttributeNames=asked)
+        present = answer.get("Attributes", {})
+        changes: dict[str, str] = {}
+        if not present.get("RedrivePolicy"):
+            changes["RedrivePolicy"] = await self._redrive_policy()
+        if int(present.get("MessageRetentionPeriod", 0)) < KEEP_SECONDS:
+            changes["MessageRetentionPeriod"] = str(KEEP_SECONDS)
+        if changes:
+            await self._calls.ask("set_queue_attributes", QueueUrl=url, Attributes=changes)
+
     async def _chosen(self, queue: QueueName) -> QueuePlace:
         url = await self.own(queue)
         if url is not None:
@@ -236,7 +249,7 @@ class Queues:
             return len(await self.runs(self._limit))
         except SqsRefused:
             # Better too many queues than no work at all: count those that this process knows.
-            log.warning("ListQueues is denied: this process counts only the run queues that it knows")
+            log.warning("ListQueues is denied: this process counts only the run queues that it knows; allow it on `*`")
             return len(self._address.runs_of(self._urls))
 
     async def runs(self, limit: int) -> set[str]:
