@@ -40,7 +40,7 @@ from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.task_router import ReachableJobs, TaskRouter, store_id
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
-from conveyor.settings import Settings
+from conveyor.settings import Settings, blob_directory
 from conveyor.telemetry.seams import measured_engine, metered_records
 from conveyor.telemetry.traces import tracing_to
 
@@ -61,7 +61,7 @@ _SCHEMES = {
     "other_tasks": ("postgres", "dynamodb"),
     "queue": ("postgres", "sqs"),
     "coordinator": _REDIS,
-    "blobs": ("s3", "gs", "az"),
+    "blobs": ("s3", "gs", "az", "file"),
 }
 # Queues that only Conveyor itself may send to.
 _OWN_QUEUES = ("control", "overdue")
@@ -103,6 +103,26 @@ class System:
     source_buckets: SourceBuckets = field(default_factory=NoSourceBuckets)
     # State machines and event buses that get the events of jobs.
     event_targets: EventTargets = field(default_factory=NoEventTargets)
+
+
+def check_shared_engines(settings: Settings) -> None:
+    """Raise InvalidSetting if this process would keep for itself what all processes on shared engines must have in
+    common: the blobs, and the key that signs links."""
+    if not any(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
+        return
+    answers = {
+        "CONVEYOR_BLOBS": (settings.blobs, "s3://…, or file:///DIR for a directory that all processes share"),
+        "CONVEYOR_SIGNING_KEY": (
+            settings.signing_key,
+            "a secret of at least 32 characters, the same for all processes",
+        ),
+    }
+    missing = [f"{name} ({form})" for name, (answer, form) in answers.items() if answer is None]
+    if missing:
+        raise InvalidSetting(
+            f"Shared engines need {' and '.join(missing)}. Without it, each process has its own, and others cannot "
+            "read its bodies or open its links."
+        )
 
 
 def exposed_data(settings: Settings) -> list[Path]:
@@ -205,7 +225,9 @@ def _measured(settings: Settings, clock: Clock, seam: str, engine: Any) -> Any:
 
 def _engine(settings: Settings, seam: str) -> str:
     """The name of the engine behind a seam, for metrics."""
-    return _scheme(settings, seam) or ("local" if seam == "blobs" else "sqlite")
+    if seam == "blobs" and blob_directory(settings) is not None:
+        return "local"
+    return _scheme(settings, seam) or "sqlite"
 
 
 async def _traces(settings: Settings, stack: AsyncExitStack) -> None:
@@ -379,14 +401,15 @@ async def _embedded(settings: Settings, clock: Clock) -> AsyncIterator[Any]:
     from conveyor.engines.sqlite import SqliteEngine
     from conveyor.engines.sqlite.soundness import check_present
 
-    blobs = LocalBlobs(settings.data / "blobs")
+    # Another engine has the blobs if they have an address of their own.
+    blobs = LocalBlobs(settings.data / "blobs") if settings.blobs is None else None
     if all(_url(settings, seam) for seam in SEAMS if seam != "blobs"):
         # Several processes share a directory of blobs: create and lock no database in it.
         yield SimpleNamespace(blobs=blobs)
         return
     if not _url(settings, "records"):
         # With other records, the database may be younger than the blobs.
-        check_present(settings.data / "conveyor.db")
+        check_present(settings.data / "conveyor.db", blob_directory(settings) or settings.data / "blobs")
     async with SqliteEngine.open(settings.data, clock) as engine:
         yield SimpleNamespace(
             records=engine.records,
@@ -432,6 +455,14 @@ def _objects(_: Settings, clock: Clock, url: str, __: dict[str, Any]) -> Abstrac
     return ObjectEngine.open(url, clock)
 
 
+def _directory(settings: Settings, _: Clock, __: str, ___: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+    from conveyor.engines.directory_engine import DirectoryEngine
+
+    directory = blob_directory(settings)
+    assert directory is not None
+    return DirectoryEngine.open(directory)
+
+
 _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsyncContextManager[Any]]] = {
     "postgres": _postgres,
     "dynamodb": _dynamodb,
@@ -440,6 +471,7 @@ _OPENERS: dict[str, Callable[[Settings, Clock, str, dict[str, Any]], AbstractAsy
     "s3": _objects,
     "gs": _objects,
     "az": _objects,
+    "file": _directory,
 }
 
 
