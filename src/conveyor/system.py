@@ -5,6 +5,7 @@ one engine: records, tasks and queue on one Postgres are one database, so one tr
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from conveyor import faults
+from conveyor.auth.durable_file import write_durably
 from conveyor.auth.signing import signing_key
 from conveyor.clock import Clock, SystemClock
 from conveyor.coordination.ready_marks import (
@@ -40,6 +42,7 @@ from conveyor.engines.step_functions import StepFunctions
 from conveyor.engines.task_router import ReachableJobs, TaskRouter, store_id
 from conveyor.engines.tasks import Tasks
 from conveyor.errors import ConveyorError, InvalidSetting
+from conveyor.faults import crashpoint
 from conveyor.settings import Settings, blob_directory
 from conveyor.telemetry.seams import measured_engine, metered_records
 from conveyor.telemetry.traces import tracing_to
@@ -63,6 +66,8 @@ _SCHEMES = {
     "coordinator": _REDIS,
     "blobs": ("s3", "gs", "az", "file"),
 }
+# Beside the database and the blobs, in the data directory.
+_KEY_FILES = ("signing.key", "local.key")
 # Queues that only Conveyor itself may send to.
 _OWN_QUEUES = ("control", "overdue")
 _EXTRAS = dict.fromkeys(("postgres", *_REDIS), "postgres")
@@ -336,6 +341,47 @@ async def _rewritten(settings: Settings) -> bool:
     from conveyor.engines.sqlite.database import rewrite_database
 
     return await asyncio.to_thread(rewrite_database, settings.data)
+
+
+class EmbeddedCopy(NamedTuple):
+    """What a copy of the embedded engines holds: the database and all blobs."""
+
+    files: int
+    bytes: int
+    # Whether a server was running meanwhile.
+    is_live: bool
+
+
+def copy_embedded(settings: Settings, place: Path) -> EmbeddedCopy:
+    """Copy the embedded engines to a directory, also while a server uses them: the database as it is at one moment,
+    then the blobs, then the keys. A second call brings the copy up to date."""
+    from conveyor.engines.local_copy import copy_blobs
+    from conveyor.engines.sqlite.online_copy import owned_if_free, snapshot
+
+    blobs = blob_directory(settings)
+    assert blobs is not None
+    with owned_if_free(settings.data) as is_live:
+        copy = place / "conveyor.db"
+        crashpoint("backup.snapshot.before")
+        snapshot(settings.data, copy)
+        crashpoint("backup.snapshot.after")
+        files, size = copy_blobs(blobs, place / "blobs")
+        for name in _KEY_FILES:
+            with suppress(FileNotFoundError):
+                write_durably(place / name, (settings.data / name).read_text().strip())
+        make_durable(copy)
+        return EmbeddedCopy(files + 1, size + copy.stat().st_size, is_live)
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file, or the names in a directory, would survive a power cut."""
+    from conveyor.engines.local_files import sync
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 async def engine_findings(settings: Settings, clock: Clock) -> list[tuple[str, str | None]]:

@@ -2,6 +2,7 @@
 
 import typer
 
+from conveyor.cli import backup_command as backups
 from conveyor.cli import breaker_commands as breakers
 from conveyor.cli import control_commands as control
 from conveyor.cli import dashboard_command as dashboard
@@ -72,5 +73,7 @@ app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_ADMIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=_ADMIN)
 app.command("move-tasks", rich_help_panel=_ADMIN)(move.move_tasks)
 app.command("doctor", rich_help_panel=_ADMIN)(doctor.doctor)
+app.command("backup", rich_help_panel=_ADMIN)(backups.backup)
+app.command("restore", rich_help_panel=_ADMIN)(backups.restore)
 app.command("verify", rich_help_panel=_ADMIN)(verify.verify)
 app.command("version", rich_help_panel=_ADMIN)(version.version)

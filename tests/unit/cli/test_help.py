@@ -63,6 +63,8 @@ COMMANDS = [
     ["monitor"],
     ["migrate"],
     ["move-tasks"],
+    ["backup"],
+    ["restore"],
     ["verify"],
     ["doctor"],
     ["version"],

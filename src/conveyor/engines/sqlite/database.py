@@ -45,6 +45,7 @@ _MAX_IN_ONE_COMMIT = 256
 # Reader threads for requests; as many for roles.
 _READERS = 2
 _SAFE_SQLITE = (3, 51, 3)
+NAME = "conveyor.db"
 _LOCK = "owner.lock"
 # SQLite makes the file with the mode of the lock, 0600, and its log and index with that of the file.
 _URI = "file:{path}?modeof={lock}"
@@ -326,7 +327,7 @@ def _migrate(connection: apsw.Connection) -> None:
             connection.pragma("user_version", number)
 
 
-def _own(directory: Path) -> int:
+def own(directory: Path) -> int:
     """Lock a file beside the database, never the database itself: opening it by path would drop SQLite's own locks."""
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -345,9 +346,9 @@ async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
     if version < _SAFE_SQLITE:
         log.warning("this SQLite can corrupt a database under load; install a newer apsw", version=version)
-    owner = _own(directory)
+    owner = own(directory)
     try:
-        path = directory / "conveyor.db"
+        path = directory / NAME
         try:
             database = SqliteDatabase(path)
             database.start()
@@ -364,13 +365,13 @@ async def open_database(directory: Path) -> AsyncIterator[SqliteDatabase]:
 def rewrite_database(directory: Path) -> bool:
     """Rewrite a database of an earlier version, so that it shrinks after deletes. False if it needs none, or there is
     none. Needs as much disk space as the database has, and nobody else who uses the directory."""
-    path = directory / "conveyor.db"
+    path = directory / NAME
     if not path.exists():
         return False
     with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
         if is_shrinkable(connection):
             return False
-    owner = _own(directory)
+    owner = own(directory)
     try:
         with closing(apsw.Connection(str(path))) as connection:
             return make_shrinkable(connection)
