@@ -94,6 +94,10 @@ MIGRATIONS: tuple[str, ...] = (
     sql_file("migrations/0011_slabs.sql"),
 )
 
+# Entry N adds to the schema what older code neither needs nor minds: a table, an index, a column that may be null. It
+# leaves the version as it is, so that the code before it runs on the result, and a rollback restores no data.
+EXPANSIONS: tuple[str, ...] = ()
+
 
 class _Write:
     """A unit of work in the writer's queue."""
@@ -325,6 +329,20 @@ def _migrate(connection: apsw.Connection) -> None:
         with connection:
             connection.execute(script)
             connection.pragma("user_version", number)
+    _expand(connection)
+
+
+def _expand(connection: apsw.Connection) -> None:
+    """Apply the expansions that are missing. Newer code may have applied more than this code knows."""
+    if not EXPANSIONS:
+        return
+    with connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS expansions (number INTEGER PRIMARY KEY)")
+        applied = {number for (number,) in connection.execute("SELECT number FROM expansions")}
+        for number, script in enumerate(EXPANSIONS, start=1):
+            if number not in applied:
+                connection.execute(script)
+                connection.execute("INSERT INTO expansions VALUES (?)", (number,))
 
 
 def own(directory: Path) -> int:
