@@ -55,6 +55,12 @@ EXAMPLES ?= 100
 fuzz: $(DEV) ## Send requests made from the OpenAPI document, EXAMPLES=100 for each route
 	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES) $(ARGS)
 
+# Builds the image without a daemon, and starts it as a container would. Debian's packages for it are installed once.
+.PHONY: image
+image: PROGRAMS = buildah debootstrap
+image: $(DEV) packages ## Build the container image, start it, and print its size and times
+	$(BIN)/python -m tests.image
+
 # The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
 PAGES = src/conveyor/dashboard/static
 DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
@@ -115,7 +121,9 @@ LOCK = $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.
 lock: $(DEV) ## Rewrite the lock files (ARGS=--upgrade for newer versions)
 	$(LOCK) -o requirements/run.txt --extra server pyproject.toml
 	$(LOCK) -o requirements/build.txt -c requirements/run.txt requirements/build.in
-	$(LOCK) -o requirements/dev.txt -c requirements/run.txt -c requirements/build.txt --extra dev pyproject.toml
+	$(LOCK) -o requirements/image.txt -c requirements/run.txt --extra aws --extra otel --extra postgres pyproject.toml
+	$(LOCK) -o requirements/parquet.txt requirements/parquet.in
+	$(LOCK) -o requirements/dev.txt -c requirements/image.txt -c requirements/parquet.txt -c requirements/build.txt --extra dev pyproject.toml
 	$(filter-out --universal,$(LOCK)) -o requirements/peers.txt requirements/peers.in
 
 .PHONY: clean
