@@ -61,6 +61,10 @@ image: PROGRAMS = buildah debootstrap
 image: $(DEV) packages ## Build the container image, start it, and print its size and times
 	$(BIN)/python -m tests.image
 
+.PHONY: release
+release: $(DEV) ## Build wheel, sdist, SBOM and checksums into dist/, and try them on every Python here
+	$(BIN)/python -m tests.release
+
 # The dashboard's JavaScript, under deno.json. Nothing is fetched, nothing is left outside .cache.
 PAGES = src/conveyor/dashboard/static
 DENO = DENO_DIR=.cache/deno DENO_NO_UPDATE_CHECK=1 $(BIN)/deno

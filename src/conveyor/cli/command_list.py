@@ -29,12 +29,12 @@ from conveyor.cli import webhook_commands as webhooks
 app = typer.Typer(
     rich_markup_mode=None,
     name="conveyor",
-    help="Run durable bulk jobs: submit a list of tasks, watch the job, export the results.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.callback()(version.root)
 
 _LOCAL = "Run without a server"
 _SERVER = "Work with a server"
