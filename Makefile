@@ -81,12 +81,16 @@ PROGRAMS = chromium pgbouncer
 MISSING = $(shell export PATH="$$PATH:/usr/sbin"; for each in $(PROGRAMS); do command -v $$each > /dev/null || echo $$each; done)
 APT = apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -y --no-install-recommends install $(MISSING) > /dev/null
 
+# apt-get waits for the lock of dpkg by itself, for that of the lists of packages it does not.
+UPDATE = for n in $$(seq 60); do said=$$(LC_ALL=C apt-get -qq update 2>&1) && break; \
+	case $$said in *'get lock'*) sleep 5 ;; *) echo "$$said" >&2; exit 1 ;; esac; done
+
 .PHONY: packages
 packages:
 	@[ -z '$(MISSING)' ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; } || \
 		{ echo 'The tests need $(MISSING): install it first (Debian, Ubuntu: apt-get install $(MISSING)).' >&2; exit 1; }
 	@[ -z '$(MISSING)' ] || { echo 'Installing $(MISSING)'; export DEBIAN_FRONTEND=noninteractive; \
-		$(APT) 2> /dev/null || { apt-get -qq -o DPkg::Lock::Timeout=300 update > /dev/null && $(APT); }; }
+		$(APT) 2> /dev/null || { $(UPDATE) && $(APT); }; }
 
 .PHONY: format
 format: $(DEV) ## Format the source and fix what the linter can fix
